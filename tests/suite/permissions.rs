@@ -14,8 +14,10 @@ use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
 use serde_json::{Value, json};
 
 use crate::support::by_hand::{all_become, delete_all};
+use crate::support::fleet::objects;
 use crate::support::metrics::{allow, scrape, token_of};
 use crate::support::{ByHand, Cloud, Credential, DEADLINE, Fleet, Provider, World, audit};
+use crate::{remediation, volume_drain};
 
 /// Group, resource and verb.
 type Permission = (String, String, String);
@@ -73,17 +75,80 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
         Ok(())
     })
     .await?;
-    let granted = granted();
+    uses_all_of(&world, &credential, &always()).await?;
+    uses_no_more_than(&world, &credential, &always())
+}
+
+/// The role of an opt-in is what is used where it is on, beside what is always granted.
+#[tokio::test]
+async fn with_remediation_the_provider_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
+    let world = World::new("permissions-restart").await?;
+    remediation::permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let credential = Credential::new(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({})))
+        .flag("--enable-remediation")
+        .through(credential.kubeconfig.clone());
+    let _provider = provider.start(&world).await?;
+    world.cluster("one").await?;
+    ByHand::new(&world, "one", "m")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+    let owner = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine")
+        .get("m")
+        .await?;
+    let request = remediation::request(&world, &owner, &json!({}));
+    management_cluster::apply(&world.admin, request).await?;
+    opt_in_uses(&world, &credential, rbac::REMEDIATION).await
+}
+
+/// As with remediation.
+#[tokio::test]
+async fn with_volume_drain_the_provider_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
+    let world = World::new("permissions-volumes").await?;
+    volume_drain::permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let credential = Credential::new(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({})))
+        .flag("--enable-volume-drain")
+        .through(credential.kubeconfig.clone());
+    let _provider = provider.start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    world.cluster("one").await?;
+    let (machine, node) = volume_drain::drained(&world, &world.namespace, "30m").await?;
+    volume_drain::two_volumes(&node).await?;
+    machine.delete().await?;
+    for pod in ["a", "b"] {
+        node.leaving(&[pod]).await?;
+        node.ends(pod).await?;
+        node.attach(&[]).await?;
+    }
+    machine.gone().await?;
+    opt_in_uses(&world, &credential, rbac::VOLUME_DRAIN).await
+}
+
+async fn opt_in_uses(world: &World, credential: &Credential, role: &[Rule]) -> Result<()> {
+    let role: BTreeSet<_> = role.iter().flat_map(permissions).collect();
+    uses_all_of(world, credential, &role).await?;
+    uses_no_more_than(world, credential, &role.union(&always()).cloned().collect())
+}
+
+async fn uses_all_of(world: &World, credential: &Credential, granted: &BTreeSet<Permission>) -> Result<()> {
     eventually(DEADLINE, "the use of every permission", async || {
-        let used = used(&world, &credential)?;
+        let used = used(world, credential)?;
         let unused: Vec<_> = granted.difference(&used).collect();
         ensure!(unused.is_empty(), "granted and not used: {unused:?}");
         Ok(())
     })
-    .await?;
-    let ungranted: Vec<_> = used(&world, &credential)?.difference(&granted).cloned().collect();
+    .await
+}
+
+fn uses_no_more_than(world: &World, credential: &Credential, granted: &BTreeSet<Permission>) -> Result<()> {
+    let ungranted: Vec<_> = used(world, credential)?.difference(granted).cloned().collect();
     ensure!(ungranted.is_empty(), "used and not granted: {ungranted:?}");
-    let refused: Vec<_> = audit::requests_with(&world, &credential)?
+    let refused: Vec<_> = audit::requests_with(world, credential)?
         .into_iter()
         .filter(|request| request.code == 403)
         .map(|request| request.to_string())
@@ -92,33 +157,31 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     Ok(())
 }
 
-fn granted() -> BTreeSet<Permission> {
+/// What is granted without an opt-in.
+fn always() -> BTreeSet<Permission> {
     let rules = [
         rbac::PROVIDER,
         rbac::SECRETS,
         rbac::LEADER_ELECTION,
         rbac::ADMISSION,
     ];
-    let of = |rule: &Rule| {
-        let mut permissions = Vec::new();
-        for resource in rule.resources {
-            permissions.extend(
-                rule.verbs
-                    .iter()
-                    .map(|verb| (rule.group.to_owned(), (*resource).to_owned(), (*verb).to_owned())),
-            );
-        }
-        permissions
-    };
-    rules
-        .into_iter()
-        .flatten()
-        .flat_map(of)
-        // The policies are there already. tests/manifests/admission.rs uses the rest.
-        .filter(|(group, _, verb)| !group.starts_with("admissionregistration") || verb == "get")
+    let all = rules.into_iter().flatten().flat_map(permissions);
+    // The policies are there already. tests/manifests/admission.rs uses the rest.
+    all.filter(|(group, _, verb)| !group.starts_with("admissionregistration") || verb == "get")
         // The admission policy asks for it, and the API server answers it by itself.
         .filter(|(_, resource, _)| !resource.ends_with(&format!("/{}", rbac::IDENTITY)))
         .collect()
+}
+
+fn permissions(rule: &Rule) -> Vec<Permission> {
+    let (group, verbs) = (rule.group, rule.verbs);
+    let of = |resource: &&str| {
+        let resource = (*resource).to_owned();
+        verbs
+            .iter()
+            .map(move |verb| (group.to_owned(), resource.clone(), (*verb).to_owned()))
+    };
+    rule.resources.iter().flat_map(of).collect()
 }
 
 fn used(world: &World, credential: &Credential) -> Result<BTreeSet<Permission>> {

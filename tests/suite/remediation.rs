@@ -28,7 +28,7 @@ use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 with_every_backing!(a_machine_whose_node_falls_silent_is_restarted_and_keeps_its_vm);
 
 /// What the opt-in grants, to the provider and to core.
-async fn permitted(world: &World) -> Result<()> {
+pub async fn permitted(world: &World) -> Result<()> {
     let roles = manifests::stream(&[Part::Remediation])?;
     world.management.apply_yaml(&roles).await.map(drop)
 }
@@ -359,7 +359,7 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
 }
 
 /// A remediation as a MachineHealthCheck makes it.
-fn request(world: &World, machine: &DynamicObject, spec: &Value) -> Value {
+pub fn request(world: &World, machine: &DynamicObject, spec: &Value) -> Value {
     let name = machine.name_any();
     json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",

@@ -30,7 +30,7 @@ use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 with_every_backing!(each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node);
 
 /// What the opt-in grants.
-async fn permitted(world: &World) -> Result<()> {
+pub async fn permitted(world: &World) -> Result<()> {
     let role = manifests::stream(&[Part::VolumeDrain])?;
     world.management.apply_yaml(&role).await.map(drop)
 }
@@ -512,7 +512,7 @@ async fn a_drain_goes_on_where_it_was_after_clusterctl_has_moved_the_machine() -
 }
 
 /// A machine of the Cluster `one` that asks for it, and its Node.
-async fn drained(world: &World, name: &str, time: &str) -> Result<(ByHand, NodeOfCase)> {
+pub async fn drained(world: &World, name: &str, time: &str) -> Result<(ByHand, NodeOfCase)> {
     let machine = ByHand::new(world, "one", name)
         .infra("/metadata/annotations", json!({labels::VOLUME_DRAIN: time}))
         .create()
@@ -540,7 +540,7 @@ async fn has_node(world: &World, name: &str) -> Result<()> {
 }
 
 /// Two pods with a volume each, which are attached.
-async fn two_volumes(node: &NodeOfCase) -> Result<[&'static str; 2]> {
+pub async fn two_volumes(node: &NodeOfCase) -> Result<[&'static str; 2]> {
     for claim in ["a", "b"] {
         let source =
             json!({"csi": {"driver": "simulated.capcmi.io", "volumeHandle": format!("vol-{claim}")}});
@@ -583,7 +583,7 @@ async fn waits_for(world: &World, name: &str, what: &[&str]) -> Result<()> {
 }
 
 /// A Node, with pods of a namespace of the case's.
-struct NodeOfCase {
+pub struct NodeOfCase {
     client: Client,
     namespace: String,
     name: String,
@@ -678,7 +678,7 @@ impl NodeOfCase {
     }
 
     /// Says that these volumes are attached, and no others.
-    async fn attach(&self, volumes: &[&str]) -> Result<()> {
+    pub async fn attach(&self, volumes: &[&str]) -> Result<()> {
         let attached = volumes.iter().map(|name| json!({"name": name, "devicePath": ""}));
         let status = json!({"status": {"volumesAttached": attached.collect::<Vec<_>>()}});
         Api::<Node>::all(self.client.clone())
@@ -688,7 +688,7 @@ impl NodeOfCase {
     }
 
     /// Waits until these pods, and no others, are on their way out.
-    async fn leaving(&self, names: &[&str]) -> Result<()> {
+    pub async fn leaving(&self, names: &[&str]) -> Result<()> {
         eventually(DEADLINE, &format!("{names:?} on their way out"), async || {
             let pods = self.pods().list(&ListParams::default()).await?.items;
             let leaving = pods
@@ -703,7 +703,7 @@ impl NodeOfCase {
     }
 
     /// The kubelet says that a pod has ended.
-    async fn ends(&self, name: &str) -> Result<()> {
+    pub async fn ends(&self, name: &str) -> Result<()> {
         let now = DeleteParams::default().grace_period(0);
         self.pods().delete(name, &now).await?;
         Ok(())
