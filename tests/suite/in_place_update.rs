@@ -1,6 +1,7 @@
 //! MachineDeployments that are pointed at a new template, and whose VMs are updated in place: with Cluster
 //! API's own controllers, which call the provider's Runtime Extension.
 
+mod client_certificates;
 mod half_done;
 mod in_flight;
 mod plan;

@@ -79,9 +79,23 @@ impl Extension {
 
     /// Calls a hook as Cluster API does.
     pub async fn call(&self, hook: &str, request: &Value) -> Result<Value> {
+        self.call_as(None, hook, request).await
+    }
+
+    /// As [`Extension::call`], with this certificate and its key.
+    pub async fn call_as(
+        &self,
+        client: Option<&(PathBuf, PathBuf)>,
+        hook: &str,
+        request: &Value,
+    ) -> Result<Value> {
         let mut config = kube::Config::new(format!("https://{}", self.address).parse()?);
         let authority = CertificateDer::from_pem_slice(self.authority().certificate().as_bytes())?;
         config.root_cert = Some(vec![authority.to_vec()]);
+        if let Some((certificate, key)) = client {
+            config.auth_info.client_certificate = Some(certificate.display().to_string());
+            config.auth_info.client_key = Some(key.display().to_string());
+        }
         let client = kube::Client::try_from(config)?;
         let request = http::Request::post(format!("/hooks.runtime.cluster.x-k8s.io/v1alpha1/{hook}"))
             .body(request.to_string().into_bytes())?;
