@@ -4,6 +4,7 @@
 mod client_certificates;
 mod half_done;
 mod in_flight;
+mod other_extension;
 mod plan;
 
 use std::process::Command;

@@ -58,23 +58,8 @@ impl Extension {
 
     /// Registers it for the namespace of the case, and waits until Cluster API has asked what it serves.
     pub async fn register(&self, world: &World) -> Result<()> {
-        let certificate = BASE64_STANDARD.encode(self.authority().certificate());
-        let config = json!({
-            "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
-            "metadata": {"name": world.namespace},
-            "spec": {
-                "clientConfig": {"url": format!("https://{}", self.address), "caBundle": certificate},
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
-            },
-        });
-        management_cluster::apply(&world.admin, config).await?;
-        eventually(DEADLINE, "an extension that was discovered", async || {
-            let config = configs(world).get(&world.namespace).await?;
-            let handlers = config.data["status"]["handlers"].as_array().map_or(0, Vec::len);
-            ensure!(handlers == 3, "{:#}", config.data);
-            Ok(())
-        })
-        .await
+        let certificate = self.authority().certificate();
+        register(world, &self.address, &certificate).await
     }
 
     /// Calls a hook as Cluster API does.
@@ -108,6 +93,27 @@ impl Extension {
         let deleted = configs.delete(&world.namespace, &DeleteParams::default()).await;
         deleted.map(drop).context("deleting the ExtensionConfig")
     }
+}
+
+/// Registers what is served at an address, with the certificate of its authority, for the namespace of the
+/// case, and waits until Cluster API has asked what that is.
+pub async fn register(world: &World, address: &str, authority: &str) -> Result<()> {
+    let config = json!({
+        "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
+        "metadata": {"name": world.namespace},
+        "spec": {
+            "clientConfig": {"url": format!("https://{address}"), "caBundle": BASE64_STANDARD.encode(authority)},
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
+        },
+    });
+    management_cluster::apply(&world.admin, config).await?;
+    eventually(DEADLINE, "an extension that was discovered", async || {
+        let config = configs(world).get(&world.namespace).await?;
+        let handlers = config.data["status"]["handlers"].as_array().map_or(0, Vec::len);
+        ensure!(handlers == 3, "{:#}", config.data);
+        Ok(())
+    })
+    .await
 }
 
 fn configs(world: &World) -> Api<DynamicObject> {
