@@ -31,6 +31,7 @@ mod process;
 mod quickstart;
 mod remediation;
 mod replicas;
+mod samples;
 mod scope;
 mod secrets;
 mod soak;

@@ -1,0 +1,148 @@
+//! The files of `config/samples` that no other case applies.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use cmi_driver::Operation;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
+use management_cluster::eventually;
+use serde_json::json;
+
+use crate::support::by_hand::small;
+use crate::support::fleet::objects;
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+
+/// Applies a sample for the Cluster `my-cluster`, in other words.
+fn apply(world: &World, sample: &str, words: &[(&str, &str)]) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("config/samples")
+        .join(sample);
+    let mut text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    for (written, wanted) in words {
+        ensure!(text.contains(written), "{sample} has no {written}");
+        text = text.replace(written, wanted);
+    }
+    let path = world.folder.join(sample);
+    fs::write(&path, text)?;
+    let path = path.display().to_string();
+    world.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &path])?;
+    Ok(())
+}
+
+fn phase(machine: &DynamicObject) -> &str {
+    machine.data["status"]["phase"].as_str().unwrap_or_default()
+}
+
+/// A machine that waits for a quota is no sick one: what took its place would wait as well.
+#[tokio::test]
+async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine_that_waits() -> Result<()> {
+    let world = World::new("sample-check").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({"quota": 3})))
+        .start(&world)
+        .await?;
+    let _kubelets = cloud.kubelets();
+    Fleet::create(&world, "md", 4).await?;
+    let vms = cloud.holds(3).await?;
+    let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    let list = async || anyhow::Ok(machines.list(&ListParams::default()).await?.items);
+    let three_run = async || {
+        let all = list().await?;
+        let running = all.iter().filter(|machine| phase(machine) == "Running").count();
+        ensure!(
+            all.len() == 4 && running == 3,
+            "{:?}",
+            all.iter().map(phase).collect::<Vec<_>>()
+        );
+        Ok(all)
+    };
+    let before = eventually(DEADLINE, "three machines that run and one that waits", three_run).await?;
+    let waiting = before.iter().find(|machine| phase(machine) != "Running");
+    let waiting = waiting.and_then(ResourceExt::uid).context("none waits")?;
+
+    let second = [
+        ("my-cluster-md-0", "md"),
+        ("my-cluster", "md"),
+        ("timeoutSeconds: 300", "timeoutSeconds: 1"),
+    ];
+    apply(&world, "machine-health-check.yaml", &second)?;
+    let lost = &vms[0];
+    cloud.console()?.vanish(lost.id)?;
+    // What the node lifecycle controller says of a kubelet that it does not hear any more.
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let silent = json!({"status": {"conditions": [{
+        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "", "lastTransitionTime": now,
+    }]}});
+    let workload = world.management.workload().await?.admin_client().await?;
+    Api::<Node>::all(workload)
+        .patch_status(&lost.name, &PatchParams::default(), &Patch::Strategic(silent))
+        .await?;
+
+    let after = eventually(DEADLINE, "a machine in the place of the lost one", async || {
+        let all = three_run().await?;
+        ensure!(
+            all.iter().all(|machine| machine.name_any() != lost.name),
+            "it is there"
+        );
+        Ok(all)
+    })
+    .await?;
+    let is_kept = |uid: &String| after.iter().any(|machine| machine.uid().as_ref() == Some(uid));
+    ensure!(is_kept(&waiting), "the machine that waited was replaced");
+    let kept = before.iter().filter_map(ResourceExt::uid).filter(is_kept).count();
+    ensure!(kept == 3, "{kept} machines are left of those that were there");
+    let creates = cloud.count(Operation::CreateMachine, &lost.name)?;
+    ensure!(creates == 1, "{creates} creates of the lost VM");
+    Ok(())
+}
+
+/// The autoscaler itself does not run here: what it reads is there, and it may read it.
+#[tokio::test]
+async fn the_sample_of_an_autoscaler_from_zero_has_no_machines_and_what_it_reads() -> Result<()> {
+    let world = World::new("sample-zero").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("md").await?;
+    let fleet = Fleet::of(&world, "md");
+    fleet.template("md-0", small()).await?;
+    apply(
+        &world,
+        "autoscaler-from-zero.yaml",
+        &[("my-cluster-md-0", "md-0"), ("my-cluster", "md")],
+    )?;
+    let deployments = objects(&world, "cluster.x-k8s.io", "v1beta2", "MachineDeployment");
+    let deployment = deployments.get("md-0").await?;
+    ensure!(
+        deployment.data["spec"]["replicas"] == 0,
+        "{:#}",
+        deployment.data["spec"]
+    );
+    let templates = objects(
+        &world,
+        "infrastructure.capcmi.io",
+        "v1alpha1",
+        "InfraMachineTemplate",
+    );
+    eventually(DEADLINE, "the capacity of a machine", async || {
+        let status = templates.get("md-0").await?.data["status"].clone();
+        ensure!(status["capacity"]["cpu"].is_string(), "{status}");
+        ensure!(status["nodeInfo"]["architecture"].is_string(), "{status}");
+        Ok(())
+    })
+    .await?;
+    let account = "--as=system:serviceaccount:kube-system:cluster-autoscaler";
+    eventually(DEADLINE, "the autoscaler's permission", async || {
+        for verb in ["get", "list", "watch"] {
+            let said = world.kubectl(&["auth", "can-i", verb, "inframachinetemplates", account])?;
+            ensure!(said.trim() == "yes", "{verb}: {said}");
+        }
+        Ok(())
+    })
+    .await?;
+    ensure!(cloud.vms()?.is_empty());
+    Ok(())
+}
