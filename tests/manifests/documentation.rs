@@ -53,6 +53,16 @@ fn anchor(heading: &str) -> String {
     heading.chars().filter(kept).collect::<String>().replace(' ', "-")
 }
 
+/// The anchors of a page's headings.
+pub fn headings(page: &str) -> Result<BTreeSet<String>> {
+    let text = fs::read_to_string(repository().join(page)).with_context(|| page.to_owned())?;
+    Ok(text
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .map(anchor)
+        .collect())
+}
+
 /// The text without its blocks and words of code, in which the signs of a link are something else.
 fn prose(text: &str) -> String {
     let without_blocks: String = text.split("```").step_by(2).collect();

@@ -3,6 +3,7 @@
 
 mod admission;
 mod agreement;
+mod alerts;
 mod api_server;
 mod clusterctl;
 mod committed;

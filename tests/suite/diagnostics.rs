@@ -1,5 +1,7 @@
 //! /metrics: which callers may read it, and what it says.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use management_cluster::eventually;
 use serde_json::json;
@@ -39,6 +41,42 @@ async fn metrics_are_for_whom_the_api_server_lets_read_them() -> Result<()> {
         let (code, body) = scrape(&provider.diagnostics, token).await?;
         ensure!(code == expected, "{code}, not {expected}: {body}");
     }
+    Ok(())
+}
+
+/// What the component `monitoring` reads is what a provider answers.
+#[tokio::test]
+async fn alerts_and_dashboard_read_metrics_that_a_provider_has() -> Result<()> {
+    let world = World::new("monitoring").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    ByHand::new(&world, "c", "read")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+    let text = provider.metrics().await?;
+    let component = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/components/monitoring");
+    let mut read = 0;
+    for file in ["prometheus_rule.yaml", "dashboard.json"] {
+        let expressions = std::fs::read_to_string(component.join(file))?;
+        for rest in expressions.split("capcmi_").skip(1) {
+            let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+            let name = format!(
+                "capcmi_{}",
+                rest.split(|c| !is_part(c)).next().unwrap_or_default()
+            );
+            let starts = [format!("{name}{{"), format!("{name} "), format!("# HELP {name} ")];
+            let has = |line: &str| starts.iter().any(|start| line.starts_with(start));
+            ensure!(
+                text.lines().any(has),
+                "{file} reads {name}, which is not in\n{text}"
+            );
+            read += 1;
+        }
+    }
+    ensure!(read > 20, "only {read} names were found");
     Ok(())
 }
 

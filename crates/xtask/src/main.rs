@@ -6,6 +6,7 @@ mod compliance;
 mod errors;
 mod flags;
 mod metrics;
+mod reasons;
 
 use std::fs;
 use std::path::PathBuf;
@@ -87,6 +88,7 @@ fn block(name: &str) -> Result<String> {
         "flags" => flags::table("run"),
         "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
+        "reasons by symptom" => reasons::table()?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("nothing is known by the name `{name}`"),
     })
