@@ -5,7 +5,7 @@ use management_cluster::ManagementCluster;
 use serde_json::{Value, json};
 
 use crate::{
-    objects::{find, output, parse, titles},
+    objects::{find, output, parse, repository, titles},
     release::Release,
 };
 
@@ -326,6 +326,57 @@ fn kubelet_arguments(object: &Value) -> Vec<&Value> {
     }
 }
 
+/// A flavour is a whole file of its own, which must not fall behind.
+#[tokio::test]
+async fn the_flavour_with_a_health_check_is_the_template_and_a_health_check() -> Result<()> {
+    let release = Release::make(None).await?;
+    let mut objects = release.generate_cluster(Some("machine-health-check"))?;
+    let check = objects.pop().context("no object")?;
+    assert_eq!(objects, release.generate_cluster(None)?);
+    assert_eq!(check["kind"], "MachineHealthCheck");
+    let sample = std::fs::read_to_string(repository().join("config/samples/machine-health-check.yaml"))?;
+    let sample = parse(&sample.replace("my-cluster", "demo"))?;
+    assert_eq!(check["spec"], sample[0]["spec"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()> {
+    let release = Release::make(None).await?;
+    let mut command = release.cluster(Some("ec2"));
+    command
+        .env("AWS_REGION", "eu-central-1")
+        .env("EC2_SECRET", "account")
+        .env("EC2_IMAGE", "ami-0123456789abcdef0")
+        .env("EC2_SUBNETS", "[subnet-0123456789abcdef0]")
+        .env("EC2_SECURITY_GROUPS", "[sg-0123456789abcdef0]")
+        .env("EC2_WORKER_INSTANCE_TYPE", "m7g.large");
+    let objects = parse(&output(&mut command)?)?;
+    assert_eq!(titles(&objects), titles(&release.generate_cluster(None)?));
+    for name in ["demo-control-plane", "demo-md-0"] {
+        let spec = &find(&objects, "InfraMachineTemplate", name)?["spec"]["template"]["spec"];
+        let size = ["m7i.large", "m7g.large"][usize::from(name == "demo-md-0")];
+        assert_eq!(
+            *spec,
+            json!({
+                "driver": "ec2",
+                "secretRef": {"name": "account"},
+                "providerSpec": {
+                    "region": "eu-central-1", "image": "ami-0123456789abcdef0", "instanceType": size,
+                    "subnets": ["subnet-0123456789abcdef0"], "securityGroups": ["sg-0123456789abcdef0"],
+                },
+            })
+        );
+    }
+    let cluster = &find(&objects, "InfraCluster", "demo")?["spec"];
+    assert_eq!(cluster["secretRef"]["name"], "account");
+    let wanted =
+        json!({"name": "provider-id", "value": "aws:///{{ v1.availability_zone }}/{{ v1.instance_id }}"});
+    let arguments: Vec<_> = objects.iter().flat_map(kubelet_arguments).collect();
+    ensure!(arguments == [&wanted; 3], "{arguments:?}");
+    Ok(())
+}
+
 /// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It
 /// would warn of a Pod that is not restricted.
 #[tokio::test]
@@ -355,7 +406,11 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
             let version = object["apiVersion"].as_str().unwrap_or_default();
             version.starts_with("infrastructure.capcmi.io/") || version.starts_with("cluster.x-k8s.io/")
         });
-    let objects: Vec<Value> = std::iter::once(namespace).chain(demo).collect();
+    let checked = release.generate_cluster(Some("machine-health-check"))?;
+    let checks = checked
+        .into_iter()
+        .filter(|object| object["kind"] == "MachineHealthCheck");
+    let objects: Vec<Value> = std::iter::once(namespace).chain(demo).chain(checks).collect();
     apply(&cluster, &release, &objects)
 }
 
