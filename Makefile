@@ -36,6 +36,11 @@ check-generated: ## Fail when what is generated is not what the code prints; par
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…).
 	VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
 
+.PHONY: book
+book: ## Build the documentation as a book in out/book and check its links; wants mdbook (`cargo install --locked mdbook`).
+	mdbook build
+	python3 hack/book/check_links.py out/book
+
 .PHONY: docker-build
 docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 	$(CONTAINER_ENGINE) build --tag '$(IMG)' .

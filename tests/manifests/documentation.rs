@@ -92,6 +92,26 @@ fn relative_links_lead_to_files_and_headings() -> Result<()> {
 }
 
 #[test]
+fn every_page_is_in_the_book() -> Result<()> {
+    let summary = fs::read_to_string(repository().join("docs/SUMMARY.md"))?;
+    let chapters: BTreeSet<_> = between(&summary, "](", ")").map(str::to_owned).collect();
+    let mut written = BTreeSet::new();
+    for entry in fs::read_dir(repository().join("docs"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") && name != "SUMMARY.md" {
+            written.insert(name);
+        }
+    }
+    ensure!(
+        chapters == written,
+        "docs/SUMMARY.md lacks {:?} or has too much: {:?}",
+        written.difference(&chapters),
+        chapters.difference(&written)
+    );
+    Ok(())
+}
+
+#[test]
 fn the_readme_names_tests_that_there_are() -> Result<()> {
     let readme = fs::read_to_string(repository().join("README.md"))?;
     let code = sources(&repository().join("src"))? + &sources(&repository().join("tests"))?;
