@@ -43,6 +43,14 @@ components() {
 components config/clusterctl infrastructure-components.yaml
 components config/clusterctl-two-replicas infrastructure-components-two-replicas.yaml
 cp metadata.yaml templates/*.yaml "$unfinished/"
+
+# A package of Helm's is an archive of the chart's folder. The same sources give the same archive.
+VERSION=$VERSION IMG=$IMG KUBECTL=$KUBECTL hack/helm-chart.sh "$unfinished/chart/cluster-api-provider-cmi"
+tar --create --gzip --file "$unfinished/cluster-api-provider-cmi-${VERSION#v}.tgz" --directory "$unfinished/chart" \
+  --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 cluster-api-provider-cmi
+rm -r "$unfinished/chart"
+
+(cd "$unfinished" && sha256sum -- * > checksums.txt)
 chmod 644 "$unfinished"/*
 target="$repository/$VERSION"
 rm -rf "$target"

@@ -77,7 +77,13 @@ async fn clusterctl_lists_the_variables_and_the_images_of_the_provider() -> Resu
     let generate = |flag: &str| {
         let mut command = release.clusterctl();
         command
-            .args(["generate", "provider", "--infrastructure", "capcmi-cmi:v0.1.0", flag])
+            .args([
+                "generate",
+                "provider",
+                "--infrastructure",
+                "capcmi-cmi:v0.1.0",
+                flag,
+            ])
             .arg("--config")
             .arg(release.config());
         output(&mut command)
@@ -131,7 +137,13 @@ async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()
     // Without a version, the newest one.
     let mut command = release.clusterctl();
     command
-        .args(["generate", "provider", "--infrastructure", "capcmi-cmi", "--config"])
+        .args([
+            "generate",
+            "provider",
+            "--infrastructure",
+            "capcmi-cmi",
+            "--config",
+        ])
         .arg(release.config());
     let objects = parse(&output(&mut command)?)?;
     let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
@@ -194,6 +206,26 @@ async fn a_release_that_could_not_be_built_leaves_nothing_that_clusterctl_takes_
     let repository = folder.path().join("infrastructure-capcmi-cmi");
     let left: Vec<_> = repository.read_dir()?.collect();
     ensure!(left.is_empty(), "{left:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_files_of_a_release_are_those_of_its_checksums() -> Result<()> {
+    let release = Release::make(None).await?;
+    let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
+    let mut check = std::process::Command::new("sha256sum");
+    let said = output(
+        check
+            .args(["--check", "--strict", "checksums.txt"])
+            .current_dir(&folder),
+    )?;
+    let checked = said.lines().count();
+    let files = folder.read_dir()?.count();
+    ensure!(
+        checked == files - 1,
+        "{checked} of {files} files are checked:\n{said}"
+    );
+    ensure!(said.contains("infrastructure-components.yaml: OK"), "{said}");
     Ok(())
 }
 
@@ -294,38 +326,6 @@ async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> R
     Ok(())
 }
 
-/// Cluster API matches Node and Machine by the ProviderID, and every driver has its
-/// own way to tell the guest.
-#[tokio::test]
-async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
-    let release = Release::make(None).await?;
-    let on_ec2 = r#""aws:///" ~ ds.meta_data.placement.availability_zone ~ "/" ~ ds.meta_data.instance_id"#;
-    for flavor in [None, Some("topology"), Some("libvirt")] {
-        let shipped = parse(&output(&mut release.cluster(flavor))?)?;
-        let mut command = release.cluster(flavor);
-        let chosen = parse(&output(command.env("CAPCMI_KUBELET_PROVIDER_ID", on_ec2))?)?;
-        for (objects, expression) in [(shipped, "ds.meta_data.provider_id"), (chosen, on_ec2)] {
-            let arguments: Vec<_> = objects.iter().flat_map(kubelet_arguments).collect();
-            let wanted = json!({"name": "provider-id", "value": format!("{{{{ {expression} }}}}")});
-            // Of the first control-plane machine, of the others, and of workers.
-            ensure!(arguments == [&wanted; 3], "{arguments:?}");
-        }
-    }
-    Ok(())
-}
-
-/// All arguments of kubelets in a kubeadm object.
-fn kubelet_arguments(object: &Value) -> Vec<&Value> {
-    match object {
-        Value::Object(fields) => match fields.get("kubeletExtraArgs").and_then(Value::as_array) {
-            Some(arguments) => arguments.iter().collect(),
-            None => fields.values().flat_map(kubelet_arguments).collect(),
-        },
-        Value::Array(items) => items.iter().flat_map(kubelet_arguments).collect(),
-        _ => Vec::new(),
-    }
-}
-
 /// A flavour is a whole file of its own, which must not fall behind.
 #[tokio::test]
 async fn the_flavour_with_a_health_check_is_the_template_and_a_health_check() -> Result<()> {
@@ -375,6 +375,38 @@ async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()
     let arguments: Vec<_> = objects.iter().flat_map(kubelet_arguments).collect();
     ensure!(arguments == [&wanted; 3], "{arguments:?}");
     Ok(())
+}
+
+/// Cluster API matches Node and Machine by the ProviderID, and every driver has its
+/// own way to tell the guest.
+#[tokio::test]
+async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
+    let release = Release::make(None).await?;
+    let on_ec2 = r#""aws:///" ~ ds.meta_data.placement.availability_zone ~ "/" ~ ds.meta_data.instance_id"#;
+    for flavor in [None, Some("topology"), Some("libvirt")] {
+        let shipped = parse(&output(&mut release.cluster(flavor))?)?;
+        let mut command = release.cluster(flavor);
+        let chosen = parse(&output(command.env("CAPCMI_KUBELET_PROVIDER_ID", on_ec2))?)?;
+        for (objects, expression) in [(shipped, "ds.meta_data.provider_id"), (chosen, on_ec2)] {
+            let arguments: Vec<_> = objects.iter().flat_map(kubelet_arguments).collect();
+            let wanted = json!({"name": "provider-id", "value": format!("{{{{ {expression} }}}}")});
+            // Of the first control-plane machine, of the others, and of workers.
+            ensure!(arguments == [&wanted; 3], "{arguments:?}");
+        }
+    }
+    Ok(())
+}
+
+/// All arguments of kubelets in a kubeadm object.
+fn kubelet_arguments(object: &Value) -> Vec<&Value> {
+    match object {
+        Value::Object(fields) => match fields.get("kubeletExtraArgs").and_then(Value::as_array) {
+            Some(arguments) => arguments.iter().collect(),
+            None => fields.values().flat_map(kubelet_arguments).collect(),
+        },
+        Value::Array(items) => items.iter().flat_map(kubelet_arguments).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It

@@ -7,6 +7,7 @@ kubernetes=1.36.3
 etcd=v3.6.6
 cluster_api=v1.14.2
 machine_controller_manager=v0.62.1
+helm=v3.21.4
 go=1.26.0
 
 start() {
@@ -43,14 +44,27 @@ start() {
     go mod tidy
 )
 
-# With the versions of kubernetes/go.mod instead of its own, so that `go build` takes most of it from what it has
-# built for Kubernetes: seconds instead of minutes. The machine controller of its module calls drivers by gRPC.
+# Requires the versions of kubernetes/go.mod instead of a module's own, so that `go build` takes most of it from what it
+# has built for Kubernetes: seconds instead of minutes.
+as_kubernetes() {
+    sed -n 's|^[[:space:]]\([^ ]*\) \(v[^ ]*\).*|\1@\2|p' ../kubernetes/go.mod | grep -v '^k8s.io/kubernetes@' |
+        while read -r library; do go mod edit -require="$library"; done
+}
+
+# The machine controller of its module calls drivers by gRPC.
 (
     cd machine-controller-manager
     start machine-controller-manager
     module=github.com/gardener/machine-controller-manager
     go mod edit -require="$module@$machine_controller_manager" -tool="$module/cmd/machine-controller-manager"
-    sed -n 's|^[[:space:]]\([^ ]*\) \(v[^ ]*\).*|\1@\2|p' ../kubernetes/go.mod | grep -v '^k8s.io/kubernetes@' |
-        while read -r library; do go mod edit -require="$library"; done
+    as_kubernetes
+    go mod tidy
+)
+
+(
+    cd helm
+    start helm
+    go mod edit -require="helm.sh/helm/v3@$helm" -tool=helm.sh/helm/v3/cmd/helm
+    as_kubernetes
     go mod tidy
 )

@@ -35,7 +35,10 @@ pub use self::{
     eventually::eventually,
     kubeconfig::client,
     process::Process,
-    programs::{CLUSTER_API_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION, Programs},
+    programs::{
+        CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION, Programs,
+        helm,
+    },
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},
 };

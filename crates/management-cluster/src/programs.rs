@@ -14,10 +14,12 @@ use anyhow::{Context, Result, ensure};
 
 use self::{
     build::build_missing,
-    go_module::{CLUSTER_API, GoModule, KUBERNETES, MACHINE_CONTROLLER_MANAGER},
+    go_module::{CLUSTER_API, GoModule, HELM, KUBERNETES, MACHINE_CONTROLLER_MANAGER},
 };
 
-pub use self::go_module::{CLUSTER_API_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION};
+pub use self::go_module::{
+    CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION,
+};
 
 /// Paths of the programs, all of which exist.
 #[derive(Debug, Clone)]
@@ -75,6 +77,23 @@ impl MachineControllerManagerPrograms {
             .await
             .context("the search for machine-controller-manager was interrupted")?
     }
+}
+
+/// The path of Helm. It is apart from [`Programs`]: what does not need it does not wait for its build.
+///
+/// # Errors
+/// As those of [`Programs::find`].
+pub async fn helm() -> Result<PathBuf> {
+    let find = || {
+        let folder = cache_folder()?.join(HELM.cache_key());
+        build_missing(&HELM, &HELM.packages.iter().collect::<Vec<_>>(), &folder, |_| {
+            Ok(())
+        })?;
+        Ok(folder.join("helm"))
+    };
+    tokio::task::spawn_blocking(find)
+        .await
+        .context("the search for Helm was interrupted")?
 }
 
 fn find_machine_controller_manager() -> Result<MachineControllerManagerPrograms> {

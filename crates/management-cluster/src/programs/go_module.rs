@@ -8,6 +8,8 @@ pub const KUBERNETES_VERSION: &str = "v1.36.3";
 pub const CLUSTER_API_VERSION: &str = "v1.14.2";
 /// The release of machine-controller-manager that `programs/machine-controller-manager/go.mod` names.
 pub const MACHINE_CONTROLLER_MANAGER_VERSION: &str = "v0.62.1";
+/// The release of Helm that `programs/helm/go.mod` names.
+pub const HELM_VERSION: &str = "v3.21.4";
 
 /// A program and the Go package that it is built from.
 pub(super) struct Package {
@@ -100,6 +102,16 @@ pub(super) const MACHINE_CONTROLLER_MANAGER: GoModule = GoModule {
     ],
 };
 
+/// Helm.
+pub(super) const HELM: GoModule = GoModule {
+    name: "helm",
+    go_mod: include_str!("../../programs/helm/go.mod"),
+    go_sum: include_str!("../../programs/helm/go.sum"),
+    sources: &[],
+    packages: &[package("helm", "helm.sh/helm/v3/cmd/helm")],
+    build_flags: &["-ldflags=-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.4"],
+};
+
 impl GoModule {
     /// Names the folder of the cache, so that a change of anything that goes into the
     /// programs builds them anew.
@@ -159,6 +171,7 @@ mod tests {
                 MACHINE_CONTROLLER_MANAGER_VERSION,
                 "Version",
             ),
+            (&HELM, "helm.sh/helm/v3", HELM_VERSION, "version"),
         ];
         for (module, path, version, variable) in pins {
             assert!(

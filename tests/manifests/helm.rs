@@ -1,0 +1,197 @@
+//! The Helm chart of a release, as Helm takes it and an API server.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use management_cluster::{ManagementCluster, helm};
+use serde_json::{Value, json};
+
+use crate::kustomize::composed;
+use crate::objects::{find, output, parse};
+use crate::release::Release;
+
+const CHART: &str = "infrastructure-capcmi-cmi/v0.1.0/cluster-api-provider-cmi-0.1.0.tgz";
+
+/// Helm with the chart of a release.
+struct Helm {
+    release: Release,
+    program: PathBuf,
+}
+
+impl Helm {
+    async fn new() -> Result<Self> {
+        Ok(Self {
+            release: Release::make(None).await?,
+            program: helm().await?,
+        })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let folder = self.release.folder();
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .current_dir(folder)
+            .env("HOME", folder)
+            .env("XDG_CACHE_HOME", folder)
+            .env("XDG_CONFIG_HOME", folder)
+            .env("XDG_DATA_HOME", folder)
+            .env_remove("KUBECONFIG");
+        command
+    }
+
+    fn template(&self, values: &[&str]) -> Result<Vec<Value>> {
+        let base = [
+            "template",
+            "capcmi",
+            CHART,
+            "--namespace",
+            "capcmi-system",
+            "--kube-version",
+            "v1.36.3",
+        ];
+        parse(&output(self.command(&base).args(values))?)
+    }
+}
+
+fn by_title(objects: Vec<Value>) -> BTreeMap<String, Value> {
+    let title = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+    objects
+        .into_iter()
+        .map(|object| (title(&object), object))
+        .collect()
+}
+
+/// The same objects as with kubectl and clusterctl, but for what is Helm's: the namespace, and marks.
+#[tokio::test]
+async fn the_chart_has_what_the_kustomization_has() -> Result<()> {
+    let helm = Helm::new().await?;
+    output(&mut helm.command(&["lint", "--strict", CHART]))?;
+    let mut rendered = by_title(helm.template(&[])?);
+    let mut shipped = by_title(composed(&[], "").await?);
+    shipped
+        .remove("\"Namespace\" \"capcmi-system\"")
+        .context("no namespace")?;
+    for (title, object) in &mut rendered {
+        if object["kind"] == "CustomResourceDefinition" {
+            let metadata = object["metadata"].as_object_mut().context("metadata")?;
+            let kept = metadata.remove("annotations");
+            ensure!(
+                kept == Some(json!({"helm.sh/resource-policy": "keep"})),
+                "{title}: {kept:?}"
+            );
+        }
+        if object["kind"] == "Deployment" {
+            let annotations = object["spec"]["template"]["metadata"]["annotations"].as_object_mut();
+            let sum = annotations.context("annotations")?.remove("checksum/drivers");
+            ensure!(sum.is_some_and(|sum| sum.is_string()), "{title}");
+        }
+        if object["kind"] == "ConfigMap" {
+            let drivers = |object: &Value| -> Result<Value> {
+                let text = object["data"]["drivers.yaml"]
+                    .as_str()
+                    .context("a drivers file")?;
+                Ok(serde_saphyr::from_str(text)?)
+            };
+            let other = shipped.get_mut(title).context("no ConfigMap")?;
+            ensure!(drivers(object)? == drivers(other)?, "{object}");
+            object["data"] = json!({});
+            other["data"] = json!({});
+        }
+    }
+    for (title, object) in &shipped {
+        ensure!(
+            rendered.get(title) == Some(object),
+            "{title} is {:?}",
+            rendered.get(title)
+        );
+    }
+    ensure!(rendered.len() == shipped.len(), "{:?}", rendered.keys());
+    Ok(())
+}
+
+#[tokio::test]
+async fn values_of_the_chart_are_where_they_belong_and_others_are_refused() -> Result<()> {
+    let helm = Helm::new().await?;
+    let drivers = r#"drivers=[{"name":"ours","grpc":{"endpoint":"unix:///run/capcmi/driver.sock"}}]"#;
+    let set = [
+        "--set",
+        "replicas=2,image=registry.test/capcmi:v9",
+        "--set-json",
+        drivers,
+    ];
+    let objects = helm.template(&[&set[..], &["--set-json", r#"args=["--v=4"]"#]].concat())?;
+    let spec = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"];
+    let container = &spec["template"]["spec"]["containers"][0];
+    assert_eq!(spec["replicas"], 2);
+    assert_eq!(container["image"], "registry.test/capcmi:v9");
+    let arguments = container["args"].as_array().context("args")?;
+    assert_eq!(arguments.last(), Some(&json!("--v=4")));
+    let file = find(&objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].clone();
+    let file: Value = serde_saphyr::from_str(file.as_str().context("a drivers file")?)?;
+    assert_eq!(
+        file["drivers"][0]["grpc"]["endpoint"],
+        "unix:///run/capcmi/driver.sock"
+    );
+    let sum = |objects: &[Value]| -> Result<Value> {
+        let deployment = find(objects, "Deployment", "capcmi-controller-manager")?;
+        Ok(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/drivers"].clone())
+    };
+    ensure!(
+        sum(&objects)? != sum(&helm.template(&[])?)?,
+        "a change restarts nothing"
+    );
+
+    for wrong in ["replica=2", "replicas=two", "drivers=null", "image="] {
+        let refused = helm.template(&["--set", wrong]);
+        ensure!(refused.is_err(), "{wrong} was taken");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn helm_installs_upgrades_and_removes_the_provider_and_keeps_its_definitions() -> Result<()> {
+    // Of its own: what the other tests have installed is not Helm's.
+    let cluster = ManagementCluster::builder().core(false).start().await?;
+    let helm = Helm::new().await?;
+    let run = |arguments: &[&str]| {
+        let mut command = helm.command(arguments);
+        command.env("KUBECONFIG", cluster.admin_kubeconfig());
+        output(command.args(["--namespace", "ours"]))
+    };
+    let replicas = || {
+        let path = "--output=jsonpath={.spec.replicas}";
+        let deployment = [
+            "get",
+            "deployment",
+            "capcmi-controller-manager",
+            "--namespace=ours",
+            path,
+        ];
+        output(cluster.kubectl().args(deployment))
+    };
+    run(&["install", "capcmi", CHART, "--create-namespace"])?;
+    assert_eq!(replicas()?, "1");
+    run(&["upgrade", "capcmi", CHART, "--set", "replicas=2"])?;
+    assert_eq!(replicas()?, "2");
+    // The permissions are those of the account where Helm has put it.
+    let allowed = output(cluster.kubectl().args([
+        "auth",
+        "can-i",
+        "patch",
+        "inframachines.infrastructure.capcmi.io",
+        "--as=system:serviceaccount:ours:capcmi-manager",
+        "--all-namespaces",
+    ]))?;
+    assert_eq!(allowed.trim(), "yes");
+    run(&["uninstall", "capcmi"])?;
+    ensure!(replicas().is_err(), "it is still there");
+    let definitions = output(cluster.kubectl().args(["get", "crds", "--output=name"]))?;
+    ensure!(
+        definitions.contains("inframachines.infrastructure.capcmi.io"),
+        "{definitions}"
+    );
+    Ok(())
+}
