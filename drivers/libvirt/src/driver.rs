@@ -26,7 +26,7 @@ use crate::identity::{MachineKey, VmId};
 use crate::images::Images;
 use crate::locks::Locks;
 use crate::machines::{self, Created, Order};
-use crate::placement::{self, Candidate};
+use crate::placement::Reservations;
 use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
 use note::Note;
 use survey::{Survey, Whereabouts};
@@ -59,6 +59,7 @@ pub struct LibvirtDriver {
     locks: Locks,
     /// Machines that were placed by a call which made none, for a caller that does not bring back the note.
     placed: Mutex<HashMap<Uuid, String>>,
+    reservations: Arc<Reservations>,
 }
 
 /// What a call about one machine says.
@@ -121,6 +122,7 @@ impl LibvirtDriver {
             images: Images::default(),
             locks: Locks::default(),
             placed: Mutex::default(),
+            reservations: Arc::default(),
         }
     }
 
@@ -212,22 +214,16 @@ impl LibvirtDriver {
 
     /// A host that has the memory.
     async fn place(&self, key: &MachineKey, wanted: &Wanted<'_>) -> Result<String> {
-        let candidates = wanted.hosts.iter().map(|name| async move {
+        let hosts = wanted.hosts.iter().map(|name| async move {
             let reserved = self.config.hosts[*name].reserved_memory_mib;
-            let free_mib = self
+            let memory = self
                 .host(name)?
-                .run(move |connect| machines::free_mib(connect, reserved))
+                .run(move |connect| machines::memory(connect, reserved))
                 .await?;
-            Ok::<_, Status>(Candidate {
-                host: (*name).to_owned(),
-                free_mib,
-            })
+            Ok::<_, Status>(((*name).to_owned(), memory))
         });
-        placement::choose(
-            try_join_all(candidates).await?,
-            wanted.size.memory_mib,
-            key.uuid(),
-        )
+        let hosts = try_join_all(hosts).await?;
+        self.reservations.place(hosts, wanted.size.memory_mib, key.uuid())
     }
 
     async fn create(&self, request: CreateMachineRequest) -> Result<Machine> {
@@ -260,6 +256,7 @@ impl LibvirtDriver {
             format: request.machine.class.secrets.get(USER_DATA_FORMAT).cloned(),
             images: self.images.clone(),
             reserved_mib: self.config.hosts[&host].reserved_memory_mib,
+            reservations: Arc::clone(&self.reservations),
             key: asked.key.clone(),
             host: host.clone(),
         };
@@ -277,7 +274,10 @@ impl LibvirtDriver {
                 ..*machine
             }),
             // The next try may be made on another host.
-            Ok(Created::Refused(status)) => Err(noted(status, Note::withdrawn())),
+            Ok(Created::Refused(status)) => {
+                let has_choice = asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
+                Err(noted(placed_anew(status, has_choice), Note::withdrawn()))
+            }
             // It is made where this one may have left something.
             Err(status) => Err(noted(status, note)),
         }
@@ -290,6 +290,7 @@ impl LibvirtDriver {
         }
         let held = Arc::new(self.locks.hold(&asked.key.domain_name()).await?);
         self.placements().remove(&asked.key.uuid());
+        self.reservations.forget(asked.key.uuid());
         let note = request.last_known_state.as_ref().and_then(Note::read);
         let whereabouts = Self::whereabouts(&asked, note);
         if let Whereabouts::On(name) = &whereabouts {
@@ -319,6 +320,19 @@ impl LibvirtDriver {
         });
         join_all(removals).await.into_iter().collect()
     }
+}
+
+/// A host that has no room any more for a machine that was placed on it is no reason to wait for room: the
+/// repeat asks all of them.
+fn placed_anew(status: Status, has_choice: bool) -> Status {
+    if !has_choice || status.code() != Code::ResourceExhausted {
+        return status;
+    }
+    let what = format!(
+        "{}; it is placed anew when it is asked for again",
+        status.message()
+    );
+    Status::new(Code::Aborted, what)
 }
 
 /// An error with what the caller is to bring back.
@@ -510,5 +524,40 @@ impl Driver for LibvirtDriver {
             architecture: Some("amd64".to_owned()),
             operating_system: Some("linux".to_owned()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// DRV-DE-07, DRV-DE-16
+    #[test]
+    fn a_host_that_can_not_have_the_machine_need_not_let_the_driver_in() {
+        for (code, expected) in [
+            (Code::Unavailable, true),
+            (Code::DeadlineExceeded, true),
+            (Code::Unauthenticated, true),
+            (Code::PermissionDenied, true),
+            (Code::Internal, false),
+            (Code::FailedPrecondition, false),
+            (Code::Aborted, false),
+        ] {
+            assert_eq!(is_out_of_reach(&Status::new(code, "words")), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_machine_is_placed_anew_where_there_is_a_choice_and_memory_is_short() {
+        for (code, has_choice, expected) in [
+            (Code::ResourceExhausted, true, Code::Aborted),
+            (Code::ResourceExhausted, false, Code::ResourceExhausted),
+            (Code::FailedPrecondition, true, Code::FailedPrecondition),
+        ] {
+            assert_eq!(
+                placed_anew(Status::new(code, "words"), has_choice).code(),
+                expected
+            );
+        }
     }
 }

@@ -8,6 +8,9 @@
 mod make;
 mod remove;
 
+use std::collections::HashSet;
+use std::time::Instant;
+
 use cmi_driver::{
     Address, AddressType, Code, ListedMachine, Machine, PowerState, Result, Status, UpdateMachineRequest,
 };
@@ -20,6 +23,7 @@ use crate::addresses::{self, Source};
 use crate::errors::status;
 use crate::identity::MachineKey;
 use crate::metadata::{self, Record};
+use crate::placement::Memory;
 use crate::spec::VmSpec;
 
 pub use make::{Created, Order, create};
@@ -170,24 +174,32 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
     Ok(listed)
 }
 
-/// The memory that no domain has, be it on or off, MiB.
+/// The memory that no domain has, be it on or off.
 ///
 /// # Errors
 /// Those of the host.
-pub fn free_mib(connect: &Connect, reserved_mib: u64) -> Result<u64> {
+pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<Memory> {
     let failed = |error| status("reading the memory of the host", error);
+    let asked_at = Instant::now();
     let total = connect.get_node_info().map_err(failed)?.memory;
-    let mut taken = 0;
+    let (mut taken, mut domains) = (0, HashSet::new());
     for domain in connect.list_all_domains(0).map_err(failed)? {
-        match domain.get_info() {
-            Ok(info) => taken += info.max_mem,
-            Err(error) if error.code() == ErrorNumber::NoDomain => {}
-            Err(error) => return Err(failed(error)),
+        match (domain.get_info(), domain.get_uuid()) {
+            (Ok(info), Ok(uuid)) => {
+                taken += info.max_mem;
+                domains.insert(uuid);
+            }
+            (Err(error), _) | (_, Err(error)) if error.code() == ErrorNumber::NoDomain => {}
+            (Err(error), _) | (_, Err(error)) => return Err(failed(error)),
         }
     }
-    Ok((total / 1024)
-        .saturating_sub(taken / 1024)
-        .saturating_sub(reserved_mib))
+    Ok(Memory {
+        free_mib: (total / 1024)
+            .saturating_sub(taken / 1024)
+            .saturating_sub(reserved_mib),
+        domains,
+        asked_at,
+    })
 }
 
 /// What is noted of a domain.

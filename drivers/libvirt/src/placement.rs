@@ -1,7 +1,11 @@
 //! Which host a machine is placed on.
 
+mod reservations;
+
 use cmi_driver::{Code, Result, Status};
 use uuid::Uuid;
+
+pub use reservations::{Held, Memory, Reservations};
 
 /// A host that a machine may be placed on, and the memory that no domain has, MiB.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +21,7 @@ pub struct Candidate {
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when none has as much.
-pub fn choose(mut candidates: Vec<Candidate>, needed_mib: u64, machine: Uuid) -> Result<String> {
+fn choose(mut candidates: Vec<Candidate>, needed_mib: u64, machine: Uuid) -> Result<String> {
     let fit = candidates
         .iter()
         .filter(|candidate| candidate.free_mib >= needed_mib);

@@ -1,5 +1,7 @@
 //! Making a machine, or the rest of one.
 
+use std::sync::Arc;
+
 use cmi_driver::{Code, Machine, Result, SecretValue, Status};
 use sha2::{Digest as _, Sha256};
 use virt::connect::Connect;
@@ -16,6 +18,7 @@ use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::images::{CheckedImage, Images, hex};
 use crate::metadata::Record;
+use crate::placement::{Held, Reservations};
 use crate::seed::{self, Instance};
 use crate::spec::{GB, VmSpec};
 use crate::xml::{self, Attachment, Bootstrap};
@@ -52,6 +55,8 @@ pub struct Order {
     pub images: Images,
     /// Memory of the host that no machine gets, MiB.
     pub reserved_mib: u64,
+    /// What other machines are to have.
+    pub reservations: Arc<Reservations>,
 }
 
 /// What came of an order that did not fail on the way.
@@ -68,6 +73,8 @@ struct Checked {
     pool: StoragePool,
     image: CheckedImage,
     root_bytes: u64,
+    /// Until its domain has it.
+    _memory: Held,
 }
 
 /// Makes the machine, or adopts the one that is there.
@@ -121,13 +128,14 @@ fn changed_meanwhile(order: &Order) -> Status {
 
 /// Whether the host is fit for the machine.
 fn check(connect: &Connect, order: &Order) -> Result<Checked> {
-    let free = super::free_mib(connect, order.reserved_mib)?;
-    if free < order.size.memory_mib {
-        let (host, needed) = (&order.host, order.size.memory_mib);
+    let memory = super::memory(connect, order.reserved_mib)?;
+    let (host, needed) = (&order.host, order.size.memory_mib);
+    let held = order.reservations.hold(order.key.uuid(), host, needed, &memory);
+    let held = held.map_err(|free| {
         let what =
             format!("host `{host}` has {free} MiB of memory free for machines, and {needed} are needed");
-        return Err(Status::new(Code::ResourceExhausted, what));
-    }
+        Status::new(Code::ResourceExhausted, what)
+    })?;
     let pool = active_pool(connect, &order.pool.storage_pool)?;
     check_attachment(connect, &order.pool)?;
     let image = order
@@ -138,6 +146,7 @@ fn check(connect: &Connect, order: &Order) -> Result<Checked> {
         pool,
         image,
         root_bytes,
+        _memory: held,
     })
 }
 
@@ -197,6 +206,7 @@ fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
         pool,
         image,
         root_bytes,
+        ..
     } = checked;
     let key = &order.key;
     let id = key.vm_id(&order.host).to_string();

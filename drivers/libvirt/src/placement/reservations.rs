@@ -1,0 +1,199 @@
+//! Memory that machines are to have for which there is no domain yet: many are placed and made at once, and
+//! what one of them is to get is not there for the next.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cmi_driver::Result;
+use uuid::Uuid;
+
+use super::{Candidate, choose};
+
+/// For how long a machine that was placed keeps its memory until it is asked for again.
+const PLACED_FOR: Duration = Duration::from_mins(1);
+
+/// The memory of a host as it said.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// What no domain had, MiB.
+    pub free_mib: u64,
+    /// The domains that it was counted for.
+    pub domains: HashSet<Uuid>,
+    /// Before it was asked.
+    pub asked_at: Instant,
+}
+
+/// What machines are to have, by their UUIDs.
+#[derive(Debug, Default)]
+pub struct Reservations(Mutex<HashMap<Uuid, Reserved>>);
+
+#[derive(Debug)]
+struct Reserved {
+    host: String,
+    mib: u64,
+    /// It counts for a host that was asked before then. None: as long as the machine is being made.
+    until: Option<Instant>,
+}
+
+/// Memory that a machine has while it is made. From then on its domain counts, or it has none.
+#[derive(Debug)]
+pub struct Held {
+    all: Arc<Reservations>,
+    machine: Uuid,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(reserved) = self.all.lock().get_mut(&self.machine) {
+            reserved.until = Some(Instant::now());
+        }
+    }
+}
+
+impl Reservations {
+    /// Places a machine, and keeps its memory there for a while.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED when no host has as much.
+    pub fn place(&self, hosts: Vec<(String, Memory)>, mib: u64, machine: Uuid) -> Result<String> {
+        let mut all = self.lock();
+        let candidates = hosts.into_iter().map(|(host, memory)| Candidate {
+            free_mib: free(&all, &host, &memory, machine),
+            host,
+        });
+        let host = choose(candidates.collect(), mib, machine)?;
+        let reserved = Reserved {
+            host: host.clone(),
+            mib,
+            until: Some(Instant::now() + PLACED_FOR),
+        };
+        all.insert(machine, reserved);
+        Ok(host)
+    }
+
+    /// Keeps the memory of a machine while it is made, or says how much there is.
+    ///
+    /// # Errors
+    /// The free memory, MiB, where that is less.
+    pub fn hold(
+        self: &Arc<Self>,
+        machine: Uuid,
+        host: &str,
+        mib: u64,
+        memory: &Memory,
+    ) -> std::result::Result<Held, u64> {
+        let mut all = self.lock();
+        all.remove(&machine);
+        let free = free(&all, host, memory, machine);
+        if free < mib {
+            return Err(free);
+        }
+        let reserved = Reserved {
+            host: host.to_owned(),
+            mib,
+            until: None,
+        };
+        all.insert(machine, reserved);
+        Ok(Held {
+            all: Arc::clone(self),
+            machine,
+        })
+    }
+
+    /// A machine is not to be made any more.
+    pub fn forget(&self, machine: Uuid) {
+        self.lock().remove(&machine);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Reserved>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A host that was asked before then has answered long ago.
+        all.retain(|_, reserved| reserved.until.is_none_or(|until| until.elapsed() < PLACED_FOR));
+        all
+    }
+}
+
+/// What a host has for a machine beside what others are to have of it. One whose domain was counted has it.
+fn free(all: &HashMap<Uuid, Reserved>, host: &str, memory: &Memory, machine: Uuid) -> u64 {
+    let others = all.iter().filter(|(other, reserved)| {
+        **other != machine
+            && reserved.host == host
+            && !memory.domains.contains(*other)
+            && reserved.until.is_none_or(|until| memory.asked_at < until)
+    });
+    let taken = others.map(|(_, reserved)| reserved.mib).sum();
+    memory.free_mib.saturating_sub(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use cmi_driver::Code;
+
+    use super::*;
+
+    fn memory(free_mib: u64) -> Memory {
+        Memory {
+            free_mib,
+            domains: HashSet::new(),
+            asked_at: Instant::now(),
+        }
+    }
+
+    /// All of them were told by the hosts what was free before any of them was made.
+    #[test]
+    fn machines_that_are_placed_at_once_have_room_where_they_are_placed() {
+        let all = Reservations::default();
+        let (one, other) = (memory(12), memory(1000));
+        let mut placed = BTreeMap::new();
+        for machine in 0..40 {
+            let hosts = vec![("a".to_owned(), one.clone()), ("b".to_owned(), other.clone())];
+            let host = all.place(hosts, 2, Uuid::from_u128(machine)).unwrap();
+            *placed.entry(host).or_insert(0) += 1;
+        }
+        assert_eq!(
+            placed,
+            BTreeMap::from([("a".to_owned(), 6), ("b".to_owned(), 34)])
+        );
+        let status = all
+            .place(vec![("a".to_owned(), one)], 2, Uuid::from_u128(40))
+            .unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn memory_is_counted_once_while_a_machine_is_made_and_when_it_is_there() {
+        let all = Arc::new(Reservations::default());
+        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let before = memory(3);
+        let held = all.hold(first, "a", 2, &before).unwrap();
+        assert_eq!(all.hold(second, "a", 2, &before).unwrap_err(), 1);
+        assert!(all.hold(second, "b", 2, &before).is_ok());
+        drop(held);
+        // The host was asked before the domain of the first was there, and the second answer has it.
+        assert_eq!(all.hold(second, "a", 2, &before).unwrap_err(), 1);
+        let with_first = Memory {
+            domains: HashSet::from([first]),
+            ..before
+        };
+        assert!(all.hold(second, "a", 3, &with_first).is_ok());
+        // What was not made after all has no memory for whom the host is asked later.
+        assert!(all.hold(second, "a", 3, &memory(3)).is_ok());
+    }
+
+    #[test]
+    fn a_machine_that_was_placed_has_its_own_memory_and_gives_it_back() {
+        let all = Arc::new(Reservations::default());
+        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let place = |machine| all.place(vec![("a".to_owned(), memory(3))], 2, machine);
+        place(first).unwrap();
+        place(first).unwrap();
+        assert_eq!(place(second).unwrap_err().code(), Code::ResourceExhausted);
+        drop(all.hold(first, "a", 2, &memory(3)).unwrap());
+        place(second).unwrap();
+        all.forget(second);
+        place(first).unwrap();
+    }
+}
