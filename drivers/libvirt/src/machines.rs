@@ -303,6 +303,28 @@ impl Vm {
         Err(Status::new(Code::Aborted, what))
     }
 
+    /// Whether an administrator keeps the driver from changing it.
+    fn is_not_locked(&self) -> Result<()> {
+        let lock = self
+            .domain
+            .get_metadata(ELEMENT, Some(metadata::LOCK_NAMESPACE), 0);
+        match lock {
+            Ok(element) => Err(Status::new(
+                Code::FailedPrecondition,
+                format!(
+                    "VM {} is locked on its host: {}",
+                    self.record.provider_id,
+                    metadata::lock_reason(&element)
+                ),
+            )),
+            // What is done next says that it is gone.
+            Err(error) if [ErrorNumber::NoDomainMetadata, ErrorNumber::NoDomain].contains(&error.code()) => {
+                Ok(())
+            }
+            Err(error) => Err(status("looking whether a domain is locked", error)),
+        }
+    }
+
     /// Notes something else of the domain.
     fn note(&mut self, record: Record) -> Result<()> {
         let element = record.to_element()?;
@@ -322,9 +344,10 @@ impl Vm {
     /// Starts the domain unless it runs, and notes that it was started.
     ///
     /// # Errors
-    /// Those of the host; ABORTED when it is being deleted.
+    /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
     pub fn start(&mut self) -> Result<()> {
         self.is_not_being_deleted()?;
+        self.is_not_locked()?;
         match self.domain.create() {
             Ok(_) => {}
             Err(error) if is_running_already(&error) && self.is_active()? => {}
@@ -351,11 +374,12 @@ impl Vm {
     /// Asks the guest to stop: by its agent where one runs, and else by the power button.
     ///
     /// # Errors
-    /// Those of the host.
+    /// Those of the host; FAILED_PRECONDITION when it is locked.
     pub fn shut_down(&self) -> Result<()> {
         if self.is_off()? {
             return Ok(());
         }
+        self.is_not_locked()?;
         addresses::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
@@ -369,9 +393,10 @@ impl Vm {
     /// button does not.
     ///
     /// # Errors
-    /// Those of the host; ABORTED when it is being deleted.
+    /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
     pub fn restart(&mut self) -> Result<()> {
         self.is_not_being_deleted()?;
+        self.is_not_locked()?;
         self.destroy()?;
         self.start()
     }
@@ -391,8 +416,9 @@ impl Vm {
     ///
     /// # Errors
     /// Those of the host; OUT_OF_RANGE and INVALID_ARGUMENT before anything is changed when the VM can't be
-    /// like that.
+    /// like that; FAILED_PRECONDITION when it is locked.
     pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
+        self.is_not_locked()?;
         let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
         let most = self
             .domain

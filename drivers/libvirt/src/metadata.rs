@@ -17,6 +17,8 @@ pub const NAMESPACE: &str = "https://capcmi.io/libvirt/1.0";
 /// What the namespace is called in a domain's XML.
 pub const PREFIX: &str = "capcmi";
 const ELEMENT: &str = "machine";
+/// The namespace of the element by which an administrator locks a domain: its text says why.
+pub const LOCK_NAMESPACE: &str = "https://capcmi.io/libvirt/lock";
 
 /// What stands in the element, as JSON: XML has no way to write every text that a tag may be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +50,22 @@ pub struct Record {
     pub host: String,
     /// All other tags.
     pub tags: BTreeMap<String, String>,
+}
+
+/// Why a domain is locked, by the element of an administrator.
+pub fn lock_reason(element: &str) -> String {
+    #[derive(Default, Deserialize)]
+    struct Lock {
+        #[serde(rename = "$text", default)]
+        text: String,
+    }
+    // One that says nothing locks as well.
+    let read: Lock = quick_xml::de::from_str(element).unwrap_or_default();
+    if read.text.is_empty() {
+        "no reason is given".to_owned()
+    } else {
+        read.text
+    }
 }
 
 impl Record {

@@ -19,6 +19,7 @@ use crate::metadata::Record;
 pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     match look(connect, key)? {
         Sight::Ours(mut vm) => {
+            vm.is_not_locked()?;
             vm.switch_off()?;
             remove_volumes(connect, key, storage_pools)?;
             vm.undefine()?;
