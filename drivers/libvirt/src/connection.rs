@@ -4,6 +4,7 @@
 //! at a time, which runs on a thread that may block; there are a few for each host, so that what takes long
 //! does not hold up all else. Opening one is bounded in time, and so is how often it is tried.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub struct Host {
     jobs: Arc<()>,
     idle: Mutex<Vec<Link>>,
     failed: Mutex<Option<Failure>>,
+    /// Whether a connection was ever open.
+    was_there: AtomicBool,
 }
 
 /// A failure to connect that counts for a while.
@@ -95,7 +98,13 @@ impl Host {
             jobs: Arc::default(),
             idle: Mutex::default(),
             failed: Mutex::default(),
+            was_there: AtomicBool::default(),
         }
+    }
+
+    /// Whether it was reached once.
+    pub fn was_there(&self) -> bool {
+        self.was_there.load(Ordering::Relaxed)
     }
 
     /// Whether the host answers. One that works on something does: a connection that is lost ends its job.
@@ -173,7 +182,10 @@ impl Host {
             None
         });
         let opened = match timeout(OPEN_TIMEOUT, attempt).await {
-            Ok(Ok(Some((Ok(Ok(link)), place)))) => return Ok((link, place)),
+            Ok(Ok(Some((Ok(Ok(link)), place)))) => {
+                self.was_there.store(true, Ordering::Relaxed);
+                return Ok((link, place));
+            }
             Ok(Ok(Some((Ok(Err(status)), _place)))) => status,
             Ok(Ok(Some((Err(_panic), _))) | Err(_panic)) => {
                 let what = format!("the driver panicked while it connected to host `{}`", self.name);
@@ -278,6 +290,43 @@ mod tests {
         }
         assert_eq!(failed_at[0], failed_at[1], "the host was asked again");
         assert_eq!(host.places.available_permits(), MOST_JOBS);
+    }
+
+    /// A daemon that is stopped: the kernel takes connections for it, and nothing answers.
+    ///
+    /// DRV-30
+    #[tokio::test(start_paused = true)]
+    async fn attempts_that_hang_are_given_up_and_give_their_places_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("libvirt-sock");
+        let silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let host = host(&format!("qemu+unix:///system?socket={}", socket.display()));
+        let asked = (0..MOST_JOBS).map(|_| host.run(|_| Ok(())));
+        let (answers, ()) = tokio::join!(futures::future::join_all(asked), pass(OPEN_TIMEOUT));
+        for answer in answers {
+            let status = answer.unwrap_err();
+            assert_eq!(status.code(), Code::Unavailable);
+            assert!(status.message().contains("did not answer within"), "{status}");
+        }
+        let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(QUEUE_TIMEOUT));
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("works on too much"), "{status}");
+        pass(ATTEMPT_TIMEOUT).await;
+        assert_eq!(host.places.available_permits(), MOST_JOBS);
+        // The threads end with their connections: the runtime waits for them.
+        drop(silent);
+    }
+
+    /// Lets time go by. It stands still by itself as long as threads are blocked.
+    async fn pass(time: Duration) {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(time + BETWEEN_TRIES).await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

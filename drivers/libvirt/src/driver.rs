@@ -45,6 +45,8 @@ const OFFERED: [Operation; 8] = [
     Operation::DescribeClass,
 ];
 
+/// For how long after its start the driver waits for a first host.
+const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long ShutDownMachine waits for the guest.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
 /// How often it looks.
@@ -60,6 +62,7 @@ pub struct LibvirtDriver {
     /// Machines that were placed by a call which made none, for a caller that does not bring back the note.
     placed: Mutex<HashMap<Uuid, String>>,
     reservations: Arc<Reservations>,
+    started: Instant,
 }
 
 /// What a call about one machine says.
@@ -123,7 +126,13 @@ impl LibvirtDriver {
             locks: Locks::default(),
             placed: Mutex::default(),
             reservations: Arc::default(),
+            started: Instant::now(),
         }
+    }
+
+    /// Whether no host has answered yet, and may soon.
+    fn is_starting(&self) -> bool {
+        self.started.elapsed() < STARTS_WITHIN && !self.hosts.values().any(|host| host.was_there())
     }
 
     /// Every storage pool that volumes of machines may be in, as far as the configuration knows.
@@ -370,11 +379,13 @@ impl Driver for LibvirtDriver {
         })
     }
 
-    /// Ready as long as one host answers: calls about another one say themselves that it is away.
+    /// Ready as long as one host answers: calls about another one say themselves that it is away. Hosts may
+    /// start with the driver.
     async fn probe(&self) -> Result<Readiness> {
         let asked = self.hosts.values().map(|host| Box::pin(host.is_there()));
         match futures::future::select_ok(asked).await {
             Ok(_) => Ok(Readiness::Ready),
+            Err(_) if self.is_starting() => Ok(Readiness::NotYet),
             Err(status) => {
                 let what = format!(
                     "none of {} hosts can be reached: {}",
@@ -559,5 +570,21 @@ mod tests {
                 expected
             );
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_reaches_no_host_is_not_ready_at_first_and_then_not_healthy() {
+        let config = Config::parse(
+            &crate::config::tests::EXAMPLE
+                .replace("qemu:///system", "qemu+unix:///system?socket=/nowhere/a")
+                .replace(
+                    "qemu+tls://b.example/system",
+                    "qemu+unix:///system?socket=/nowhere/b",
+                ),
+        );
+        let driver = LibvirtDriver::new(config.unwrap());
+        assert_eq!(driver.probe().await.unwrap(), Readiness::NotYet);
+        tokio::time::advance(STARTS_WITHIN).await;
+        assert_eq!(driver.probe().await.unwrap_err().code(), Code::FailedPrecondition);
     }
 }
