@@ -24,7 +24,7 @@ use cmi_driver::{Capabilities, PluginInfo, Readiness, Status};
 const MOST_CLUSTERS: usize = 20;
 
 /// What is known about a driver.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct DriverFacts {
     /// What `spec.driver` says.
     pub name: String,
@@ -59,7 +59,7 @@ pub enum Configured {
 }
 
 /// What a driver says of itself.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum DriverAnswer {
     /// It was not asked.
     NotAsked,
