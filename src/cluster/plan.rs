@@ -136,7 +136,7 @@ pub fn new_failure<'a>(
         .is_some_and(|shown| shown.status == State::False.as_str() && shown.reason == reason);
     let is_outage = matches!(zones, Zones::Failed(error) if error.code().is_outage());
     let is_in_use = after.initialization.is_some();
-    (!is_said && !(is_outage && is_in_use)).then_some((reason, message))
+    (!(is_said || is_outage && is_in_use)).then_some((reason, message))
 }
 
 /// Whether the drivers of a Cluster can be reached, as their probes have said for a while.

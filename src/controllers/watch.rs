@@ -262,9 +262,10 @@ pub(super) async fn watch<K>(
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                match outage.failed() {
-                    Some(untold) => tracing::warn!(%kind, error, "watching failed; trying again{untold}"),
-                    None => tracing::debug!(%kind, error, "watching failed; trying again"),
+                if let Some(untold) = outage.failed() {
+                    tracing::warn!(%kind, error, "watching failed; trying again{untold}");
+                } else {
+                    tracing::debug!(%kind, error, "watching failed; trying again");
                 }
             }
         }

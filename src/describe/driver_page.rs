@@ -23,13 +23,12 @@ pub fn page(facts: &DriverFacts, now: Timestamp) -> String {
     answer(&mut page, &facts.answer);
     machines(&mut page, facts);
     clusters(&mut page, facts);
-    match &facts.scrape {
-        Some(scrape) => state(&mut page, scrape, &facts.name),
-        None => {
-            page.section("Calls, codes, queue, breakers and orphans");
-            page.line("Not known from outside: they are in the memory of the leading replica, which shows them at /metrics.");
-            page.line("Scrape that replica and hand it over with --metrics; docs/operations.md, \"Describe\", says how.");
-        }
+    if let Some(scrape) = &facts.scrape {
+        state(&mut page, scrape, &facts.name);
+    } else {
+        page.section("Calls, codes, queue, breakers and orphans");
+        page.line("Not known from outside: they are in the memory of the leading replica, which shows them at /metrics.");
+        page.line("Scrape that replica and hand it over with --metrics; docs/operations.md, \"Describe\", says how.");
     }
     page.section("Newest events of orphans, of all drivers");
     match &facts.orphans {
@@ -118,7 +117,7 @@ fn answer(page: &mut Page, answer: &DriverAnswer) {
     page.section("What it says of itself, asked from here");
     match answer {
         DriverAnswer::NotAsked => {
-            page.line("Not asked: give the drivers file that has it with --drivers-config.")
+            page.line("Not asked: give the drivers file that has it with --drivers-config.");
         }
         DriverAnswer::Failed(status) => {
             page.row("Failed", &format!("{}: {}", status.code(), status.message()));

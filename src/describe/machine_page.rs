@@ -255,7 +255,7 @@ fn events(page: &mut Page, facts: &MachineFacts, now: Timestamp) {
     match &facts.events {
         Err(why) => page.line(&format!("they can't be read: {why}")),
         Ok(events) if events.is_empty() => {
-            page.line("none; the API server keeps them for an hour, as a rule")
+            page.line("none; the API server keeps them for an hour, as a rule");
         }
         Ok(events) => super::driver_page::table_of_events(page, events, now),
     }

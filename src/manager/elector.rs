@@ -361,9 +361,10 @@ impl Elector {
 
     /// Logs an error; one that lasts not each time.
     fn warn(&self, error: &ElectionError) {
-        match self.outage.failed() {
-            Some(untold) => tracing::warn!(error = %Chain(error), "leader election{untold}"),
-            None => tracing::debug!(error = %Chain(error), "leader election"),
+        if let Some(untold) = self.outage.failed() {
+            tracing::warn!(error = %Chain(error), "leader election{untold}");
+        } else {
+            tracing::debug!(error = %Chain(error), "leader election");
         }
     }
 

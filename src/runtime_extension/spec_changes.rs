@@ -155,7 +155,7 @@ impl fmt::Display for SpecChanges {
             match strategy {
                 UpdateStrategy::InPlace => write!(f, "{separator}{place}: in place")?,
                 UpdateStrategy::Replace(why) | UpdateStrategy::Refused(why) => {
-                    write!(f, "{separator}{place}: {why}")?
+                    write!(f, "{separator}{place}: {why}")?;
                 }
             }
         }

@@ -15,7 +15,9 @@ pub fn failure(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, no
     }
     let meta = &before.metadata;
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
-    let resolved = gathered.configured_driver().map(|driver| driver.name());
+    let resolved = gathered
+        .configured_driver()
+        .map(crate::configured_driver::ConfiguredDriver::name);
     tracing::warn!(
         machine = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default()),
         driver = resolved.unwrap_or_else(|| driver_name(before)),
