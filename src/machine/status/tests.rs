@@ -445,7 +445,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
     lost.status = Some(after(&lost, &kept(Some(false)), moment()));
     let shown = |status: &InfraMachineStatus| state_of(status, conditions::DRIVER_REACHABLE).0.to_owned();
     assert_eq!(shown(lost.status.as_ref().unwrap()), "False");
-    let message = |status: &InfraMachineStatus| message_of(status, conditions::DRIVER_REACHABLE);
+    let message = |status: &InfraMachineStatus| message_of(status, conditions::DRIVER_REACHABLE).to_owned();
     let expected = "the driver can't be reached: refused; the VM is left as it is";
     assert_eq!(message(lost.status.as_ref().unwrap()), expected);
     let later = Outcome::UpToDate {
