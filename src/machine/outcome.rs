@@ -308,7 +308,7 @@ impl Failure {
     /// person to end.
     pub fn message(&self) -> String {
         let said = self.said();
-        if self.disposition == Disposition::AwaitCapacity {
+        if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {
             format!("{said}; {HURRY}")
         } else {
             said
