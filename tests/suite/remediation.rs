@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::support::backing::with_every_backing;
 use crate::support::fleet::objects;
+use crate::support::plugin::Plugin;
 use crate::support::provider::service_account;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 
@@ -201,6 +202,13 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
             Ok(())
         })
         .await?;
+        // It is said on the Machine first.
+        let machine = machine(&world, &name).await?;
+        let remediated = of(&machine, "ExternallyRemediated");
+        ensure!(
+            remediated["status"] == "True" && remediated["reason"] == reason::RESTARTED,
+            "{remediated:#}"
+        );
         world.kubectl(&["delete", "inframachineremediation", &name])?;
     }
     Ok(())
@@ -324,6 +332,145 @@ async fn killed_at(point: Point, calls: usize) -> Result<()> {
     let _again = provider.named("again").start(&world).await?;
     restarting_once(&world, name).await?;
     restarts(&cloud, name, calls).await
+}
+
+/// What of a restart is said on its Machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said {
+    /// That the VM was restarted.
+    Restarted,
+    /// That no restart is left, so that the owner replaces the Machine.
+    OwnersTurn,
+}
+
+/// Killed around each write to the status of the Machine, the provider ends where it would have, and
+/// makes no other restart.
+#[tokio::test]
+async fn killed_around_what_it_says_on_the_machine_the_provider_comes_to_the_same_end() -> Result<()> {
+    for said in [Said::Restarted, Said::OwnersTurn] {
+        // Others write the Machine, too: one that is answered may have been refused.
+        for (side, is_answered) in [
+            (Fault::HoldBefore as fn(Gate) -> Fault, false),
+            (Fault::HoldAfter, true),
+        ] {
+            let killed = killed_when_said(said, side).await;
+            killed.with_context(|| format!("{said:?}, answered: {is_answered}"))?;
+        }
+    }
+    Ok(())
+}
+
+async fn killed_when_said(said: Said, side: fn(Gate) -> Fault) -> Result<()> {
+    let world = World::new("restart-said").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let gate = Gate::new();
+    let fault = Mutex::new((said as usize, Some(side(gate.clone()))));
+    let hook = move |request: &ProxiedRequest| {
+        let is_said = request.method == Method::PATCH
+            && request.path.contains("/machines/")
+            && request.path.ends_with("/status");
+        let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, trap) = &mut *fault;
+        if is_said && *before > 0 {
+            *before -= 1;
+            return Fault::None;
+        }
+        trap.take_if(|_| is_said).unwrap_or(Fault::None)
+    };
+    let proxy = Proxy::start(&world.management, hook).await?;
+    let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+    let provider = provider(&cloud, json!({})).through(kubeconfig);
+    let replica = provider.start(&world).await?;
+    world.cluster("one").await?;
+    ByHand::new(&world, "one", "m")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+    let owner = machine(&world, "m").await?;
+    let timeout = match said {
+        Said::Restarted => 3600,
+        Said::OwnersTurn => 2,
+    };
+    let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": timeout}});
+    management_cluster::apply(&world.admin, request(&world, &owner, &once)).await?;
+    let reached = tokio::time::timeout(DEADLINE, gate.reached());
+    reached.await.context("nothing was said on the Machine")?;
+    drop(replica);
+
+    let _again = provider.named("again").start(&world).await?;
+    match said {
+        Said::Restarted => restarting_once(&world, "m").await?,
+        Said::OwnersTurn => {
+            eventually(DEADLINE, "a Machine that is left to its owner", async || {
+                let machine = machine(&world, "m").await?;
+                for type_ in ["OwnerRemediated", "HealthCheckSucceeded", "ExternallyRemediated"] {
+                    ensure!(of(&machine, type_)["status"] == "False", "{:#}", machine.data);
+                }
+                let found = remediation(&world, "m").await?.context("no remediation")?;
+                let phase = found.status.and_then(|status| status.phase);
+                ensure!(phase == Some(RemediationPhase::Replacing), "{phase:?}");
+                Ok(())
+            })
+            .await?;
+        }
+    }
+    restarts(&cloud, "m", 1).await
+}
+
+/// Killed around the write that takes a restart back which never left the process, the provider counts it
+/// where it was not taken back, and makes it where it was.
+#[tokio::test]
+async fn killed_around_the_record_that_is_taken_back_the_provider_makes_no_more_than_it_may() -> Result<()> {
+    for (side, calls) in [(Fault::HoldBefore as fn(Gate) -> Fault, 0), (Fault::HoldAfter, 1)] {
+        let killed = killed_when_taken_back(side, calls).await;
+        killed.with_context(|| format!("{calls} restarts"))?;
+    }
+    Ok(())
+}
+
+async fn killed_when_taken_back(side: fn(Gate) -> Fault, calls: usize) -> Result<()> {
+    let world = World::new("restart-taken-back").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let (noted, taken_back) = (Gate::new(), Gate::new());
+    let faults = Mutex::new(vec![side(taken_back.clone()), Fault::HoldBefore(noted.clone())]);
+    let hook = move |request: &ProxiedRequest| {
+        let is_record = request.method == Method::PATCH
+            && request.path.contains("/inframachineremediations/")
+            && !request.path.ends_with("/status");
+        let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let sprung = if is_record { faults.pop() } else { None };
+        sprung.unwrap_or(Fault::None)
+    };
+    let proxy = Proxy::start(&world.management, hook).await?;
+    let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+    let mut plugin = Plugin::start(&world, "simulated", &cloud.config(json!({}))).await?;
+    let provider = with(&plugin.drivers(json!({}))).through(kubeconfig);
+    let replica = provider.start(&world).await?;
+    world.cluster("one").await?;
+    ByHand::new(&world, "one", "m")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+    let owner = machine(&world, "m").await?;
+    let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
+    management_cluster::apply(&world.admin, request(&world, &owner, &once)).await?;
+    let reached = tokio::time::timeout(DEADLINE, noted.reached());
+    reached.await.context("no restart was written down")?;
+    // The call that follows finds no plugin.
+    plugin.kill();
+    noted.open();
+    let reached = tokio::time::timeout(DEADLINE, taken_back.reached());
+    reached.await.context("nothing was taken back")?;
+    drop(replica);
+
+    plugin.listen(&world).await?;
+    let _again = provider.named("again").start(&world).await?;
+    restarting_once(&world, "m").await?;
+    restarts(&cloud, "m", calls).await
 }
 
 /// The restarts that were made count at the target of a move, and none is made there again.
