@@ -42,25 +42,25 @@ fn phase(machine: &DynamicObject) -> &str {
 async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine_that_waits() -> Result<()> {
     let world = World::new("sample-check").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({"quota": 3})))
+    let _provider = Provider::new(cloud.drivers(json!({"quota": 4})))
         .start(&world)
         .await?;
     let _kubelets = cloud.kubelets();
-    Fleet::create(&world, "md", 4).await?;
-    let vms = cloud.holds(3).await?;
+    Fleet::create(&world, "md", 5).await?;
+    let vms = cloud.holds(4).await?;
     let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
     let list = async || anyhow::Ok(machines.list(&ListParams::default()).await?.items);
-    let three_run = async || {
+    let four_run = async || {
         let all = list().await?;
         let running = all.iter().filter(|machine| phase(machine) == "Running").count();
         ensure!(
-            all.len() == 4 && running == 3,
+            all.len() == 5 && running == 4,
             "{:?}",
             all.iter().map(phase).collect::<Vec<_>>()
         );
         Ok(all)
     };
-    let before = eventually(DEADLINE, "three machines that run and one that waits", three_run).await?;
+    let before = eventually(DEADLINE, "four machines that run and one that waits", four_run).await?;
     let waiting = before.iter().find(|machine| phase(machine) != "Running");
     let waiting = waiting.and_then(ResourceExt::uid).context("none waits")?;
 
@@ -83,7 +83,7 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
         .await?;
 
     let after = eventually(DEADLINE, "a machine in the place of the lost one", async || {
-        let all = three_run().await?;
+        let all = four_run().await?;
         ensure!(
             all.iter().all(|machine| machine.name_any() != lost.name),
             "it is there"
@@ -94,7 +94,7 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     let is_kept = |uid: &String| after.iter().any(|machine| machine.uid().as_ref() == Some(uid));
     ensure!(is_kept(&waiting), "the machine that waited was replaced");
     let kept = before.iter().filter_map(ResourceExt::uid).filter(is_kept).count();
-    ensure!(kept == 3, "{kept} machines are left of those that were there");
+    ensure!(kept == 4, "{kept} machines are left of those that were there");
     let creates = cloud.count(Operation::CreateMachine, &lost.name)?;
     ensure!(creates == 1, "{creates} creates of the lost VM");
     Ok(())
