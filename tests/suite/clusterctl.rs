@@ -272,6 +272,15 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_mach
     target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
     moved.gone().await?;
     cloud.holds(0).await?;
+    // clusterctl takes no definition away of which there are objects.
+    target.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
+    target.kubectl(&["delete", "inframachinetemplates", "--all"])?;
+    eventually(DEADLINE, "the end of the Cluster", async || {
+        let left = target.kubectl(&["get", "clusters,infraclusters", "--output=name"])?;
+        ensure!(left.is_empty(), "{left}");
+        Ok(())
+    })
+    .await?;
     repository.clusterctl(
         &target,
         &[
