@@ -36,6 +36,7 @@ cat > "$chart/values.schema.json" <<'SCHEMA'
   "$schema": "https://json-schema.org/draft/2020-12/schema",
   "type": "object",
   "additionalProperties": false,
+  "required": ["image", "replicas", "drivers", "args"],
   "properties": {
     "global": {"type": "object"},
     "image": {"type": "string", "minLength": 1},
