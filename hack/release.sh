@@ -44,6 +44,44 @@ components config/clusterctl infrastructure-components.yaml
 components config/clusterctl-two-replicas infrastructure-components-two-replicas.yaml
 cp metadata.yaml templates/*.yaml "$unfinished/"
 
+# For the Cluster API operator, which reads components and metadata out of a ConfigMap.
+cat > "$unfinished/cluster-api-operator.yaml" <<OPERATOR
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: capcmi-system
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: $VERSION
+  namespace: capcmi-system
+  labels:
+    provider.cluster.x-k8s.io/name: ${provider#infrastructure-}
+    provider.cluster.x-k8s.io/type: infrastructure
+    provider.cluster.x-k8s.io/version: $VERSION
+data:
+  metadata: |
+$(sed 's/^/    /' metadata.yaml)
+  components: |
+$(sed 's/^/    /' "$unfinished/infrastructure-components.yaml")
+---
+apiVersion: operator.cluster.x-k8s.io/v1alpha2
+kind: InfrastructureProvider
+metadata:
+  name: ${provider#infrastructure-}
+  namespace: capcmi-system
+spec:
+  version: $VERSION
+  fetchConfig:
+    selector:
+      matchLabels:
+        provider.cluster.x-k8s.io/name: ${provider#infrastructure-}
+        provider.cluster.x-k8s.io/type: infrastructure
+OPERATOR
+
 # A package of Helm's is an archive of the chart's folder. The same sources give the same archive.
 VERSION=$VERSION IMG=$IMG KUBECTL=$KUBECTL hack/helm-chart.sh "$unfinished/chart/cluster-api-provider-cmi"
 tar --create --gzip --file "$unfinished/cluster-api-provider-cmi-${VERSION#v}.tgz" --directory "$unfinished/chart" \

@@ -209,6 +209,34 @@ async fn a_release_that_could_not_be_built_leaves_nothing_that_clusterctl_takes_
     Ok(())
 }
 
+/// The Cluster API operator takes both out of the ConfigMap that its provider's selector finds.
+#[tokio::test]
+async fn the_operator_finds_the_components_and_the_metadata_of_the_release() -> Result<()> {
+    let release = Release::make(None).await?;
+    let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name));
+    let objects = parse(&read("cluster-api-operator.yaml")?)?;
+    let provider = find(&objects, "InfrastructureProvider", "capcmi-cmi")?;
+    let map = find(&objects, "ConfigMap", "v0.1.0")?;
+    assert_eq!(provider["metadata"]["namespace"], map["metadata"]["namespace"]);
+    let labels = &map["metadata"]["labels"];
+    assert_eq!(
+        provider["spec"]["version"],
+        labels["provider.cluster.x-k8s.io/version"]
+    );
+    let selector = &provider["spec"]["fetchConfig"]["selector"]["matchLabels"];
+    let selector = selector.as_object().context("a selector")?;
+    ensure!(!selector.is_empty() && selector.iter().all(|(key, value)| labels[key] == *value));
+    for (key, file) in [
+        ("metadata", "metadata.yaml"),
+        ("components", "infrastructure-components.yaml"),
+    ] {
+        let held = map["data"][key].as_str().context("a text")?;
+        assert_eq!(held.trim_end(), read(file)?.trim_end());
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_files_of_a_release_are_those_of_its_checksums() -> Result<()> {
     let release = Release::make(None).await?;
