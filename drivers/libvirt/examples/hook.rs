@@ -1,11 +1,13 @@
 //! The hooks of the conformance suite for this driver: it does to the hosts of a driver's configuration what
 //! an administrator, a crash or another client might do.
 //!
-//! `hook CONFIG NAME [ARGUMENT…]`; the hosts are those of `tests/lab/host.sh`.
+//! `hook CONFIG NAME [ARGUMENT…]`; the hosts are those of `tests/lab/host.sh`, and the driver reaches them over
+//! the wires of `tests/lab/wire.rs`, which do what the file `fault` in a host's folder says.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, Result, bail, ensure};
 use capcmi_driver_libvirt::Config;
 use capcmi_driver_libvirt::identity::MachineKey;
-use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
+use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, PREFIX, Record};
 use quick_xml::Writer;
 use virt::connect::Connect;
 use virt::domain::Domain;
@@ -27,7 +29,19 @@ const WRITTEN: [&str; 4] = ["etc/qemu", "etc/qemu/autostart", "lib/qemu", "machi
 /// A domain that is never started, and takes all memory of a host.
 const BALLAST: &str = "hook-ballast";
 const TIB_MIB: u64 = 1024 * 1024;
+/// What a wire is to do, in the folder of its host.
+const FAULT: &str = "fault";
+/// The answers that are lost, marked in the folder of a host.
+const LOST: [&str; 2] = ["lost-create", "lost-delete"];
+/// How many starts of guests fail, in the folder of a host.
+const FAILING_STARTS: &str = "failing-starts";
+/// An error that libvirtd has when something in it is not as it has to be.
+const INTERNAL_ERROR: u32 = 1;
+/// A number that libvirt has not given to any error yet.
+const UNHEARD_OF: u32 = 9999;
 const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
+/// What runs, and what is started the next time.
+const AFFECTED: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE | virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
 /// Of the seed's image.
 const SECTOR: usize = 2048;
 
@@ -41,7 +55,25 @@ fn main() -> Result<()> {
     let config = Config::read(Path::new(config))?;
     let uris: Vec<&str> = config.hosts.values().map(|host| host.uri.as_str()).collect();
     match hook {
-        ["unavailable"] => uris.iter().try_for_each(|uri| stop(uri)),
+        // A driver that reaches no host lacks what it depends on.
+        ["unavailable" | "unhealthy"] => uris.iter().try_for_each(|uri| stop(uri)),
+        ["starting", socket, restart @ ..] => {
+            uris.iter().try_for_each(|uri| stop(uri))?;
+            run(restart)?;
+            eventually(socket, |socket| UnixStream::connect(socket).is_ok())
+        }
+        ["unknown"] => fault(
+            &uris,
+            &format!("refuse {UNHEARD_OF} an error of a libvirt to come"),
+        ),
+        ["internal"] => fault(&uris, &format!("refuse {INTERNAL_ERROR} an invariant is broken")),
+        ["slow", milliseconds] => fault(&uris, &format!("slow {milliseconds}")),
+        ["loseResponse"] => uris.iter().try_for_each(|uri| {
+            let folder = folder(uri)?;
+            LOST.iter()
+                .try_for_each(|lost| Ok(fs::write(folder.join(lost), "")?))
+        }),
+        ["failInitialize", times] => uris.iter().try_for_each(|uri| fail_starts(uri, times)),
         ["exhaust"] => uris.iter().try_for_each(|uri| exhaust(uri)),
         ["restore"] => uris.iter().try_for_each(|uri| restore(uri)),
         ["plant", name, cluster, identity] => {
@@ -59,6 +91,10 @@ fn main() -> Result<()> {
             Ok(domain.undefine()?)
         }),
         ["uninitialize", name, cluster] => on_domain(&uris, name, cluster, uninitialize),
+        ["lock", name, cluster] => on_domain(&uris, name, cluster, |domain| {
+            note_lock(domain, Some("<locked>as asked for</locked>"))
+        }),
+        ["unlock", name, cluster] => on_domain(&uris, name, cluster, |domain| note_lock(domain, None)),
         ["mutations"] => {
             let changes = uris.iter().map(|uri| last_change(uri));
             let last = changes.collect::<Result<Vec<_>>>()?.into_iter().max();
@@ -94,9 +130,12 @@ fn stop(uri: &str) -> Result<()> {
 }
 
 fn restore(uri: &str) -> Result<()> {
-    let down = folder(uri)?.join("down");
-    if down.exists() {
-        fs::remove_file(down)?;
+    let folder = folder(uri)?;
+    for undone in ["down", FAULT, FAILING_STARTS].iter().chain(&LOST) {
+        match fs::remove_file(folder.join(undone)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
     }
     eventually(uri, |uri| {
         let Ok(mut connect) = Connect::open(Some(uri)) else {
@@ -109,12 +148,50 @@ fn restore(uri: &str) -> Result<()> {
     })
 }
 
-fn eventually(uri: &str, mut probe: impl FnMut(&str) -> bool) -> Result<()> {
+/// Runs a command of the hook's arguments.
+fn run(command: &[&str]) -> Result<()> {
+    let (program, arguments) = command
+        .split_first()
+        .context("which command restarts the driver?")?;
+    let ended = Command::new(program).args(arguments).status()?;
+    ensure!(ended.success(), "{program} failed");
+    Ok(())
+}
+
+/// Has the wires do something. They read the file at any moment: it is put in its place whole.
+fn fault(uris: &[&str], what: &str) -> Result<()> {
+    for uri in uris {
+        let folder = folder(uri)?;
+        let unfinished = folder.join("unfinished-fault");
+        fs::write(&unfinished, what)?;
+        fs::rename(unfinished, folder.join(FAULT))?;
+    }
+    Ok(())
+}
+
+/// So many starts of guests fail, and what was started has to be started once more: else there is nothing
+/// that could fail.
+fn fail_starts(uri: &str, times: &str) -> Result<()> {
+    for domain in open(uri)?.list_all_domains(0)? {
+        uninitialize(&domain)?;
+    }
+    fs::write(folder(uri)?.join(FAILING_STARTS), times)?;
+    Ok(())
+}
+
+/// Locks a domain, or takes the lock away, as an administrator does with `virsh metadata`.
+fn note_lock(domain: &Domain, lock: Option<&str>) -> Result<()> {
+    let key = lock.map(|_| "lock");
+    domain.set_metadata(ELEMENT, lock, key, Some(LOCK_NAMESPACE), AFFECTED)?;
+    Ok(())
+}
+
+fn eventually(what: &str, mut probe: impl FnMut(&str) -> bool) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !probe(uri) {
+    while !probe(what) {
         ensure!(
             Instant::now() < deadline,
-            "{uri} did not become what the hook makes of it"
+            "{what} did not become what the hook makes of it"
         );
         std::thread::sleep(Duration::from_millis(50));
     }

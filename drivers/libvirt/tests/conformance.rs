@@ -7,8 +7,11 @@ mod lab;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lab::wire::{Fate, Message, Way, procedure};
 
 /// A plugin that ends with this.
 struct Plugin(PathBuf);
@@ -23,7 +26,35 @@ impl Drop for Plugin {
     }
 }
 
-/// No binding rule is broken, and each is tried for which this test has a hook.
+/// What becomes of a message on the wire to the host with this folder: what a hook has written there.
+///
+/// There are `slow MILLISECONDS` and `refuse NUMBER WORDS` in `fault`, and the marks `lost-create` and
+/// `lost-delete`.
+fn fate(folder: &Path, message: Message<'_>) -> Fate {
+    for (lost, answer) in [
+        ("lost-create", procedure::START),
+        ("lost-delete", procedure::UNDEFINE),
+    ] {
+        // After the one there is a VM, and after the other there is none.
+        if message.is(Way::Back, &answer, "") && fs::remove_file(folder.join(lost)).is_ok() {
+            return Fate::Lost;
+        }
+    }
+    let fault = fs::read_to_string(folder.join("fault")).unwrap_or_default();
+    let mut words = fault.splitn(3, ' ');
+    let is_a_call = message.way == Way::There && !procedure::CONNECTING.contains(&message.procedure);
+    match (words.next(), words.next().map(str::parse), words.next()) {
+        (Some("slow"), Some(Ok(milliseconds)), _) if is_a_call => {
+            Fate::Late(Duration::from_millis(milliseconds))
+        }
+        (Some("refuse"), Some(Ok(number)), Some(words)) if is_a_call => {
+            Fate::Refused(u32::try_from(number).unwrap(), words.to_owned())
+        }
+        _ => Fate::Passes,
+    }
+}
+
+/// No binding rule is broken, and each was tried that the calls of the driver allow.
 #[tokio::test]
 async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
@@ -39,8 +70,14 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
     );
     let folder = lab.folder();
     let at = |name: &str| folder.join(name).display().to_string();
-    let config = at("driver.yaml");
-    fs::write(&config, lab.config()?)?;
+    let (config, hosts) = (at("driver.yaml"), at("hosts.yaml"));
+    for host in lab.names() {
+        let folder = lab.of(host);
+        lab.lay_wire(host, Arc::new(move |message| fate(&folder, message)))?;
+    }
+    fs::write(&config, lab.config_over_wires(&lab.names())?)?;
+    // The hooks reach the hosts without the wires.
+    fs::write(&hosts, lab.config()?)?;
     let endpoint = format!("unix://{}", at("driver.sock"));
     let restart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/drivers/restart.sh");
     let start = [
@@ -55,14 +92,29 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
     ];
     let hook = programs.join("examples/hook").display().to_string();
     let hook = |name: &str, arguments: &[&str]| {
-        let command = [&[hook.as_str(), &config, name], arguments].concat();
+        let command = [&[hook.as_str(), &hosts, name], arguments].concat();
         serde_json::json!(command)
     };
     let machine = ["{machine}", "{cluster}"];
+    let socket = at("driver.sock");
+    let start_again = [
+        &[socket.as_str()],
+        start.each_ref().map(String::as_str).as_slice(),
+    ]
+    .concat();
     let hooks = serde_json::json!({
         "logs": [at("driver.log")],
         "hooks": {
             "unavailable": hook("unavailable", &[]),
+            "unknown": hook("unknown", &[]),
+            "internal": hook("internal", &[]),
+            "slow": hook("slow", &["{amount}"]),
+            "loseResponse": hook("loseResponse", &[]),
+            "failInitialize": hook("failInitialize", &["{amount}"]),
+            "unhealthy": hook("unhealthy", &[]),
+            "starting": hook("starting", &start_again),
+            "lock": hook("lock", &machine),
+            "unlock": hook("unlock", &machine),
             "exhaust": hook("exhaust", &[]),
             "restore": hook("restore", &[]),
             "plant": hook("plant", &["{machine}", "{cluster}", "{identity}"]),
@@ -87,7 +139,7 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
             "--wait",
             "30s",
             "--require",
-            "basic",
+            "full",
             "--endpoint",
             &endpoint,
         ])

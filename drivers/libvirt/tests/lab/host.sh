@@ -5,7 +5,8 @@
 #   host.sh ready FOLDER  waits until it answers, and gives it a network and storage pools the first time
 #
 # It needs root, and what `make test-libvirt` installs. Socket: FOLDER/run/libvirt-sock; consoles and disks:
-# FOLDER/machines; base images: FOLDER/images.
+# FOLDER/machines; base images: FOLDER/images. FOLDER/failing-starts, where it is there, has a number: so many starts of
+# guests fail.
 set -euo pipefail
 
 here=$(realpath "$0")
@@ -14,7 +15,7 @@ folder=$(realpath -m "$2")
 export LIBVIRT_DEFAULT_URI="qemu+unix:///system?socket=$folder/run/libvirt-sock"
 
 configure() {
-    mkdir -p "$folder"/{run,lib,etc,log,cache,images,machines}
+    mkdir -p "$folder"/{run,lib,etc/hooks,log,cache,images,machines}
     [ -s "$folder/uuid" ] || cat /proc/sys/kernel/random/uuid >"$folder/uuid"
     cat >"$folder/etc/libvirtd.conf" <<END
 unix_sock_rw_perms = "0700"
@@ -34,6 +35,17 @@ namespaces = [ ]
 cgroup_controllers = [ ]
 stdio_handler = "file"
 END
+    # What an administrator has libvirt ask before each start.
+    cat >"$folder/etc/hooks/qemu" <<END
+#!/bin/sh
+[ "\$2/\$3" = prepare/begin ] && [ -e "$folder/failing-starts" ] || exit 0
+read -r left <"$folder/failing-starts"
+[ "\$left" -gt 0 ] || exit 0
+echo \$((left - 1)) >"$folder/failing-starts"
+echo "no guest may start now" >&2
+exit 1
+END
+    chmod +x "$folder/etc/hooks/qemu"
 }
 
 case $command in
@@ -60,8 +72,8 @@ supervise)
         daemon=$!
         code=0
         wait "$daemon" || code=$?
-        # One that ends by itself can't run here.
-        [ $code -gt 128 ] || break
+        # One that fails by itself can't run here; one that was killed, or asked to end, is started again.
+        [ $code = 0 ] || [ $code -gt 128 ] || break
         # `down` keeps it down.
         while [ -e "$folder/down" ] && [ ! -e "$folder/stop" ]; do sleep 0.1; done
         sleep 0.05

@@ -1,7 +1,10 @@
-//! Two real libvirt hosts, with guests that boot in seconds.
+//! Real libvirt hosts, with guests that boot in seconds.
 
 // Each test program takes a part of it.
 #![allow(dead_code)]
+
+pub mod machines;
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,21 +15,27 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use capcmi_driver_libvirt::{Config, LibvirtDriver};
 use cmi_driver::{MachineClass, MachineRef, ProviderSpec, SecretValue, USER_DATA, tags};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 use virt::connect::Connect;
 
-/// The hosts' names.
+use wire::Fates;
+
+/// The hosts of a lab, but where a test needs more.
 pub const HOSTS: [&str; 2] = ["host-a", "host-b"];
 /// The cluster of all machines.
 pub const CLUSTER: &str = "lab";
+/// Where the socket of a host is, in its folder.
+const DIRECTLY: &str = "run";
+/// Where the end of the wire to it is.
+const OVER_A_WIRE: &str = "wire";
 /// Guests are emulated: one lab at a time is enough for two processors.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// Two hosts, which end with their guests when this is dropped.
+/// Hosts, which end with their guests when this is dropped.
 pub struct Lab {
     hosts: BTreeMap<&'static str, Child>,
     guest: PathBuf,
@@ -36,6 +45,11 @@ pub struct Lab {
 
 /// The lab, or none where there is no libvirt: `make test-libvirt` installs it, and fails without.
 pub async fn lab() -> Result<Option<Lab>> {
+    lab_of(&HOSTS).await
+}
+
+/// A lab with other hosts than most have.
+pub async fn lab_of(hosts: &[&'static str]) -> Result<Option<Lab>> {
     let prepared = Command::new(scripts().join("prepare.sh"))
         .arg("--check")
         .output()?;
@@ -45,7 +59,7 @@ pub async fn lab() -> Result<Option<Lab>> {
         eprintln!("SKIPPED, since there is no libvirt to test with: {missing}");
         return Ok(None);
     }
-    Lab::start().await.map(Some)
+    Lab::start(hosts).await.map(Some)
 }
 
 fn scripts() -> PathBuf {
@@ -53,7 +67,7 @@ fn scripts() -> PathBuf {
 }
 
 impl Lab {
-    async fn start() -> Result<Self> {
+    async fn start(hosts: &[&'static str]) -> Result<Self> {
         let alone = ONE_AT_A_TIME.lock().await;
         let guest = guest()?;
         // Sockets have short paths.
@@ -64,7 +78,7 @@ impl Lab {
             folder,
             _alone: alone,
         };
-        for host in HOSTS {
+        for host in hosts {
             let log = File::create(lab.folder.path().join(format!("{host}.log")))?;
             let child = Command::new("setpriv")
                 .args(["--pdeathsig", "TERM", "--"])
@@ -78,7 +92,7 @@ impl Lab {
                 .context("starting a host failed")?;
             lab.hosts.insert(host, child);
         }
-        for host in HOSTS {
+        for host in hosts {
             lab.ready(host)?;
             fs::copy(
                 lab.guest.join("base.qcow2"),
@@ -106,16 +120,20 @@ impl Lab {
         self.folder.path().join(host)
     }
 
-    fn uri(&self, host: &str) -> String {
-        format!(
-            "qemu+unix:///system?socket={}/run/libvirt-sock",
-            self.of(host).display()
-        )
+    /// The URI of a host's libvirtd, or of the end of the wire to it.
+    fn uri(&self, host: &str, at: &str) -> String {
+        let socket = self.of(host).join(at).join("libvirt-sock");
+        format!("qemu+unix:///system?socket={}", socket.display())
+    }
+
+    /// The names of the hosts.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.hosts.keys().copied().collect()
     }
 
     /// A connection beside the driver's, as an administrator has.
     pub fn connect(&self, host: &str) -> Result<Connect> {
-        Connect::open(Some(&self.uri(host))).with_context(|| format!("connecting to {host} failed"))
+        Connect::open(Some(&self.uri(host, DIRECTLY))).with_context(|| format!("connecting to {host} failed"))
     }
 
     /// A folder for what a test makes.
@@ -125,12 +143,26 @@ impl Lab {
 
     /// The configuration of the driver.
     pub fn config(&self) -> Result<String> {
+        self.config_of(&self.names(), DIRECTLY)
+    }
+
+    /// Lays a wire to a host. A driver with the configuration [`Lab::config_over_wires`] is at its end.
+    pub fn lay_wire(&self, host: &str, fates: Fates) -> Result<()> {
+        let at = |place: &str| self.of(host).join(place).join("libvirt-sock");
+        wire::lay(at(DIRECTLY), &at(OVER_A_WIRE), fates)
+    }
+
+    /// The configuration of a driver that reaches these hosts over their wires.
+    pub fn config_over_wires(&self, hosts: &[&str]) -> Result<String> {
+        self.config_of(hosts, OVER_A_WIRE)
+    }
+
+    fn config_of(&self, hosts: &[&str], at: &str) -> Result<String> {
         let sha256 = sha256(&fs::read(self.guest.join("base.qcow2"))?);
-        let hosts: BTreeMap<_, _> = HOSTS
-            .into_iter()
-            .map(|host| (host, json!({"uri": self.uri(host), "reservedMemoryMib": 0})))
+        let hosts: BTreeMap<_, _> = hosts
+            .iter()
+            .map(|host| (*host, json!({"uri": self.uri(host, at), "reservedMemoryMib": 0})))
             .collect();
-        let pool = |image: &str| json!({"storagePool": "machines", "network": "default", "image": image, "maxRootFsGb": 100});
         let image = |volume: &str, sha256: &str| {
             json!({"storagePool": "images", "volume": volume, "format": "qcow2", "sha256": sha256, "directBoot": {
                 "kernel": self.guest.join("vmlinuz"), "initrd": self.guest.join("initrd.gz"),
@@ -140,7 +172,7 @@ impl Lab {
         Ok(json!({
             "virtType": "qemu",
             "hosts": hosts,
-            "vmPools": {"default": pool("tiny")},
+            "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "tiny", "maxRootFsGb": 100}},
             "sizes": {
                 "small": {"cpus": 1, "memoryMib": 128},
                 "large": {"cpus": 2, "memoryMib": 192},
@@ -153,7 +185,28 @@ impl Lab {
 
     /// A driver of these hosts, which knows nothing of another one.
     pub fn driver(&self) -> Result<LibvirtDriver> {
-        Ok(LibvirtDriver::new(Config::parse(&self.config()?)?))
+        self.driver_with(&json!({}))
+    }
+
+    /// The same, with a merge patch on its configuration.
+    pub fn driver_with(&self, change: &Value) -> Result<LibvirtDriver> {
+        let mut config = serde_json::from_str(&self.config()?)?;
+        merge(&mut config, change);
+        Ok(LibvirtDriver::new(Config::parse(&config.to_string())?))
+    }
+
+    /// Runs a program where a host is, in its namespaces.
+    pub fn on_host(&self, host: &str, command: &[&str]) -> Result<()> {
+        let ran = Command::new("nsenter")
+            .args(["--mount", "--net", "--target", &self.libvirtd(host)?, "--"])
+            .args(command)
+            .output()?;
+        ensure!(
+            ran.status.success(),
+            "{command:?} on {host}: {}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
+        Ok(())
     }
 
     /// The process id of a host's libvirtd.
@@ -186,22 +239,39 @@ impl Lab {
     /// Everything that machines have on the hosts.
     pub fn left(&self) -> Result<Vec<String>> {
         let mut left = Vec::new();
-        for host in HOSTS {
-            let mut connect = self.connect(host)?;
-            for domain in connect.list_all_domains(0)? {
-                left.push(format!("{host}: domain {}", domain.get_name()?));
+        for host in self.names() {
+            left.extend(self.left_on(host)?);
+        }
+        Ok(left)
+    }
+
+    /// Everything that machines have on a host: domains, files and guests that run.
+    pub fn left_on(&self, host: &str) -> Result<Vec<String>> {
+        let mut left = Vec::new();
+        let mut connect = self.connect(host)?;
+        for domain in connect.list_all_domains(0)? {
+            left.push(format!("{host}: domain {}", domain.get_name()?));
+        }
+        connect.close()?;
+        for file in fs::read_dir(self.of(host).join("machines"))? {
+            left.push(format!("{host}: {}", file?.file_name().to_string_lossy()));
+        }
+        let folder = self.of(host).display().to_string();
+        for process in fs::read_dir("/proc")? {
+            let process = process?.path();
+            // One that has ended meanwhile has none.
+            let command = fs::read(process.join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            if command.contains("qemu-system") && command.contains(&folder) {
+                left.push(format!("{host}: QEMU, process {}", process.display()));
             }
-            for file in fs::read_dir(self.of(host).join("machines"))? {
-                left.push(format!("{host}: {}", file?.file_name().to_string_lossy()));
-            }
-            connect.close()?;
         }
         Ok(left)
     }
 
     /// What the console of a machine's guest shows, on whatever host it is.
     pub fn console(&self, uuid: &str) -> Result<String> {
-        for host in HOSTS {
+        for host in self.names() {
             let path = self.of(host).join(format!("machines/capcmi-{uuid}-console.log"));
             if path.exists() {
                 return Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned());
@@ -243,6 +313,18 @@ fn guest() -> Result<PathBuf> {
     );
     fs::write(folder.join("made"), "")?;
     Ok(folder)
+}
+
+/// A JSON merge patch that takes nothing away.
+fn merge(value: &mut Value, change: &Value) {
+    match change {
+        Value::Object(fields) if value.is_object() => {
+            for (key, field) in fields {
+                merge(&mut value[key], field);
+            }
+        }
+        other => *value = other.clone(),
+    }
 }
 
 /// As `sha256sum` prints it.

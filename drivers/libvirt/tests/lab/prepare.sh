@@ -5,7 +5,7 @@
 #   prepare.sh [--check]   with --check it installs nothing
 set -euo pipefail
 
-programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox unshare setpriv)
+programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox unshare nsenter setpriv)
 packages=(qemu-utils qemu-system-x86 libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev dnsmasq-base
     iptables iproute2 tini busybox-static pkg-config)
 # Debian puts some of them where only root looks.

@@ -1,8 +1,9 @@
-//! The driver on two real libvirt hosts, with guests that boot.
+//! The driver on real libvirt hosts, with guests that boot.
 
 // A failure of the lab ends the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "../lab/mod.rs"]
 mod lab;
 
 use std::collections::BTreeSet;
@@ -10,120 +11,19 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use capcmi_driver_libvirt::LibvirtDriver;
-use capcmi_driver_libvirt::identity::MachineKey;
 use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
 use cmi_driver::{
-    AddressType, Code, CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest,
-    InitializeMachineRequest, LastKnownState, ListMachinesRequest, Machine, MachineRef, PowerState,
-    ProviderId, RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
+    AddressType, Code, Driver, InitializeMachineRequest, LastKnownState, ListMachinesRequest, Machine,
+    MachineRef, PowerState, RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
 };
 use futures::future::join_all;
+use lab::machines::{
+    ELEMENT, code, create, create_with, delete, domain, is_up, key, note, placed, status, volumes,
+};
 use lab::{CLUSTER, HOSTS, Lab, eventually, machine, sha256};
 use serde_json::json;
 use tokio::time::{Instant, timeout};
-use virt::connect::Connect;
-use virt::domain::Domain;
 use virt::storage_pool::StoragePool;
-use virt::storage_vol::StorageVol;
-
-const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
-
-async fn create_with(
-    driver: &LibvirtDriver,
-    machine: &MachineRef,
-    last_known_state: Option<LastKnownState>,
-) -> cmi_driver::Result<Machine> {
-    let request = CreateMachineRequest {
-        machine: machine.clone(),
-        last_known_state,
-    };
-    driver.create_machine(request).await
-}
-
-/// Creates, and once more with the note where the machine was placed alone.
-async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
-    let first = create_with(driver, machine, None).await;
-    match placed(&first) {
-        Some(state) => create_with(driver, machine, Some(state)).await,
-        None => first,
-    }
-}
-
-/// The note of a create that placed the machine, and made none.
-fn placed(answer: &cmi_driver::Result<Machine>) -> Option<LastKnownState> {
-    let status = answer.as_ref().err()?;
-    let placed = status.code() == Code::Aborted && status.message().contains("is placed on host");
-    status.last_known_state().cloned().filter(|_| placed)
-}
-
-async fn delete(
-    driver: &LibvirtDriver,
-    machine: &MachineRef,
-    id: Option<&ProviderId>,
-) -> cmi_driver::Result<()> {
-    let request = DeleteMachineRequest {
-        machine: machine.clone(),
-        provider_id: id.cloned(),
-        last_known_state: None,
-    };
-    driver.delete_machine(request).await.map(drop)
-}
-
-async fn status(
-    driver: &LibvirtDriver,
-    machine: &MachineRef,
-    id: Option<&ProviderId>,
-) -> cmi_driver::Result<Machine> {
-    let request = GetMachineStatusRequest {
-        machine: machine.clone(),
-        provider_id: id.cloned(),
-    };
-    driver.get_machine_status(request).await
-}
-
-/// It has an address, or will have one.
-fn is_up(machine: &Machine) -> bool {
-    [Some(PowerState::Starting), Some(PowerState::Running)].contains(&machine.power_state)
-}
-
-fn code<T>(answer: &cmi_driver::Result<T>) -> Option<Code> {
-    answer.as_ref().err().map(cmi_driver::Status::code)
-}
-
-fn key(machine: &MachineRef) -> MachineKey {
-    MachineKey {
-        cluster: CLUSTER.to_owned(),
-        name: machine.name.clone(),
-        identity: format!("{}-1", machine.name),
-    }
-}
-
-/// The domain of a machine on a host.
-fn domain(connect: &Connect, machine: &MachineRef) -> Result<Domain> {
-    Ok(Domain::lookup_by_name(connect, &key(machine).domain_name())?)
-}
-
-/// Notes something else of a domain, as a driver that was killed has left it.
-fn note(domain: &Domain, change: impl FnOnce(Record) -> Record) -> Result<()> {
-    let record = Record::parse(&domain.get_metadata(ELEMENT, Some(NAMESPACE), 0)?)?;
-    let element = change(record).to_element()?;
-    domain.set_metadata(ELEMENT, Some(&element), Some(PREFIX), Some(NAMESPACE), 0)?;
-    Ok(())
-}
-
-/// The volumes of a machine that have a word in their names.
-fn volumes(connect: &Connect, machine: &MachineRef, word: &str) -> Result<Vec<StorageVol>> {
-    let pool = StoragePool::lookup_by_name(connect, "machines")?;
-    let (prefix, mut found) = (key(machine).volume_prefix(), Vec::new());
-    for volume in pool.list_all_volumes(0)? {
-        let name = volume.get_name()?;
-        if name.starts_with(&prefix) && name.contains(word) {
-            found.push(volume);
-        }
-    }
-    Ok(found)
-}
 
 /// DRV-10, DRV-13, DRV-14, UPD-01
 #[tokio::test]
