@@ -178,6 +178,13 @@ mod tests {
         let status = status("looking", error);
         assert_eq!(status.code(), Code::Aborted);
         assert!(status.message().starts_with("looking failed: "), "{status}");
+        // Another call removes it at this moment.
+        let pool = virt::storage_pool::StoragePool::lookup_by_name(&connection, "default-pool").unwrap();
+        let xml = "<volume><name>v</name><capacity>1</capacity></volume>";
+        let volume = virt::storage_vol::StorageVol::create_xml(&pool, xml, 0).unwrap();
+        volume.delete(0).unwrap();
+        let status = of_a_volume("deleting it", volume.delete(0).unwrap_err());
+        assert_eq!(status.code(), Code::Aborted, "{status}");
         connection.close().unwrap();
 
         let error = virt::connect::Connect::open(Some("qemu+unix:///system?socket=/nowhere")).unwrap_err();

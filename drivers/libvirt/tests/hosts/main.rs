@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod crashes;
+mod interference;
 #[path = "../lab/mod.rs"]
 mod lab;
+mod room;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,0 +1,319 @@
+//! What administrators, and other processes of the driver, do to machines.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, Record};
+use cmi_driver::{
+    Code, Driver as _, InitializeMachineRequest, LastKnownState, MachineRef, PowerState, ProviderId,
+    RestartMachineRequest, ShutDownMachineRequest, Status, UpdateMachineRequest, tags,
+};
+use futures::future::join_all;
+use serde_json::json;
+
+use crate::lab::machines::{ELEMENT, code, create, create_with, delete, domain, key, note, status};
+use crate::lab::{self, CLUSTER, Lab, machine, sha256};
+
+const LIVE_AND_CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE | virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
+
+fn on_a(name: &str) -> MachineRef {
+    machine(name, &json!({"failureDomain": "host-a"}), b"#!/bin/sh\n")
+}
+
+fn shut_down(machine: &MachineRef) -> ShutDownMachineRequest {
+    ShutDownMachineRequest {
+        machine: machine.clone(),
+        provider_id: None,
+        last_known_state: None,
+    }
+}
+
+fn restart(machine: &MachineRef, id: &ProviderId) -> RestartMachineRequest {
+    RestartMachineRequest {
+        machine: machine.clone(),
+        provider_id: id.clone(),
+        last_known_state: None,
+    }
+}
+
+/// An update of a machine that was made from the spec of `on_a`.
+fn update(name: &str, id: &ProviderId, change: &serde_json::Value) -> UpdateMachineRequest {
+    let mut spec = json!({"failureDomain": "host-a", "tags": {
+        tags::CLUSTER: CLUSTER, tags::ROLE: "node", tags::MACHINE: format!("{name}-1"), "team": "a"
+    }});
+    for (key, value) in change.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    UpdateMachineRequest {
+        machine: machine(name, &spec, b""),
+        provider_id: id.clone(),
+        last_applied_provider_spec: on_a(name).class.provider_spec,
+        last_known_state: None,
+    }
+}
+
+fn noted(lab: &Lab, machine: &MachineRef) -> Result<Record> {
+    let connect = lab.connect("host-a")?;
+    Ok(Record::parse(&domain(&connect, machine)?.get_metadata(
+        ELEMENT,
+        Some(NAMESPACE),
+        0,
+    )?)?)
+}
+
+/// DRV-CR-09, DRV-DE-09
+#[tokio::test]
+async fn a_vm_that_an_administrator_has_locked_is_seen_and_not_touched() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let machine = on_a("m");
+    let id = create(&driver, &machine).await?.provider_id;
+    let connect = lab.connect("host-a")?;
+    let there = domain(&connect, &machine)?;
+    let lock = |text: Option<&str>| {
+        there.set_metadata(
+            ELEMENT,
+            text,
+            text.map(|_| "lock"),
+            Some(LOCK_NAMESPACE),
+            LIVE_AND_CONFIG,
+        )
+    };
+    for (element, words) in [
+        ("<locked>its disk is copied</locked>", "its disk is copied"),
+        ("<locked/>", "no reason"),
+    ] {
+        lock(Some(element))?;
+        let refused: Vec<Option<Status>> = vec![
+            delete(&driver, &machine, Some(&id)).await.err(),
+            driver.shut_down_machine(shut_down(&machine)).await.err(),
+            driver.restart_machine(restart(&machine, &id)).await.err(),
+            driver.update_machine(update("m", &id, &json!({}))).await.err(),
+        ];
+        for status in refused {
+            let status = status.context("the VM was touched")?;
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+            assert!(status.message().contains(words), "{status}");
+        }
+        assert_eq!(create(&driver, &machine).await?.provider_id, id);
+        assert_eq!(
+            status(&driver, &machine, None).await?.power_state,
+            Some(PowerState::Running)
+        );
+    }
+    assert!(noted(&lab, &machine)?.tags.is_empty());
+    lock(None)?;
+    driver.update_machine(update("m", &id, &json!({}))).await?;
+    assert_eq!(noted(&lab, &machine)?.tags["team"], "a");
+
+    // An update that can't be is refused before anything is changed.
+    for (change, expected) in [
+        (json!({"memoryMib": 129, "tags": {"team": "b"}}), Code::OutOfRange),
+        (json!({"cpuShares": 1, "tags": {"team": "b"}}), Code::OutOfRange),
+    ] {
+        let mut request = update("m", &id, &json!({}));
+        for (key, value) in change.as_object().into_iter().flatten() {
+            match key.as_str() {
+                "tags" => request.machine.class.provider_spec.0["tags"]["team"] = value["team"].clone(),
+                _ => drop(
+                    request
+                        .machine
+                        .class
+                        .provider_spec
+                        .0
+                        .insert(key.clone(), value.clone()),
+                ),
+            }
+        }
+        let answer = driver.update_machine(request).await;
+        assert_eq!(code(&answer), Some(expected), "{change}: {answer:?}");
+        assert_eq!(noted(&lab, &machine)?.tags["team"], "a");
+    }
+    delete(&driver, &machine, Some(&id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-10, DRV-19
+#[tokio::test]
+async fn a_vm_whose_definition_was_taken_away_while_it_runs_is_the_machines_until_it_is_deleted() -> Result<()>
+{
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let machine = on_a("m");
+    let id = create(&driver, &machine).await?.provider_id;
+    let connect = lab.connect("host-a")?;
+    domain(&connect, &machine)?.undefine()?;
+    assert_eq!(create(&driver, &machine).await?.provider_id, id);
+    driver.update_machine(update("m", &id, &json!({}))).await?;
+    assert_eq!(noted(&lab, &machine)?.tags["team"], "a");
+    // What libvirt's log daemon has put aside, behind libvirt's back.
+    let rotated = format!("capcmi-{}-console.log.0", key(&machine).uuid());
+    fs::write(lab.of("host-a").join("machines").join(rotated), "GUEST\n")?;
+    delete(&driver, &machine, Some(&id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-23, INI-18
+#[tokio::test]
+async fn a_vm_that_is_being_deleted_is_neither_adopted_nor_started_by_another_process() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let machine = on_a("m");
+    let id = create(&driver, &machine).await?.provider_id;
+    let connect = lab.connect("host-a")?;
+    let there = domain(&connect, &machine)?;
+    note(&there, |record| Record {
+        deleting: true,
+        started: false,
+        ..record
+    })?;
+    let other = lab.driver()?;
+    assert_eq!(code(&create(&other, &machine).await), Some(Code::Aborted));
+    assert_eq!(
+        code(&other.restart_machine(restart(&machine, &id)).await),
+        Some(Code::Aborted)
+    );
+    there.destroy()?;
+    note(&there, |record| Record {
+        deleting: true,
+        started: false,
+        ..record
+    })?;
+    let request = InitializeMachineRequest {
+        machine: machine.clone(),
+        provider_id: Some(id.clone()),
+        last_known_state: None,
+    };
+    assert_eq!(
+        code(&other.initialize_machine(request).await),
+        Some(Code::Aborted)
+    );
+    assert!(!there.is_active()?);
+    delete(&other, &machine, Some(&id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// INI-18, INI-21, INI-22
+#[tokio::test]
+async fn a_vm_whose_first_start_failed_is_not_initialized_and_is_started_by_the_next_call() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let machine = on_a("m");
+    fs::write(lab.of("host-a").join("failing-starts"), "1")?;
+    let failed = create(&driver, &machine).await.unwrap_err();
+    assert_eq!(failed.code(), Code::FailedPrecondition, "{failed}");
+    assert!(failed.message().contains("no guest may start now"), "{failed}");
+    let seen = status(&driver, &machine, None).await.unwrap_err();
+    assert_eq!(seen.code(), Code::Uninitialized, "{seen}");
+    let id = seen
+        .machine()
+        .context("code 17 comes with the VM")?
+        .provider_id
+        .clone();
+    let made = create(&driver, &machine).await?;
+    assert_eq!(
+        (made.provider_id, made.power_state),
+        (id.clone(), Some(PowerState::Running))
+    );
+    delete(&driver, &machine, Some(&id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-CR-06, DRV-28
+#[tokio::test]
+async fn two_machine_objects_of_one_name_that_are_made_at_once_get_one_vm_between_them() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let drivers = [lab.driver()?, lab.driver()?];
+    let (first, mut second) = (on_a("m"), on_a("m"));
+    second.class.provider_spec.0["tags"][tags::MACHINE] = json!("m-2");
+    let objects = [&first, &second];
+    let at_once = drivers
+        .iter()
+        .zip(objects)
+        .map(|(driver, machine)| create_with(driver, machine, None));
+    for answer in join_all(at_once).await {
+        assert!(
+            matches!(code(&answer), None | Some(Code::Aborted | Code::AlreadyExists)),
+            "{answer:?}"
+        );
+    }
+    let connect = lab.connect("host-a")?;
+    let mut winners = Vec::new();
+    for (driver, machine) in drivers.iter().zip(objects) {
+        match create(driver, machine).await {
+            Ok(made) => winners.push((driver, machine, made.provider_id)),
+            Err(status) => assert_eq!(status.code(), Code::AlreadyExists, "{status}"),
+        }
+    }
+    let [(driver, winner, id)] = winners.as_slice() else {
+        panic!("{} have it", winners.len());
+    };
+    let loser = if *winner == &first { &second } else { &first };
+    assert_eq!(connect.list_all_domains(0)?.len(), 1);
+    delete(driver, loser, None).await?;
+    assert_eq!(
+        status(driver, winner, None).await?.power_state,
+        Some(PowerState::Running)
+    );
+    assert_eq!(in_pool(&lab)?, 3, "the disks of the other one are there");
+    delete(driver, winner, Some(id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+fn in_pool(lab: &Lab) -> Result<usize> {
+    Ok(fs::read_dir(lab.of("host-a").join("machines"))?.count())
+}
+
+/// DRV-10
+#[tokio::test]
+async fn a_note_counts_where_the_machine_may_be_made_and_an_image_is_read_by_one_call_at_a_time() -> Result<()>
+{
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    // So large that the other calls come while it is read.
+    let image = vec![0; 256 << 20];
+    fs::write(lab.of("host-a").join("images/large.raw"), &image)?;
+    let driver = lab.driver_with(&json!({
+        "vmPools": {"default": {"hosts": ["host-a"], "image": "large"}},
+        "images": {"large": {"storagePool": "images", "volume": "large.raw", "format": "raw", "sha256": sha256(&image)}},
+    }))?;
+    let machines = ["a", "b", "c"].map(|name| machine(name, &json!({}), b""));
+    // The pool had this host when the note was written.
+    let on_b = LastKnownState::new(b"{\"host\":\"host-b\"}".to_vec());
+    let at_once = machines
+        .iter()
+        .map(|machine| create_with(&driver, machine, on_b.clone()));
+    let probed = async { driver.probe().await };
+    let (answers, ready) = tokio::join!(join_all(at_once), probed);
+    ready?;
+    let (made, told): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.is_ok());
+    assert_eq!((made.len(), told.len()), (1, 2), "{answers:?}");
+    for answer in told {
+        let status = answer.as_ref().unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+        assert!(status.message().contains("is being read"), "{status}");
+    }
+    for machine in &machines {
+        let made = create_with(&driver, machine, on_b.clone()).await?;
+        assert_eq!(made.failure_domain.as_deref(), Some("host-a"));
+        delete(&driver, machine, Some(&made.provider_id)).await?;
+    }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Hosts without the room for what is asked of them: memory, and storage.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use capcmi_driver_libvirt::LibvirtDriver;
+use cmi_driver::{Code, LastKnownState, MachineRef};
+use futures::future::join_all;
+use serde_json::json;
+use virt::connect::Connect;
+use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
+
+use crate::lab::machines::{code, create, create_with, delete, placed, status, volumes};
+use crate::lab::{self, HOSTS, Lab, machine};
+
+/// What a machine of the lab has.
+const MIB: u64 = 128;
+
+/// A driver for whom each host has the memory for so many machines.
+fn driver_of(lab: &Lab, places: u64) -> Result<LibvirtDriver> {
+    let total_mib = lab.connect(HOSTS[0])?.get_node_info()?.memory / 1024;
+    let reserved = json!({"reservedMemoryMib": total_mib - places * MIB - MIB / 2});
+    lab.driver_with(
+        &json!({"hosts": HOSTS.map(|host| (host, &reserved)).into_iter().collect::<BTreeMap<_, _>>()}),
+    )
+}
+
+/// DRV-10, DRV-CR-08
+#[tokio::test]
+async fn many_machines_at_once_are_placed_and_made_only_where_each_of_them_has_the_memory() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    // All are placed before any is made, and there is room for none more.
+    let driver = driver_of(&lab, 10)?;
+    let anywhere = |number: usize| machine(&format!("anywhere{number}"), &json!({}), b"");
+    let machines: Vec<_> = (0..20).map(anywhere).collect();
+    let answers = join_all(machines.iter().map(|machine| create_with(&driver, machine, None))).await;
+    let mut on = BTreeMap::new();
+    for answer in &answers {
+        let note = placed(answer).with_context(|| format!("not placed: {answer:?}"))?;
+        *on.entry(String::from_utf8(note.as_bytes().to_vec())?)
+            .or_insert(0) += 1;
+    }
+    assert_eq!(on.into_values().collect::<Vec<_>>(), [10, 10]);
+    let one_more = create_with(&driver, &anywhere(20), None).await;
+    assert_eq!(code(&one_more), Some(Code::ResourceExhausted), "{one_more:?}");
+    // What is given up gives its memory back.
+    delete(&driver, &machines[7], None).await?;
+    let one_more = create_with(&driver, &anywhere(20), None).await;
+    assert!(placed(&one_more).is_some(), "{one_more:?}");
+
+    // What is made at once on one host is as many as it has memory for.
+    let driver = driver_of(&lab, 2)?;
+    let on_a = |number: usize| machine(&format!("on-a{number}"), &json!({"failureDomain": "host-a"}), b"");
+    let machines: Vec<_> = (0..6).map(on_a).collect();
+    create_warms_up(&driver, &machines[0]).await?;
+    let answers = join_all(machines.iter().map(|machine| create_with(&driver, machine, None))).await;
+    let made: Vec<_> = machines
+        .iter()
+        .zip(&answers)
+        .filter(|(_, answer)| answer.is_ok())
+        .collect();
+    assert_eq!(made.len(), 2, "{answers:?}");
+    for answer in &answers {
+        assert!(
+            matches!(code(answer), None | Some(Code::ResourceExhausted)),
+            "{answer:?}"
+        );
+    }
+    assert_eq!(lab.connect("host-a")?.list_all_domains(0)?.len(), 2);
+
+    // A machine that was placed there before is placed anew.
+    let late = machine("late", &json!({}), b"");
+    let on_a = LastKnownState::new(b"{\"host\":\"host-a\"}".to_vec());
+    let answer = create_with(&driver, &late, on_a).await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    assert!(status.message().contains("placed anew"), "{status}");
+    let withdrawn = status.last_known_state().context("the note stays")?.clone();
+    assert_eq!(withdrawn.as_bytes(), b"{}");
+    let answer = create_with(&driver, &late, Some(withdrawn)).await;
+    let note = placed(&answer).with_context(|| format!("{answer:?}"))?;
+    let there = create_with(&driver, &late, Some(note)).await?;
+    assert_eq!(there.failure_domain.as_deref(), Some("host-b"));
+    for machine in machines.iter().chain([&late]) {
+        delete(&driver, machine, None).await?;
+    }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// The image is read by one of several at once, and the others are told to come again.
+async fn create_warms_up(driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
+    create(driver, machine).await?;
+    Ok(delete(driver, machine, None).await?)
+}
+
+/// Gives a host a storage pool of so many KiB.
+fn small_pool(lab: &Lab, host: &str, kib: u32) -> Result<()> {
+    let folder = lab.of(host).join("tight");
+    fs::create_dir(&folder)?;
+    let path = folder.display().to_string();
+    lab.on_host(
+        host,
+        &[
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            &format!("size={kib}k"),
+            "tmpfs",
+            &path,
+        ],
+    )?;
+    let connect = lab.connect(host)?;
+    let xml = format!("<pool type='dir'><name>tight</name><target><path>{path}</path></target></pool>");
+    StoragePool::define_xml(&connect, &xml, 0)?.create(0)?;
+    Ok(())
+}
+
+/// The names of what is in it.
+fn in_pool(connect: &Connect) -> Result<Vec<String>> {
+    let pool = StoragePool::lookup_by_name(connect, "tight")?;
+    pool.refresh(0)?;
+    let volumes = pool.list_all_volumes(0)?;
+    let names = volumes.iter().map(StorageVol::get_name);
+    Ok(names.collect::<std::result::Result<_, _>>()?)
+}
+
+/// DRV-CR-08
+#[tokio::test]
+async fn a_full_storage_pool_is_resource_exhausted_and_a_machine_is_made_once_there_is_room() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    small_pool(&lab, "host-a", 1024)?;
+    let tight = lab.of("host-a").join("tight").display().to_string();
+    let driver = lab.driver_with(&json!({"vmPools": {"tight": {
+        "storagePool": "tight", "network": "default", "image": "tiny", "hosts": ["host-a"],
+    }}}))?;
+    let connect = lab.connect("host-a")?;
+    let large = machine("large", &json!({"vmPool": "tight"}), &vec![b'#'; 3 << 20]);
+    // There is room for the disk, and none for the seed.
+    for _ in 0..2 {
+        let refused = create(&driver, &large).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert!(refused.message().contains("No space left on device"), "{refused}");
+        assert!(refused.message().contains("-seed-"), "{refused}");
+        assert_eq!(connect.list_all_domains(0)?.len(), 0);
+    }
+    delete(&driver, &large, None).await?;
+    assert_eq!(in_pool(&connect)?, Vec::<String>::new());
+    // There is none for the disk.
+    let filled = format!("head -c 2M /dev/zero > {tight}/filler || true");
+    lab.on_host("host-a", &["sh", "-c", &filled])?;
+    let refused = create(&driver, &large).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("-root.qcow2"), "{refused}");
+    assert_eq!(in_pool(&connect)?, ["filler"]);
+    // What was refused is made as soon as there is room.
+    lab.on_host("host-a", &["rm", &format!("{tight}/filler")])?;
+    let refused = create(&driver, &large).await;
+    assert_eq!(code(&refused), Some(Code::ResourceExhausted));
+    lab.on_host("host-a", &["mount", "-o", "remount,size=64m", &tight])?;
+    let made = create(&driver, &large).await?;
+    assert_eq!(status(&driver, &large, None).await?.provider_id, made.provider_id);
+    assert_eq!(
+        volumes(&connect, &large, "")?.len(),
+        0,
+        "they are in the other pool"
+    );
+    assert_eq!(in_pool(&connect)?.len(), 3);
+    delete(&driver, &large, Some(&made.provider_id)).await?;
+    assert_eq!(in_pool(&connect)?, Vec::<String>::new());
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}

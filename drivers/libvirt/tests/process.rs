@@ -1,0 +1,98 @@
+//! The driver as a process.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+/// How long it is waited for what a process does.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// How long a driver may take to end: its calls, and the jobs of them.
+const ENDS_WITHIN: Duration = Duration::from_secs(8);
+
+/// A process that ends with this.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
+            eprintln!("a process could not be ended: {error}");
+        }
+    }
+}
+
+fn eventually(what: &str, within: Duration, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + within;
+    while !probe()? {
+        ensure!(Instant::now() < deadline, "{what} was awaited for {within:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// A daemon that is stopped: the kernel takes connections for it, and nothing answers. Opening one to it takes
+/// 10 s, and the thread that does hangs for ever.
+#[test]
+fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Result<()> {
+    let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
+    let capcmi = driver.with_file_name("capcmi");
+    ensure!(
+        capcmi.exists(),
+        "{} is missing: cargo build --bin capcmi",
+        capcmi.display()
+    );
+    let folder = tempfile::Builder::new().prefix("capcmi-lv").tempdir_in("/tmp")?;
+    let at = |name: &str| folder.path().join(name);
+    let silent = UnixListener::bind(at("libvirt-sock"))?;
+    silent.set_nonblocking(true)?;
+    let uri = format!("qemu+unix:///system?socket={}", at("libvirt-sock").display());
+    let config = json!({
+        "virtType": "qemu",
+        "hosts": {"host-a": {"uri": uri}},
+        "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "none"}},
+        "sizes": {"small": {"cpus": 1, "memoryMib": 128}},
+        "images": {"none": {"storagePool": "images", "volume": "none", "format": "raw", "sha256": "0".repeat(64)}},
+    });
+    fs::write(at("driver.yaml"), config.to_string())?;
+    let endpoint = format!("unix://{}", at("driver.sock").display());
+    let mut plugin = Process(
+        Command::new(driver)
+            .args([
+                "--graceful-shutdown-timeout",
+                "1s",
+                "--endpoint",
+                &endpoint,
+                "--config",
+            ])
+            .arg(at("driver.yaml"))
+            .spawn()?,
+    );
+    eventually("the driver", PATIENCE, || Ok(at("driver.sock").exists()))?;
+    let _asks = Process(
+        Command::new(capcmi)
+            .args(["driver", "info", "--endpoint", &endpoint])
+            .spawn()?,
+    );
+    let mut connection = None;
+    eventually("the driver's connection to libvirt", PATIENCE, || {
+        connection = silent.accept().ok();
+        Ok(connection.is_some())
+    })?;
+
+    let pid = plugin.0.id().to_string();
+    ensure!(Command::new("kill").arg(&pid).status()?.success());
+    let mut ended = None;
+    eventually("the driver's end", ENDS_WITHIN, || {
+        ended = plugin.0.try_wait()?;
+        Ok(ended.is_some())
+    })?;
+    let ended = ended.context("no status")?;
+    ensure!(ended.success(), "{ended}");
+    Ok(())
+}
