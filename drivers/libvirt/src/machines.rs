@@ -232,10 +232,6 @@ impl Vm {
         let mut machine = Machine::new(id, key.hostname());
         let power_state = self.power_state()?;
         machine.failure_domain = Some(self.record.host.clone());
-        machine.addresses.push(Address {
-            kind: AddressType::Hostname,
-            address: key.hostname(),
-        });
         if power_state == PowerState::Running {
             let found = self.addresses(&key.mac()).into_iter();
             machine.addresses.extend(found.map(|address| Address {
@@ -243,6 +239,11 @@ impl Vm {
                 address,
             }));
         }
+        // After those that say more: users are shown the first.
+        machine.addresses.push(Address {
+            kind: AddressType::Hostname,
+            address: key.hostname(),
+        });
         machine.power_state = Some(unless_it_boots(power_state, &machine.addresses));
         Ok(machine)
     }
