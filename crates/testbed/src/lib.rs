@@ -9,6 +9,7 @@ mod install;
 mod provider;
 mod python;
 mod release;
+mod seeded;
 
 pub use self::{
     go::{Go, GoDriver, go_driver},
@@ -18,4 +19,5 @@ pub use self::{
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
     python::{Ec2, Ec2Guest, Python, PythonDriver, python_drivers},
     release::make_release,
+    seeded::{Seed, seeded_guests},
 };

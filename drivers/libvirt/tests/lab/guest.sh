@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A guest that boots in seconds under emulation: Debian's kernel with busybox. It reads its NoCloud seed, runs user
-# data that begins with `#!`, and stops when the power button is pressed.
+# data that begins with `#!`, serves what it has read to its network (port 80: user-data, meta-data, root-sectors,
+# boot-id), and stops when the power button is pressed, after it has given back its address.
 #
 #   guest.sh FOLDER   makes FOLDER/vmlinuz, FOLDER/initrd.gz and FOLDER/base.qcow2, an empty disk
 #
@@ -22,7 +23,7 @@ cp "$work/kernel/boot/vmlinuz-$version" "$folder/vmlinuz"
 
 root=$work/root
 modules=$root/lib/modules/$version
-mkdir -p "$root"/{bin,sbin,etc/acpi/PWRF,proc,sys,dev,tmp,mnt,usr/bin,usr/sbin,etc/udhcpc} "$modules"
+mkdir -p "$root"/{bin,sbin,etc/acpi/PWRF,proc,sys,dev,tmp,mnt,www,usr/bin,usr/sbin,etc/udhcpc} "$modules"
 cp "$busybox" "$root/bin/busybox"
 for name in virtio/virtio virtio/virtio_ring virtio/virtio_pci virtio/virtio_pci_modern_dev virtio/virtio_pci_legacy_dev \
     block/virtio_blk net/net_failover net/virtio_net cdrom/cdrom char/hw_random/virtio-rng virtio/virtio_balloon \
@@ -37,6 +38,8 @@ done
 cat >"$root/etc/acpi/PWRF/00000080" <<'END'
 #!/bin/sh
 echo "GUEST power button" >/dev/console
+killall udhcpc 2>/dev/null
+for i in $(seq 20); do pidof udhcpc >/dev/null || break; sleep 0.1; done
 poweroff -f
 END
 cat >"$root/etc/udhcpc/default.script" <<'END'
@@ -55,9 +58,13 @@ for i in $(seq 20); do seed=$(findfs LABEL=cidata 2>/dev/null) && break; sleep 0
 if mount -o ro -t iso9660 "$seed" /mnt; then
     hostname "$(sed -n 's/^local-hostname: *"\(.*\)"$/\1/p' /mnt/meta-data)"
     echo "GUEST seed hostname=$(hostname) $(sed -n 's/^provider_id: */provider_id=/p' /mnt/meta-data) user-data=$(sha256sum </mnt/user-data | cut -d' ' -f1)"
-    ifconfig eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 >/dev/null 2>&1
+    ifconfig eth0 up && udhcpc -i eth0 -n -R -t 20 -T 1 >/dev/null 2>&1
     echo "GUEST address=$(ifconfig eth0 | sed -n 's/.*inet addr:\([0-9.]*\).*/\1/p') mac=$(cat /sys/class/net/eth0/address)"
     echo "GUEST disk=$(cat /sys/block/vda/size) sectors"
+    cp /mnt/user-data /mnt/meta-data /www
+    cat /sys/block/vda/size >/www/root-sectors
+    cat /proc/sys/kernel/random/boot_id >/www/boot-id
+    httpd -h /www
     if [ "$(head -c 2 /mnt/user-data)" = '#!' ]; then cp /mnt/user-data /tmp/user-data; chmod +x /tmp/user-data; /tmp/user-data; fi
     echo "GUEST done"
 else

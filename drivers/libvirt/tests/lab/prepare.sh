@@ -5,9 +5,9 @@
 #   prepare.sh [--check]   with --check it installs nothing
 set -euo pipefail
 
-programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox unshare nsenter setpriv)
+programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox curl unshare setpriv nsenter)
 packages=(qemu-utils qemu-system-x86 libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev dnsmasq-base
-    iptables iproute2 tini busybox-static pkg-config)
+    iptables iproute2 tini busybox-static curl pkg-config)
 # Debian puts some of them where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
 
