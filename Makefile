@@ -18,9 +18,12 @@ CONTAINER_ENGINE ?= docker
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# `libvirt` for VMs that boot, on a computer with libvirt.
+DRIVER ?= simulated
+
 .PHONY: quickstart
-quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer.
-	@CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
+quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer (DRIVER=libvirt).
+	@DRIVER='$(DRIVER)' CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
 
 .PHONY: generate
 generate: ## Write config/crd, config/rbac, config/policy and the tables of the documentation anew from the code.
@@ -64,7 +67,7 @@ test-libvirt: ## Check and test the libvirt driver, on a libvirtd and QEMU of it
 	@drivers/libvirt/tests/lab/prepare.sh
 	$(CARGO) fmt -p capcmi-driver-libvirt --check
 	$(CARGO) clippy -p capcmi-driver-libvirt --all-targets --locked -- -D warnings
-	$(CARGO) build --locked --bin capcmi
+	$(CARGO) build --locked --bin capcmi --example quickstart
 	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 
 .PHONY: lint-python

@@ -1,9 +1,10 @@
 #!/bin/sh
-# `make quickstart`: says what will happen, checks what it takes, builds, and runs examples/quickstart.
+# `make quickstart [DRIVER=libvirt]`: says what will happen, checks what it takes, builds, and runs examples/quickstart.
 set -eu
 cd "$(dirname "$0")/.."
 
 CARGO="${CARGO:-cargo}"
+DRIVER="${DRIVER:-simulated}"
 # As in Cargo.toml and in crates/management-cluster/programs/*/go.mod.
 RUST_WANTED=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
 GO_WANTED=$(sed -n 's/^go \([0-9]*\.[0-9]*\).*/\1/p' crates/management-cluster/programs/kubernetes/go.mod)
@@ -37,15 +38,25 @@ if ! at_least "$go" "$GO_WANTED"; then
         fail "go is $go, and $GO_WANTED or later is needed (https://go.dev/dl)"
 fi
 
+case "$DRIVER" in
+    simulated) boot="about 10 s" ;;
+    libvirt)
+        examples/quickstart/libvirt.sh check
+        boot="seconds with KVM, a minute or two without"
+        ;;
+    *) fail "DRIVER is '$DRIVER': it is simulated, or libvirt" ;;
+esac
+
 cat <<TEXT
 This brings up Machines on a real Cluster API, with plain processes: no containers, no root.
   1. cargo builds the provider                             first time: minutes    later: seconds
   2. go builds etcd, Kubernetes and Cluster API            first time: 6-8 min    later: nothing to do
      (kept in ${XDG_CACHE_HOME:-$HOME/.cache}/capcmi)
-  3. they start, and the provider with its simulated driver                       about 15 s
-  4. a MachineDeployment of 3 comes up and is scaled to 5                         about 10 s
+  3. they start, and the provider with the $DRIVER driver                       about 15 s
+  4. a MachineDeployment of 3 comes up and is scaled to 5                         $boot
 Ctrl-C ends everything and leaves nothing behind but what was built.
 
 TEXT
 "$CARGO" build --locked --bin capcmi --example quickstart
-exec "$CARGO" run --quiet --locked --example quickstart -- "$@"
+if [ "$DRIVER" = libvirt ]; then "$CARGO" build --locked -p capcmi-driver-libvirt; fi
+exec "$CARGO" run --quiet --locked --example quickstart -- --driver "$DRIVER" "$@"

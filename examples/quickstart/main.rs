@@ -1,11 +1,15 @@
 //! A real Cluster API turns a MachineDeployment into Running Machines through this provider, on this computer
 //! and without containers: `make quickstart`.
 //!
+//! The VMs are those of the simulated driver, or with `--driver libvirt` guests that boot on this computer.
+//!
 //! In a terminal it shows a live table and stays until Ctrl-C. Without one it prints a line for each change,
 //! checks what it shows, and exits with 0 or 1.
 
+mod backend;
 mod checks;
 mod fleet;
+mod libvirt;
 mod scenario;
 mod screen;
 mod table;
@@ -18,14 +22,18 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::backend::DriverKind;
 use self::screen::Screen;
 
 /// How long a build that was interrupted may take to end.
 const BUILD_GRACE: Duration = Duration::from_secs(10);
 
-/// Brings up a MachineDeployment on a real Cluster API with the simulated driver.
+/// Brings up a MachineDeployment on a real Cluster API.
 #[derive(Parser)]
 struct Args {
+    /// What makes the VMs.
+    #[arg(long, value_enum, default_value_t = DriverKind::Simulated)]
+    driver: DriverKind,
     /// Print plain lines and end after the checks, as without a terminal.
     #[arg(long)]
     plain: bool,
@@ -42,7 +50,7 @@ enum End {
 fn main() -> ExitCode {
     let args = Args::parse();
     let screen = Screen::new(args.plain);
-    let outcome = run(&screen);
+    let outcome = run(&screen, args.driver);
     match outcome {
         Ok(End::Done) => ExitCode::SUCCESS,
         // As a shell reports a program that SIGINT ended.
@@ -55,14 +63,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(screen: &Screen) -> Result<End> {
+fn run(screen: &Screen, driver: DriverKind) -> Result<End> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("starting the runtime")?;
     let outcome = runtime.block_on(async {
         let asked = asked_to_end()?;
-        let mut scenario = Box::pin(scenario::run(screen));
+        let mut scenario = Box::pin(scenario::run(screen, driver));
         let outcome = tokio::select! {
             () = asked => Ok(End::Asked),
             outcome = &mut scenario => outcome.map(|()| End::Done),

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use kube::Client;
-use management_cluster::hollow_kubelet::HollowKubelet;
 use management_cluster::{
     CLUSTER_API_VERSION, KUBERNETES_VERSION, ManagementCluster, Programs, apply, stand_in,
 };
 use serde_json::{Value, json};
 use testbed::{Launch, Launched};
 
+use crate::backend::{Backend, DriverKind, program};
 use crate::checks;
 use crate::fleet::{Fleet, Row};
 use crate::screen::Screen;
@@ -33,8 +33,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const LATER_LOOK: Duration = Duration::from_secs(1);
 
 /// Brings everything up; in a terminal it then stays for good.
-pub async fn run(screen: &Screen) -> Result<()> {
-    let binary = provider_binary()?;
+pub async fn run(screen: &Screen, driver: DriverKind) -> Result<()> {
+    let binary = program("capcmi")?;
     screen.doing(&format!(
         "looking for Kubernetes {KUBERNETES_VERSION} and Cluster API {CLUSTER_API_VERSION}; the first time, they are built"
     ));
@@ -44,7 +44,7 @@ pub async fn run(screen: &Screen) -> Result<()> {
         .manifests(testbed::definitions()?)
         .start()
         .await?;
-    let outcome = bring_up(screen, &management, binary).await;
+    let outcome = bring_up(screen, &management, binary, driver).await;
     if outcome.is_err() {
         screen.close();
         management.folder().keep();
@@ -52,22 +52,31 @@ pub async fn run(screen: &Screen) -> Result<()> {
     outcome
 }
 
-async fn bring_up(screen: &Screen, management: &ManagementCluster, binary: PathBuf) -> Result<()> {
+async fn bring_up(
+    screen: &Screen,
+    management: &ManagementCluster,
+    binary: PathBuf,
+    driver: DriverKind,
+) -> Result<()> {
     screen.doing("installing the provider's manifests: config/default");
     testbed::install(management).await?;
-    screen.doing("starting capcmi under its ServiceAccount, with the simulated driver");
-    let state = management.folder().path().join("cloud.jsonl");
-    let mut provider = start_provider(management, binary, &state).await?;
+    // Before the provider, and so removed after it.
+    let backend = Backend::start(driver, screen, management).await?;
+    let name = backend.name();
+    screen.doing(&format!(
+        "starting capcmi under its ServiceAccount, with the {name} driver"
+    ));
+    let mut provider = start_provider(management, binary, &backend).await?;
     screen.doing("starting a workload cluster for the machines to join");
     let workload = management.workload().await?;
-    let _kubelets = HollowKubelet::start(testbed::guests(&state));
+    let _kubelets = backend.kubelets(management).await?;
     screen.doing("making stand-ins of a control plane and of bootstrap data");
     let admin = management.admin_client().await?;
     let control_plane = stand_in::create_control_plane(management, NAMESPACE, NAME).await?;
     apply(&admin, bootstrap_secret(&workload.bootstrap_data()?)).await?;
 
     screen.doing(&format!("applying {SAMPLE_PATH}: a MachineDeployment of {FIRST}"));
-    apply_sample(&admin, &control_plane).await?;
+    apply_sample(&admin, &control_plane, backend.name()).await?;
     let fleet = Fleet::new(&admin, workload.admin_client().await?);
     screen.open();
     let first = running(screen, &fleet, &mut provider, FIRST).await?;
@@ -77,17 +86,19 @@ async fn bring_up(screen: &Screen, management: &ManagementCluster, binary: PathB
     let then = running(screen, &fleet, &mut provider, THEN).await?;
     checks::rows(&then, THEN)?;
     checks::kept(&first, &then)?;
-    checks::provider(&mut provider, THEN).await?;
+    checks::provider(&mut provider, THEN, backend.makes_at_once()).await?;
 
     if !screen.is_terminal() {
         screen.doing(&format!(
             "{THEN} Machines are Running, each with one VM, one Node and one providerID"
         ));
+        backend.consoles(&then).iter().for_each(|line| screen.say(line));
         return Ok(());
     }
-    screen.note(&how_to_reach(management, workload.admin_kubeconfig()));
+    let how_to_reach = how_to_reach(management, workload.admin_kubeconfig());
     loop {
         let rows = fleet.look().await?;
+        screen.note(&[how_to_reach.clone(), backend.consoles(&rows)].concat());
         let running = rows.iter().filter(|row| row.is_running()).count();
         screen.doing(&format!(
             "{running} of {} Machines are Running. Ctrl-C ends everything",
@@ -101,26 +112,13 @@ async fn bring_up(screen: &Screen, management: &ManagementCluster, binary: PathB
     }
 }
 
-/// The program that `cargo build` puts beside the folder of the examples.
-fn provider_binary() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("looking for capcmi beside the quickstart")?;
-    let binary = own
-        .ancestors()
-        .nth(2)
-        .map(|folder| folder.join("capcmi"))
-        .filter(|binary| binary.is_file());
-    binary.context("capcmi is not built: run `make quickstart`, or `cargo build --bin capcmi` before")
-}
-
 async fn start_provider(
     management: &ManagementCluster,
     binary: PathBuf,
-    state: &std::path::Path,
+    backend: &Backend,
 ) -> Result<Launched> {
     let drivers = management.folder().path().join("drivers.yaml");
-    // The cloud lives in a file so that the guests can be seen from here.
-    let driver = json!({"name": "simulated", "simulated": {"stateFile": state}});
-    std::fs::write(&drivers, json!({"drivers": [driver]}).to_string()).context("writing the drivers file")?;
+    std::fs::write(&drivers, backend.drivers().to_string()).context("writing the drivers file")?;
     let launch = Launch {
         binary,
         name: "capcmi".to_owned(),
@@ -145,12 +143,17 @@ fn bootstrap_secret(data: &str) -> Value {
     })
 }
 
-/// Applies the sample as it is; the Cluster also gets its control plane.
-async fn apply_sample(admin: &Client, control_plane: &Value) -> Result<()> {
+/// Applies the sample with this driver; the Cluster also gets its control plane.
+async fn apply_sample(admin: &Client, control_plane: &Value, driver: &str) -> Result<()> {
     let objects: Vec<Value> = objects_of(SAMPLE)?;
     for mut object in objects {
         if object["kind"] == "Cluster" {
             object["spec"]["controlPlaneRef"] = control_plane.clone();
+        }
+        for spec in ["/spec", "/spec/template/spec"] {
+            if let Some(named) = object.pointer_mut(&format!("{spec}/driver")) {
+                *named = json!(driver);
+            }
         }
         apply(admin, object).await?;
     }

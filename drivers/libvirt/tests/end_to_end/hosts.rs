@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command as Program;
+use std::process::{Command as Program, Output};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
@@ -211,8 +211,36 @@ impl<'a> Hosts<'a> {
 
     /// The network namespace of a host.
     fn network(&self, host: &str) -> Result<PathBuf> {
+        Ok(self.namespaces(host)?.join("net"))
+    }
+
+    fn namespaces(&self, host: &str) -> Result<PathBuf> {
         let pid = fs::read_to_string(self.lab.of(host).join("run/libvirtd.pid"))?;
-        Ok(PathBuf::from(format!("/proc/{}/ns/net", pid.trim())))
+        Ok(PathBuf::from(format!("/proc/{}/ns", pid.trim())))
+    }
+
+    /// Runs a program on a host, whose libvirt is there where libvirt usually is.
+    pub async fn on(&self, host: &str, command: &[&str]) -> Result<Output> {
+        let namespaces = self.namespaces(host)?;
+        let output = Command::new("nsenter")
+            .arg(format!("--net={}", namespaces.join("net").display()))
+            .arg(format!("--mount={}", namespaces.join("mnt").display()))
+            .args(command)
+            .kill_on_drop(true)
+            .output();
+        Ok(output.await?)
+    }
+
+    /// A domain that is no machine's, on each host.
+    pub fn define_a_domain_of_the_user(&self) -> Result<()> {
+        for host in HOSTS {
+            let mut connect = self.lab.connect(host)?;
+            let xml = "<domain type='qemu'><name>of-the-user</name><memory unit='MiB'>64</memory>\
+                       <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>";
+            virt::domain::Domain::define_xml(&connect, xml)?;
+            connect.close()?;
+        }
+        Ok(())
     }
 }
 

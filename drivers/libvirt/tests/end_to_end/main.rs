@@ -15,6 +15,7 @@ mod plugin;
 mod template;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -142,6 +143,41 @@ async fn a_guest_that_is_killed_is_replaced_by_a_health_check_and_the_other_runs
         Ok(())
     })
     .await
+}
+
+/// Inside of the namespaces of a host of the lab, that host is the libvirt of this computer.
+#[tokio::test]
+async fn the_quickstart_brings_up_vms_that_boot_and_leaves_libvirt_as_it_was() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let hosts = Hosts::of(&lab);
+    hosts.define_a_domain_of_the_user()?;
+    let before = hosts.inventory().await?;
+    let quickstart =
+        Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt")).with_file_name("examples/quickstart");
+    ensure!(
+        quickstart.exists(),
+        "{} is missing: cargo build --bin capcmi --example quickstart",
+        quickstart.display()
+    );
+    let quickstart = quickstart.display().to_string();
+    let output = hosts
+        .on(HOSTS[0], &[&quickstart, "--plain", "--driver=libvirt"])
+        .await?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.code() == Some(0), "{}: {all}", output.status);
+    for words in [
+        "5 Machines are Running, each with one VM, one Node and one providerID",
+        "providerID libvirt://here/",
+        "/var/lib/libvirt/capcmi-quickstart/capcmi-",
+    ] {
+        ensure!(said.contains(words), "it does not say `{words}`: {all}");
+    }
+    let after = hosts.inventory().await?;
+    ensure!(after == before, "{after:#?}, and not {before:#?}: {all}");
+    Ok(())
 }
 
 /// Each machine is in the failure domain that its ProviderID names, and there is one in each.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A guest that boots in seconds under emulation: Debian's kernel with busybox. It reads its NoCloud seed, runs user
 # data that begins with `#!`, serves what it has read to its network (port 80: user-data, meta-data, root-sectors,
-# boot-id), and stops when the power button is pressed, after it has given back its address.
+# boot-id), and stops when the power button is pressed, after it has given back its address. Without a seed it stops at once.
 #
 #   guest.sh FOLDER   makes FOLDER/vmlinuz, FOLDER/initrd.gz and FOLDER/base.qcow2, an empty disk
 #
@@ -69,6 +69,7 @@ if mount -o ro -t iso9660 "$seed" /mnt; then
     echo "GUEST done"
 else
     echo "GUEST without seed"
+    poweroff -f
 fi
 while :; do sleep 3600; done
 END

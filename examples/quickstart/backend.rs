@@ -1,0 +1,105 @@
+//! What the machines are made of.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use capcmi::api::v1alpha1::InfraMachine;
+use clap::ValueEnum;
+use kube::api::Api;
+use management_cluster::ManagementCluster;
+use management_cluster::hollow_kubelet::HollowKubelet;
+use serde_json::{Value, json};
+use testbed::{Seed, seeded_guests};
+
+use crate::fleet::Row;
+use crate::libvirt::Libvirt;
+use crate::scenario::NAMESPACE;
+use crate::screen::Screen;
+
+/// Which driver makes the VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DriverKind {
+    /// The built-in one, whose VMs run nothing.
+    Simulated,
+    /// The one of hosts with libvirt: VMs of this computer, which boot.
+    Libvirt,
+}
+
+/// A driver that is ready for the provider.
+pub enum Backend {
+    /// The file that the cloud lives in, so that the guests can be seen from here.
+    Simulated(PathBuf),
+    /// A plugin.
+    Libvirt(Libvirt),
+}
+
+impl Backend {
+    /// Makes it ready.
+    pub async fn start(kind: DriverKind, screen: &Screen, management: &ManagementCluster) -> Result<Self> {
+        match kind {
+            DriverKind::Simulated => Ok(Self::Simulated(management.folder().path().join("cloud.jsonl"))),
+            DriverKind::Libvirt => Libvirt::start(screen, management.folder())
+                .await
+                .map(Self::Libvirt),
+        }
+    }
+
+    /// Its name in the provider's drivers file and in specs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Simulated(_) => "simulated",
+            Self::Libvirt(_) => "libvirt",
+        }
+    }
+
+    /// The provider's drivers file.
+    pub fn drivers(&self) -> Value {
+        let driver = match self {
+            Self::Simulated(state) => json!({"name": self.name(), "simulated": {"stateFile": state}}),
+            Self::Libvirt(libvirt) => json!({"name": self.name(), "grpc": {"endpoint": libvirt.endpoint()}}),
+        };
+        json!({"drivers": [driver]})
+    }
+
+    /// The kubelets of the guests, which are stand-ins. Of a VM that boots, the guest itself has to say what its
+    /// kubelet would know.
+    pub async fn kubelets(&self, management: &ManagementCluster) -> Result<HollowKubelet> {
+        match self {
+            Self::Simulated(state) => Ok(HollowKubelet::start(testbed::guests(state))),
+            Self::Libvirt(_) => {
+                let client = management.admin_client().await?;
+                let machines: Api<InfraMachine> = Api::namespaced(client, NAMESPACE);
+                let ask = |_, address: String| async move { Seed::of(&address).await };
+                Ok(HollowKubelet::start(seeded_guests(machines, ask)))
+            }
+        }
+    }
+
+    /// Whether one call makes a machine. The first ones of the libvirt driver are told to come again until it has
+    /// checked the image.
+    pub fn makes_at_once(&self) -> bool {
+        matches!(self, Self::Simulated(_))
+    }
+
+    /// Where the machines' serial consoles are.
+    pub fn consoles(&self, rows: &[Row]) -> Vec<String> {
+        let Self::Libvirt(libvirt) = self else {
+            return Vec::new();
+        };
+        let consoles = rows.iter().filter(|row| !row.provider_id.is_empty());
+        std::iter::once("Serial consoles, files of root:".to_owned())
+            .chain(consoles.map(|row| format!("  {}", libvirt.console(&row.provider_id))))
+            .collect()
+    }
+}
+
+/// A program that `cargo build` puts beside the folder of the examples.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().with_context(|| format!("looking for {name} beside the quickstart"))?;
+    let program = own
+        .ancestors()
+        .nth(2)
+        .map(|folder: &Path| folder.join(name))
+        .filter(|program| program.is_file());
+    program.with_context(|| format!("{name} is not built: run `make quickstart`"))
+}
