@@ -70,6 +70,12 @@ test-libvirt: ## Check and test the libvirt driver, on a libvirtd and QEMU of it
 	$(CARGO) build --locked --bin capcmi --example quickstart
 	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 
+.PHONY: e2e-libvirt
+e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
+	@drivers/libvirt/image/prepare.sh
+	$(CARGO) build --locked --bin capcmi
+	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked --test kubelet -- --ignored --nocapture
+
 .PHONY: lint-python
 lint-python: ## Check format and lints of the Python drivers.
 	$(IN_PYTHON) ruff format --check .

@@ -1,0 +1,35 @@
+//! Bootstrap data: what cloud-init in the guest makes of the node image, so that its kubelet joins.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use management_cluster::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload};
+use serde_json::{Value, json};
+
+/// A cloud-config for a guest that reaches the API server of the workload cluster under an address. Its Node
+/// registers with a taint, and with the ProviderID that the instance metadata have. cloud-init fills in what
+/// stands between the braces, as in the templates of the provider.
+pub fn cloud_config(workload: &Workload, api_server: SocketAddr, taint: &str) -> Result<String> {
+    let kubelet = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "cgroupDriver": "systemd",
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "rotateCertificates": true,
+        "registerWithTaints": [{"key": taint, "effect": "NoSchedule"}],
+    });
+    let server = format!("https://{WORKLOAD_HOST}:{}", api_server.port());
+    let config = json!({
+        "write_files": [
+            file(BOOTSTRAP_KUBECONFIG, &workload.bootstrap_kubeconfig(&server)?),
+            file(KUBELET_CONFIG, &kubelet.to_string()),
+            file("/etc/default/kubelet", "KUBELET_EXTRA_ARGS=--provider-id={{ ds.meta_data.provider_id }}\n"),
+            {"path": "/etc/hosts", "append": true, "content": format!("{} {WORKLOAD_HOST}\n", api_server.ip())},
+        ],
+        "runcmd": [["systemctl", "enable", "--now", "kubelet"]],
+    });
+    Ok(format!("## template: jinja\n#cloud-config\n{config}\n"))
+}
+
+fn file(path: &str, content: &str) -> Value {
+    json!({"path": path, "permissions": "0600", "content": content})
+}

@@ -1,0 +1,58 @@
+//! What became of objects, state by state: a look now and then would miss those that are short.
+
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::StreamExt as _;
+use kube::api::Api;
+use kube::runtime::watcher::{self, Event, watcher};
+use serde::de::DeserializeOwned;
+use tokio::task::JoinHandle;
+
+/// The states of all objects of a kind since this was made; the last one of an object that was deleted is
+/// what it was like in the end.
+pub struct Record<K> {
+    states: Arc<Mutex<Vec<K>>>,
+    task: JoinHandle<()>,
+}
+
+impl<K> Record<K>
+where
+    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    /// Begins to record.
+    pub fn of(api: Api<K>) -> Self {
+        let states = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&states);
+        let task = tokio::spawn(async move {
+            let mut events = pin!(watcher(api, watcher::Config::default()));
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(Event::InitApply(object) | Event::Apply(object) | Event::Delete(object)) => {
+                        recorded
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push(object);
+                    }
+                    // The watcher comes back by itself.
+                    Ok(Event::Init | Event::InitDone) | Err(_) => {}
+                }
+            }
+        });
+        Self { states, task }
+    }
+
+    /// The states so far of the object with a name.
+    pub fn named(&self, name: &str) -> Vec<K> {
+        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |object: &&K| object.meta().name.as_deref() == Some(name);
+        states.iter().filter(is_it).cloned().collect()
+    }
+}
+
+impl<K> Drop for Record<K> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
