@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use testbed::{Seed, seeded_guests};
 
 use crate::fleet::Row;
-use crate::libvirt::Libvirt;
+use crate::libvirt::{self, Libvirt};
 use crate::scenario::NAMESPACE;
 use crate::screen::Screen;
 
@@ -83,12 +83,12 @@ impl Backend {
 
     /// Where the machines' serial consoles are.
     pub fn consoles(&self, rows: &[Row]) -> Vec<String> {
-        let Self::Libvirt(libvirt) = self else {
+        if let Self::Simulated(_) = self {
             return Vec::new();
-        };
+        }
         let consoles = rows.iter().filter(|row| !row.provider_id.is_empty());
         std::iter::once("Serial consoles, files of root:".to_owned())
-            .chain(consoles.map(|row| format!("  {}", libvirt.console(&row.provider_id))))
+            .chain(consoles.map(|row| format!("  {}", libvirt::console(&row.provider_id))))
             .collect()
     }
 }

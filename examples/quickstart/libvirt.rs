@@ -58,12 +58,12 @@ impl Libvirt {
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
+}
 
-    /// The file with what the guest of a VM says on its serial console.
-    pub fn console(&self, provider_id: &str) -> String {
-        let uuid = provider_id.rsplit('/').next().unwrap_or_default();
-        format!("{FOLDER}/capcmi-{uuid}-console.log")
-    }
+/// The file with what the guest of a VM says on its serial console.
+pub fn console(provider_id: &str) -> String {
+    let uuid = provider_id.rsplit('/').next().unwrap_or_default();
+    format!("{FOLDER}/capcmi-{uuid}-console.log")
 }
 
 /// What the script makes on this computer. It is removed when this is dropped, in every half-made state.

@@ -97,8 +97,13 @@ fn every_page_is_in_the_book() -> Result<()> {
     let chapters: BTreeSet<_> = between(&summary, "](", ")").map(str::to_owned).collect();
     let mut written = BTreeSet::new();
     for entry in fs::read_dir(repository().join("docs"))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".md") && name != "SUMMARY.md" {
+        let path = entry?.path();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if path.extension().is_some_and(|suffix| suffix == "md") && name != "SUMMARY.md" {
             written.insert(name);
         }
     }
