@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes a clusterctl repository: RELEASE_DIR/infrastructure-capcmi-cmi/VERSION and, where there is none yet, a configuration that
 # points at it.
-# Environment: VERSION, IMG, RELEASE_DIR, KUBECTL; `make release` sets them.
+# Environment: VERSION, IMG, RELEASE_DIR, KUBECTL, SBOM; `make release` sets them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -87,6 +87,16 @@ VERSION=$VERSION IMG=$IMG KUBECTL=$KUBECTL hack/helm-chart.sh "$unfinished/chart
 tar --create --gzip --file "$unfinished/cluster-api-provider-cmi-${VERSION#v}.tgz" --directory "$unfinished/chart" \
   --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 cluster-api-provider-cmi
 rm -r "$unfinished/chart"
+
+# What the binary is built from. The tool writes a file beside each manifest of the workspace, by the name that it is given.
+if [ "$SBOM" = yes ]; then
+  list=.release-sbom-$$
+  trap 'rm -rf "$unfinished"; find . -name "$list.json" -not -path "./target/*" -delete' EXIT
+  cargo cyclonedx --quiet --format json --spec-version 1.5 --no-build-deps --target x86_64-unknown-linux-gnu \
+    --override-filename "$list"
+  # No folder of the computer that it was made on.
+  sed "s|file://$PWD|file://.|g" "$list.json" > "$unfinished/sbom.cdx.json"
+fi
 
 (cd "$unfinished" && sha256sum -- * > checksums.txt)
 chmod 644 "$unfinished"/*
