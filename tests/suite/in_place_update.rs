@@ -162,12 +162,7 @@ async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str)
 
 /// Waits as [`updated`] does, where the update begins as core ends the one before: then core may lose it, and
 /// the operator points the MachineDeployment at a new template.
-async fn updated_by_repetition(
-    in_place: &InPlace,
-    fleet: &Fleet<'_>,
-    tier_name: &str,
-    spec: &Value,
-) -> Result<()> {
+async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name: &str) -> Result<()> {
     const MOST_TEMPLATES: usize = 5;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
     let mut template = tier_name.to_owned();
@@ -184,7 +179,7 @@ async fn updated_by_repetition(
             return Ok(());
         }
         template = format!("{tier_name}-{again}");
-        retemplate(fleet, &template, spec.clone()).await?;
+        retemplate(fleet, &template, tier(tier_name)).await?;
     }
     bail!("core lost {MOST_TEMPLATES} updates")
 }
@@ -389,7 +384,7 @@ async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driv
     says_of_its_update(world, "Aborted: UpdateMachine").await?;
     retemplate(&fleet, "silver", tier("silver")).await?;
     cloud.fail(json!([]))?;
-    updated_by_repetition(&in_place, &fleet, "silver", &tier("silver")).await?;
+    updated_by_repetition(&in_place, &fleet, "silver").await?;
     ensure!(ids(&cloud.holds(1).await?) == ids(&before), "the VM was replaced");
 
     // And deleted in the middle of another one.
