@@ -256,7 +256,7 @@ impl Failure {
 
     /// Whether a create that failed like this is over, so that the back end will not carry it out later.
     pub fn ends_a_create(&self) -> bool {
-        self.status.is_never_sent() || self.status.code().ends_a_create()
+        self.status.is_never_sent() || self.status.has_nothing_begun() || self.status.code().ends_a_create()
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.

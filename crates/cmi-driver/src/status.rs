@@ -20,6 +20,7 @@ pub struct Status {
     machine: Option<Box<Machine>>,
     retry_after: Option<Duration>,
     never_sent: bool,
+    nothing_begun: bool,
     source: Option<Source>,
 }
 
@@ -42,6 +43,7 @@ impl Status {
             machine: None,
             retry_after: None,
             never_sent: false,
+            nothing_begun: false,
             source: None,
         }
     }
@@ -80,6 +82,14 @@ impl Status {
     #[must_use]
     pub fn never_sent(mut self) -> Self {
         self.never_sent = true;
+        self
+    }
+
+    /// Marks that the driver has begun nothing, and will carry nothing out: whatever the code leaves open, a
+    /// create that failed like this makes no VM later.
+    #[must_use]
+    pub fn with_nothing_begun(mut self) -> Self {
+        self.nothing_begun = true;
         self
     }
 
@@ -125,6 +135,11 @@ impl Status {
     /// Whether the call never left this process.
     pub fn is_never_sent(&self) -> bool {
         self.never_sent
+    }
+
+    /// Whether the driver says that it has begun nothing.
+    pub fn has_nothing_begun(&self) -> bool {
+        self.nothing_begun
     }
 
     /// How long the driver asks to be left alone.

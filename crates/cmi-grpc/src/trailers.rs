@@ -21,6 +21,8 @@ pub const LAST_KNOWN_STATE: &str = "capcmi-last-known-state-bin";
 pub const RESPONSE: &str = "capcmi-response-bin";
 /// For how many milliseconds the plugin asks to be left alone.
 pub const RETRY_AFTER: &str = "capcmi-retry-after-ms";
+/// Whether the plugin has begun nothing: `true`.
+pub const NOTHING_BEGUN: &str = "capcmi-nothing-begun";
 
 /// The most bytes of all headers of an answer, as HTTP/2 counts them: what gRPC's C core, which is Python's,
 /// Ruby's and C++'s, and gRPC for Java take by default.
@@ -36,6 +38,8 @@ const MOST_RESPONSE: usize = 6 * 1024;
 const NAMES: usize = RESPONSE.len() + PER_HEADER + base64_len(ProviderId::MAX_BYTES + 253 + 16);
 /// The most bytes of a message as a header, where a byte takes up to three.
 const MOST_MESSAGE: usize = 2 * 1024;
+/// The value of what is or is not.
+const YES: &str = "true";
 /// What a message that was cut ends with.
 const CUT: &str = " [...]";
 
@@ -101,6 +105,9 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
         outgoing.text(RETRY_AFTER, &wait.as_millis().to_string());
     }
     let machine = status.machine().cloned();
+    if status.has_nothing_begun() && machine.is_none() {
+        outgoing.text(NOTHING_BEGUN, YES);
+    }
     let its_state = machine
         .as_ref()
         .and_then(|machine| machine.last_known_state.as_ref());
@@ -135,6 +142,8 @@ pub fn from_grpc(status: tonic::Status) -> Status {
     {
         return contradiction(machine, status.message());
     }
+    // A machine that is there was begun.
+    let nothing_begun = machine.is_none() && text(metadata, NOTHING_BEGUN) == Some(YES);
     let mut read = Status::new(code, status.message());
     if let Some(state) = bytes(metadata, LAST_KNOWN_STATE).and_then(LastKnownState::new) {
         read = read.with_last_known_state(state);
@@ -144,6 +153,9 @@ pub fn from_grpc(status: tonic::Status) -> Status {
     }
     if let Some(wait) = text(metadata, RETRY_AFTER).and_then(milliseconds) {
         read = read.with_retry_after(wait);
+    }
+    if nothing_begun {
+        read = read.with_nothing_begun();
     }
     if std::error::Error::source(&status).is_some() {
         read = read.with_source(status);

@@ -214,7 +214,8 @@ impl LibvirtDriver {
             key.name
         );
         self.placements().insert(key.uuid(), host.clone());
-        Err(noted(Status::new(Code::Aborted, what), Note { host }.write()))
+        let status = Status::new(Code::Aborted, what).with_nothing_begun();
+        Err(noted(status, Note { host }.write()))
     }
 
     fn placements(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
@@ -341,7 +342,7 @@ fn placed_anew(status: Status, has_choice: bool) -> Status {
         "{}; it is placed anew when it is asked for again",
         status.message()
     );
-    Status::new(Code::Aborted, what)
+    Status::new(Code::Aborted, what).with_nothing_begun()
 }
 
 /// An error with what the caller is to bring back.

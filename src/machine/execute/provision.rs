@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_answer_or_a_call_that_was_never_sent_ends_a_create() {
+    fn only_an_answer_or_a_call_of_which_nothing_was_begun_ends_a_create() {
         use Code::{
             AlreadyExists, FailedPrecondition, InvalidArgument, OutOfRange, PermissionDenied,
             ResourceExhausted, Unauthenticated, Unimplemented, Uninitialized,
@@ -334,6 +334,7 @@ mod tests {
                 "{code}"
             );
             assert!(failure(status().never_sent()).ends_a_create(), "{code}");
+            assert!(failure(status().with_nothing_begun()).ends_a_create(), "{code}");
         }
     }
 }

@@ -13,6 +13,7 @@ fn parts(
     Option<&LastKnownState>,
     Option<&Machine>,
     Option<Duration>,
+    bool,
 ) {
     (
         status.code(),
@@ -20,6 +21,7 @@ fn parts(
         status.last_known_state(),
         status.machine(),
         status.retry_after(),
+        status.has_nothing_begun() && status.machine().is_none(),
     )
 }
 
@@ -74,6 +76,7 @@ proptest! {
         state in any_driver::state(),
         machine in prop::option::of(any_driver::machine()),
         retry_after in prop::option::of(any::<u64>()),
+        nothing_begun in any::<bool>(),
     ) {
         let mut sent = Status::new(code, message);
         if let Some(state) = state {
@@ -85,6 +88,9 @@ proptest! {
         }
         if let Some(millis) = retry_after {
             sent = sent.with_retry_after(Duration::from_millis(millis));
+        }
+        if nothing_begun {
+            sent = sent.with_nothing_begun();
         }
         let read = from_grpc(to_grpc(&sent));
         if let (Some(read), Some(sent_machine)) = (read.machine(), sent.machine().cloned()) {
@@ -165,7 +171,7 @@ fn binary_metadata_that_is_not_binary_is_ignored() {
         "no",
         metadata,
     ));
-    assert_eq!(parts(&read), (Code::NotFound, "no", None, None, None));
+    assert_eq!(parts(&read), (Code::NotFound, "no", None, None, None, false));
 }
 
 #[test]
