@@ -18,7 +18,7 @@ CONTAINER_ENGINE ?= docker
 
 .PHONY: help
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # `libvirt` for VMs that boot, on a computer with libvirt.
 DRIVER ?= simulated

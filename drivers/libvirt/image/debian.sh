@@ -4,11 +4,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
-release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+system=$(. /etc/os-release && echo "$ID ${VERSION_CODENAME:-}")
+release=${system#debian }
 sources=/etc/apt/sources.list.d/debian.sources
 [ -e "$sources" ] || sources=/etc/apt/sources.list
-[ -n "$release" ] && [ -e "$sources" ] ||
-    { echo "the node image is built from this computer's Debian, and there is no $sources" >&2; exit 1; }
+if [ "$release" = "$system" ] || [ ! -e "$sources" ]; then
+    echo "the node image is made from this computer's release of Debian; this is $system, and its sources would be $sources" >&2
+    exit 1
+fi
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/libvirt-node-image
 archive=$cache/debian-$release-$(sha256sum "$here/debian.sh" | cut -c1-12).tar
