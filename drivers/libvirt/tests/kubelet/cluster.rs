@@ -121,6 +121,8 @@ impl Cluster {
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment", "metadata": metadata,
             "spec": {"clusterName": NAME, "replicas": 1, "template": {"spec": {
                 "clusterName": NAME, "version": KUBERNETES_VERSION,
+                // Without one, a deletion so soon after the creation waits for a create that may come late.
+                "failureDomain": HOSTS[0],
                 "bootstrap": {"dataSecretName": "bootstrap"},
                 "infrastructureRef": reference,
                 "deletion": {"nodeDrainTimeoutSeconds": 600, "nodeDeletionTimeoutSeconds": 60},

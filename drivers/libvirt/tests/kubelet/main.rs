@@ -56,6 +56,7 @@ async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result
     let joined = async {
         let node = ready(&cluster, &lab, &uuid, &name).await?;
         check_node(&node, &provider_id, &uuid, &nodes.named(&name))?;
+        same_address(&cluster, &node).await?;
         let pod = running_pod(&cluster, &name).await?;
         show(&cluster).await?;
         anyhow::Ok(pod)
@@ -100,7 +101,7 @@ fn hello() -> serde_json::Value {
         "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "hello"}}, "template": {
             "metadata": {"labels": {"app": "hello"}},
             "spec": {
-                "automountServiceAccountToken": false, "enableServiceLinks": false,
+                "automountServiceAccountToken": false, "enableServiceLinks": false, "dnsPolicy": "Default",
                 "containers": [{
                     "name": "hello", "image": POD_IMAGE, "imagePullPolicy": "Never",
                     "readinessProbe": {"httpGet": {"port": 8080}, "timeoutSeconds": 10},
@@ -180,6 +181,23 @@ fn check_node(node: &Node, provider_id: &str, uuid: &str, states: &[Node]) -> Re
         info.system_uuid
     );
     Ok(())
+}
+
+/// The driver and the kubelet tell the same address.
+async fn same_address(cluster: &Cluster, node: &Node) -> Result<()> {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.clone());
+    let mut addresses = addresses.unwrap_or_default().into_iter();
+    let internal = addresses.find(|address| address.type_ == "InternalIP");
+    let internal = internal.context("the Node has no address")?.address;
+    let machines = infra_machines(cluster).await?;
+    eventually(SOON, "the address of the VM", async || {
+        let machine = machines.list(&ListParams::default()).await?.items.pop();
+        let status = machine.and_then(|machine| machine.status).unwrap_or_default();
+        let told = status.addresses.iter().any(|address| address.address == internal);
+        ensure!(told, "{:?} are not {internal}", status.addresses);
+        Ok(())
+    })
+    .await
 }
 
 fn keys(node: &Node) -> Vec<String> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt as _;
 use kube::api::Api;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
@@ -26,7 +27,7 @@ where
         let states = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&states);
         let task = tokio::spawn(async move {
-            let mut events = pin!(watcher(api, watcher::Config::default()));
+            let mut events = pin!(watcher(api, watcher::Config::default()).default_backoff());
             while let Some(event) = events.next().await {
                 match event {
                     Ok(Event::InitApply(object) | Event::Apply(object) | Event::Delete(object)) => {
