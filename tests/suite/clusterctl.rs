@@ -96,9 +96,9 @@ impl Repository<'_> {
         let core = self.folder.join("cluster-api").join(CLUSTER_API_VERSION);
         std::fs::create_dir_all(&core)?;
         std::fs::write(core.join("metadata.yaml"), CORE_METADATA)?;
-        let mut config = std::fs::read_to_string(self.config())?;
-        config += &format!(
-            "- name: cluster-api\n  type: CoreProvider\n  url: file://{}/core-components.yaml\n\
+        let config = std::fs::read_to_string(self.config())?;
+        let config = format!(
+            "{config}- name: cluster-api\n  type: CoreProvider\n  url: file://{}/core-components.yaml\n\
              CAPCMI_DRIVERS_CONFIGMAP: our-drivers\n",
             core.display()
         );
@@ -155,6 +155,7 @@ fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
 /// What docs/install.md says of clusterctl, with machines that run meanwhile. Cluster API and
 /// the provider are processes here and not Pods, and cert-manager is there by its definitions alone.
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, each step of which needs those before it")]
 async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_machines_that_run() -> Result<()>
 {
     let source = World::without_provider(NAMESPACE).await?;

@@ -49,6 +49,7 @@ fn column(text: &str, title: &str) -> Result<String> {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, each step of which needs those before it")]
 async fn a_machine_that_is_refused_for_want_of_quota_is_explained_in_kubectl_the_log_the_metrics_and_on_a_page()
 -> Result<()> {
     let world = World::new("explain").await?;

@@ -70,8 +70,8 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
         ("timeoutSeconds: 300", "timeoutSeconds: 1"),
     ];
     apply(&world, "machine-health-check.yaml", &second)?;
-    let lost = &vms[0];
-    cloud.console()?.vanish(lost.id)?;
+    let gone = &vms[0];
+    cloud.console()?.vanish(gone.id)?;
     // What the node lifecycle controller says of a kubelet that it does not hear any more.
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let silent = json!({"status": {"conditions": [{
@@ -79,13 +79,13 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     }]}});
     let workload = world.management.workload().await?.admin_client().await?;
     Api::<Node>::all(workload)
-        .patch_status(&lost.name, &PatchParams::default(), &Patch::Strategic(silent))
+        .patch_status(&gone.name, &PatchParams::default(), &Patch::Strategic(silent))
         .await?;
 
     let after = eventually(DEADLINE, "a machine in the place of the lost one", async || {
         let all = four_run().await?;
         ensure!(
-            all.iter().all(|machine| machine.name_any() != lost.name),
+            all.iter().all(|machine| machine.name_any() != gone.name),
             "it is there"
         );
         Ok(all)
@@ -95,7 +95,7 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     ensure!(is_kept(&waiting), "the machine that waited was replaced");
     let kept = before.iter().filter_map(ResourceExt::uid).filter(is_kept).count();
     ensure!(kept == 4, "{kept} machines are left of those that were there");
-    let creates = cloud.count(Operation::CreateMachine, &lost.name)?;
+    let creates = cloud.count(Operation::CreateMachine, &gone.name)?;
     ensure!(creates == 1, "{creates} creates of the lost VM");
     Ok(())
 }
