@@ -212,7 +212,11 @@ impl AdmissionPolicies {
                 let why = advice(&error);
                 self.saw(Err(why.clone()));
                 Enforcement::Unguarded(
-                    format!("the admission policies can't be checked, and nothing is done that trusts an identity: {why}").into(),
+                    format!(
+                        "the admission policies can't be checked, and nothing is done that trusts an \
+                        identity: {why}"
+                    )
+                    .into(),
                 )
             }
         };
@@ -299,7 +303,8 @@ fn advice(error: &Error) -> String {
     let what = explained(error);
     if is_refused(error) {
         format!(
-            "{what}; bind the ClusterRole capcmi-admission-role of this version to the provider's ServiceAccount"
+            "{what}; bind the ClusterRole capcmi-admission-role of this version to the provider's \
+                ServiceAccount"
         )
     } else {
         what

@@ -217,7 +217,9 @@ pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
     };
     (recorded != named).then(|| {
         format!(
-            "spec.secretRef names {}, and the VM was made with the credentials of {}, which are used as long as it may exist: put new credentials of the same account into that Secret, or replace the machine",
+            "spec.secretRef names {}, and the VM was made with the credentials of {}, which are used as long \
+                as it may exist: put new credentials of the same account into that Secret, or replace the \
+                machine",
             quoted(named),
             quoted(recorded),
         )
@@ -311,7 +313,8 @@ mod tests {
         assert_eq!(
             Value::Object(spec.0),
             serde_json::json!({"size": "small", "failureDomain": "z1", "tags": {
-                "team": "a", "kubernetes.io/cluster": "c-1", "kubernetes.io/role": "node", "capcmi.io/machine": "u-1"
+                "team": "a", "kubernetes.io/cluster": "c-1", "kubernetes.io/role": "node",
+                "capcmi.io/machine": "u-1"
             }})
         );
     }

@@ -268,7 +268,8 @@ impl Metrics {
         );
         self.registry.register(
             "identities_guarded",
-            "1 when the last check found the admission policies in force that guard identities, else 0; only the leader checks",
+            "1 when the last check found the admission policies in force that guard identities, else 0; only \
+                the leader checks",
             self.guarded.clone(),
         );
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);

@@ -205,7 +205,8 @@ async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>
             T::patched(patch)
         }
         Err(why) => {
-            tracing::warn!(kind = T::KIND, %namespace, %object, %why, "can't say whether it can be updated in place");
+            tracing::warn!(kind = T::KIND, %namespace, %object, %why,
+                "can't say whether it can be updated in place");
             T::failed(&why)
         }
     }
@@ -296,7 +297,8 @@ async fn update(context: &Context, request: &UpdateMachineRequest) -> UpdateMach
         Ok(progress) => UpdateMachine::of(&progress),
         Err(error) => {
             let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
-            tracing::warn!(%namespace, %name, error = %Chain(error.as_ref()), "an update in place could not go on");
+            tracing::warn!(%namespace, %name, error = %Chain(error.as_ref()),
+                "an update in place could not go on");
             UpdateMachine::failed(Chain(error.as_ref()).to_string())
         }
     }

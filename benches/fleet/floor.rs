@@ -140,7 +140,10 @@ async fn bring_up(client: Client, machine: Arc<InfraMachine>) -> Result<()> {
 /// A status as large as the provider's.
 fn status(name: &str, version: Option<&str>) -> Value {
     let now = Timestamp::now().to_string();
-    let condition = |type_: &str, status: &str, reason: &str| json!({"type": type_, "status": status, "reason": reason, "message": "", "lastTransitionTime": now, "observedGeneration": 2});
+    let condition = |type_: &str, status: &str, reason: &str| {
+        json!({"type": type_, "status": status,
+        "reason": reason, "message": "", "lastTransitionTime": now, "observedGeneration": 2})
+    };
     json!({"metadata": {"resourceVersion": version}, "status": {
         "ready": true, "initialization": {"provisioned": true}, "nodeName": name, "powerState": "Running",
         "failureDomain": "zone-a", "observedGeneration": 2,
@@ -148,7 +151,8 @@ fn status(name: &str, version: Option<&str>) -> Value {
         "lastOperation": {"type": "Create", "state": "Successful", "attempts": 0, "lastUpdateTime": now},
         "conditions": [
             condition("Paused", "False", "NotPaused"), condition("VirtualMachineCreated", "True", "Created"),
-            condition("VirtualMachineInitialized", "True", "Initialized"), condition("DriverReachable", "True", "Reachable"),
+            condition("VirtualMachineInitialized", "True", "Initialized"), condition("DriverReachable",
+                "True", "Reachable"),
             condition("VirtualMachineUpToDate", "True", "UpToDate"), condition("Ready", "True", "Ready"),
         ],
     }})

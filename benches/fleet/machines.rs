@@ -63,7 +63,8 @@ async fn create_one(machines: &Api<DynamicObject>, infra: &Api<InfraMachine>, na
         "metadata": {"name": name, "labels": {"cluster.x-k8s.io/cluster-name": "bench"}},
         "spec": {
             "clusterName": "bench", "bootstrap": {"dataSecretName": "boot"},
-            "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": name},
+            "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine",
+            "name": name},
         },
     });
     let machine = machines

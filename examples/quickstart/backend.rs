@@ -61,8 +61,8 @@ impl Backend {
         json!({"drivers": [driver]})
     }
 
-    /// The kubelets of the guests, which are stand-ins. Of a VM that boots, the guest itself has to say what its
-    /// kubelet would know.
+    /// The kubelets of the guests, which are stand-ins. Of a VM that boots, the guest itself has to say what
+    /// its kubelet would know.
     pub async fn kubelets(&self, management: &ManagementCluster) -> Result<HollowKubelet> {
         match self {
             Self::Simulated(state) => Ok(HollowKubelet::start(testbed::guests(state))),
@@ -75,8 +75,8 @@ impl Backend {
         }
     }
 
-    /// Whether one call makes a machine. The first ones of the libvirt driver are told to come again until it has
-    /// checked the image.
+    /// Whether one call makes a machine. The first ones of the libvirt driver are told to come again until it
+    /// has checked the image.
     pub fn makes_at_once(&self) -> bool {
         matches!(self, Self::Simulated(_))
     }

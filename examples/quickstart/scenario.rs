@@ -36,7 +36,8 @@ const LATER_LOOK: Duration = Duration::from_secs(1);
 pub async fn run(screen: &Screen, driver: DriverKind) -> Result<()> {
     let binary = program("capcmi")?;
     screen.doing(&format!(
-        "looking for Kubernetes {KUBERNETES_VERSION} and Cluster API {CLUSTER_API_VERSION}; the first time, they are built"
+        "looking for Kubernetes {KUBERNETES_VERSION} and Cluster API {CLUSTER_API_VERSION}; the first time, \
+            they are built"
     ));
     Programs::find().await?;
     screen.doing("starting etcd, kube-apiserver, kube-controller-manager and Cluster API");

@@ -208,7 +208,11 @@ impl AdmissionPolicies {
         self.saw(wrong.clone().map_or(Ok(()), Err));
         let enforcement = match (wrong, until) {
             (Some(wrong), _) => Enforcement::Unguarded(
-                format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
+                format!(
+                    "the admission policies do not guard identities: {wrong}; an administrator has to \
+                    delete or repair it"
+                )
+                .into(),
             ),
             (None, Some(until)) => {
                 Enforcement::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into())
@@ -337,9 +341,9 @@ pub(super) fn fault(expected: &Expected, finding: &Finding) -> Option<String> {
 fn unconfirmed_since(until: &str, unknown: Option<&str>) -> String {
     let unknown = unknown.map(|why| format!("; {why}")).unwrap_or_default();
     format!(
-        "until {until} the admission policies were not in force, so that identities and providerIDs may be forged, and none is \
-         trusted: an administrator compares them with the VMs, and then confirms them with `kubectl annotate \
-         validatingadmissionpolicy {} {UNCONFIRMED}-`{unknown}",
+        "until {until} the admission policies were not in force, so that identities and providerIDs may be \
+            forged, and none is trusted: an administrator compares them with the VMs, and then confirms them \
+            with `kubectl annotate validatingadmissionpolicy {} {UNCONFIRMED}-`{unknown}",
         judge::CARRIER
     )
 }

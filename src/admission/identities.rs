@@ -55,7 +55,8 @@ async fn within(client: &Client, namespace: &str) -> Result<Identities, Error> {
 
 fn unlisted(error: &Error, place: &str) -> String {
     format!(
-        "whether there are any can't be found out ({}): grant the provider `list` on inframachines and infraclusters {place}",
+        "whether there are any can't be found out ({}): grant the provider `list` on inframachines and \
+            infraclusters {place}",
         explained(error)
     )
 }

@@ -7,7 +7,8 @@ pub const MAX_PROPERTIES: usize = 256;
 
 /// An object whose fields are not this API's to name.
 pub fn open_object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "maxProperties": MAX_PROPERTIES})
+    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+        "maxProperties": MAX_PROPERTIES})
 }
 
 /// Conditions: one per type, as `metav1.Condition` bounds them.

@@ -66,7 +66,9 @@ pub enum InvalidSecret {
     },
     /// It is not there, and what the driver says without it is no proof that a VM is gone.
     #[error(
-        "the Secret `{name}` does not exist, and without its credentials the driver does not see the VM, which is no proof that it is gone: restore the Secret, or delete the VM by hand and set the annotation {}=true",
+        "the Secret `{name}` does not exist, and without its credentials the driver does not see the VM, \
+            which is no proof that it is gone: restore the Secret, or delete the VM by hand and set the \
+            annotation {}=true",
         labels::FORCE_DELETE
     )]
     Needed {
@@ -85,7 +87,8 @@ pub enum InvalidSecret {
     },
     /// The provider's own credentials for the driver can't be used.
     #[error(
-        "the provider's own credentials for `{driver}`, which are used where spec.secretRef names none, can't be used: {why}"
+        "the provider's own credentials for `{driver}`, which are used where spec.secretRef names none, \
+            can't be used: {why}"
     )]
     OfProvider {
         /// The configured driver.
@@ -95,7 +98,8 @@ pub enum InvalidSecret {
     },
     /// No Secret can have this name.
     #[error(
-        "{field} is {name:?}, which is not the name of a Secret: lower case letters, digits, `-` and `.`, at most 253 characters"
+        "{field} is {name:?}, which is not the name of a Secret: lower case letters, digits, `-` and `.`, at \
+            most 253 characters"
     )]
     Name {
         /// The name, or its beginning.

@@ -313,7 +313,8 @@ mod tests {
     fn everything_can_be_said() {
         let drivers = parse(
             "drivers:\n- name: a\n  namespaces: [x, y]\n  maxConcurrentCalls: 4\n  callsPerSecond: 5\n  \
-             timeouts: {default: 20s, createMachine: 1h, getVolumeIDs: 1s}\n  createSettleTime: 2m\n  simulated: {quota: 3}\n\
+             timeouts: {default: 20s, createMachine: 1h, getVolumeIDs: 1s}\n  createSettleTime: \
+             2m\n  simulated: {quota: 3}\n\
              - {name: b, namespaces: ['*'], simulated: {}}\n",
         )
         .unwrap();
@@ -446,7 +447,8 @@ mod tests {
     #[test]
     fn a_plugin_is_said_by_its_endpoint_and_how_it_is_reached() {
         let drivers = parse(
-            "drivers: [{name: a, grpc: {endpoint: 'tls://a:1', tls: {caFile: /a/ca.crt}, connectTimeoutSeconds: 3}}]",
+            "drivers: [{name: a, grpc: {endpoint: 'tls://a:1', tls: {caFile: /a/ca.crt}, \
+                connectTimeoutSeconds: 3}}]",
         );
         assert!(matches!(drivers.unwrap()[0].kind, DriverKind::Grpc(_)));
         assert_refused(

@@ -87,7 +87,8 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
         .map_err(CommandError::Failed)?;
     if !capabilities.offers(Operation::GetMachineStatus) {
         return Err(CommandError::Misconfigured(anyhow!(
-            "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the VMs that are to be adopted"
+            "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the \
+                VMs that are to be adopted"
         )));
     }
     let config = api_server(args.kubeconfig.clone()).await;
@@ -106,7 +107,8 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     };
     if source.machines.is_empty() && source.sets.is_empty() && source.deployments.is_empty() {
         return Err(CommandError::Misconfigured(anyhow!(
-            "there is nothing to migrate: {} has no Machine, MachineSet or MachineDeployment of machine.sapcloud.io",
+            "there is nothing to migrate: {} has no Machine, MachineSet or MachineDeployment of \
+                machine.sapcloud.io",
             from.in_words()
         )));
     }
@@ -162,7 +164,8 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
             .map_err(CommandError::failed)?;
     }
     say(
-        "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, and do not delete its objects before their finalizers are removed: docs/migration.md says how.",
+        "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, \
+            and do not delete its objects before their finalizers are removed: docs/migration.md says how.",
     );
     Ok(())
 }
@@ -200,7 +203,9 @@ impl Origin {
     async fn stopped(&self, args: &MigrateArgs) -> Result<Option<Stopped>, CommandError> {
         if !args.machine_controller_manager_is_stopped {
             return Err(CommandError::Misconfigured(anyhow!(
-                "if machine-controller-manager runs, it deletes VMs that are migrated, and nothing proves that it does not: scale it and its provider's controller to 0, and confirm that with --machine-controller-manager-is-stopped"
+                "if machine-controller-manager runs, it deletes VMs that are migrated, and nothing proves \
+                    that it does not: scale it and its provider's controller to 0, and confirm that with \
+                    --machine-controller-manager-is-stopped"
             )));
         }
         match self {
@@ -252,7 +257,8 @@ async fn convert(
         let what = format!("{} `{}`", key.kind, key.name);
         if !capabilities.offers(Operation::GenerateMachineClassForMigration) {
             return Err(CommandError::Misconfigured(anyhow!(
-                "{what} is a class of a provider's own kind, and the driver `{name}` does not offer GenerateMachineClassForMigration: migrate it to a MachineClass first"
+                "{what} is a class of a provider's own kind, and the driver `{name}` does not offer \
+                    GenerateMachineClassForMigration: migrate it to a MachineClass first"
             )));
         }
         let mut fields = serde_json::Map::new();
@@ -288,7 +294,8 @@ async fn has_cluster(client: &Client, target: &Target) -> Result<(), CommandErro
         .map_err(CommandError::Failed)?;
     let Some(found) = found else {
         return Err(CommandError::Misconfigured(anyhow!(
-            "there is no {what}: create it first, with an InfraCluster, the endpoint of the control plane, and the Secret `{}-kubeconfig`",
+            "there is no {what}: create it first, with an InfraCluster, the endpoint of the control plane, \
+                and the Secret `{}-kubeconfig`",
             target.cluster
         )));
     };

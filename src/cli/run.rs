@@ -56,13 +56,16 @@ struct ElectionArgs {
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
     /// How long others wait for a leader that is silent.
-    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "15s", value_name = "TIME")]
+    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "15s",
+        value_name = "TIME")]
     lease_duration: Duration,
     /// How long the leader acts without having renewed the Lease.
-    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "10s", value_name = "TIME")]
+    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "10s",
+        value_name = "TIME")]
     renew_deadline: Duration,
     /// The pause between two attempts to get or renew the Lease.
-    #[arg(long = "leader-elect-retry-period", value_parser = duration::parse, default_value = "2s", value_name = "TIME")]
+    #[arg(long = "leader-elect-retry-period", value_parser = duration::parse, default_value = "2s",
+        value_name = "TIME")]
     retry_period: Duration,
     /// Namespace of the Lease; without it, that of the pod or the kubeconfig.
     #[arg(
@@ -187,7 +190,8 @@ enum Orphans {
 pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let drivers = drivers::load(&args.drivers_config)?;
     if drivers.is_empty() {
-        tracing::warn!(file = %args.drivers_config.display(), "no driver is configured: no machine will be made");
+        tracing::warn!(file = %args.drivers_config.display(),
+            "no driver is configured: no machine will be made");
     }
     let api_server = api_server(args.kubeconfig)
         .await

@@ -299,7 +299,8 @@ impl Draft<'_> {
             provisioned: Some(true),
         });
         if awaits_endpoint {
-            let message = "it is not known where the control plane is reached: set spec.controlPlaneEndpoint here or of the Cluster, unless the control plane brings its own";
+            let message = "it is not known where the control plane is reached: set spec.controlPlaneEndpoint \
+                here or of the Cluster, unless the control plane brings its own";
             let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
             self.set(conditions::READY, State::False, reason, message);
         } else {

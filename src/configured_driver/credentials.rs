@@ -39,7 +39,8 @@ pub enum InvalidCredentials {
     #[error("{} has no file: mount a Secret with the driver's credentials there", .0.display())]
     Empty(PathBuf),
     /// There is something else than a file in it.
-    #[error("{} is no file: each key of the credentials is a file, as a Secret volume without `items` has it", .0.display())]
+    #[error("{} is no file: each key of the credentials is a file, as a Secret volume without `items` has \
+        it", .0.display())]
     NoFile(PathBuf),
     /// The name of a file can't be a key.
     #[error("{} can't be a key: a key has letters, digits, `-`, `_` and `.`", .0.display())]

@@ -256,7 +256,8 @@ pub(super) async fn watch<K>(
                 let group = K::group(&());
                 if let Some(untold) = outage.failed() {
                     tracing::error!(
-                        "the API server does not serve the kind {kind} of {group}: install its definition, as docs/install.md says; trying again{untold}"
+                        "the API server does not serve the kind {kind} of {group}: install its definition, \
+                            as docs/install.md says; trying again{untold}"
                     );
                 }
             }
@@ -374,7 +375,8 @@ mod tests {
     #[test]
     fn a_cached_infra_machine_has_no_room_for_what_does_not_come() {
         let mut guarded: DeserializeGuard<InfraMachine> = serde_json::from_value(json!({
-            "metadata": {"name": "a", "finalizers": ["f"], "managedFields": [{"manager": "m"}], "ownerReferences": [
+            "metadata": {"name": "a", "finalizers": ["f"], "managedFields": [{"manager": "m"}],
+            "ownerReferences": [
                 {"apiVersion": "v", "kind": "k", "name": "n", "uid": "u"},
             ]},
             "spec": {"providerSpec": {}},

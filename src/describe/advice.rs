@@ -66,7 +66,8 @@ fn of_pause(facts: &MachineFacts) -> String {
     let of_machine = is_annotated.then(|| format!("take the annotation {} away", labels::PAUSED));
     let ends: Vec<_> = of_cluster.into_iter().chain(of_machine).collect();
     if ends.is_empty() {
-        return "It was paused when its status was written, and is not any more: the provider goes on when it sees that.".to_owned();
+        return "It was paused when its status was written, and is not any more: the provider goes on when it \
+            sees that.".to_owned();
     }
     format!(
         "It is paused, and nothing is done for it: {}, unless clusterctl moves it just now.",
@@ -80,7 +81,9 @@ fn of_vm(facts: &MachineFacts) -> Option<String> {
     let is_up = machine.is_provisioned() && machine.metadata.deletion_timestamp.is_none();
     match &facts.vm {
         SeenVm::Absent | SeenVm::Listed(None) if is_up && !machine.has_vanished() => Some(
-            "The driver does not see the VM now, and the status does not say so yet: the provider believes it after two lists and a look-up. Look again in some minutes.".to_owned(),
+            "The driver does not see the VM now, and the status does not say so yet: the provider believes \
+                it after two lists and a look-up. Look again in some minutes."
+                .to_owned(),
         ),
         SeenVm::There(_) if machine.has_vanished() => Some(
             "The driver sees the VM again: the next list takes `VirtualMachineVanished` back.".to_owned(),
@@ -104,13 +107,18 @@ fn of_silence(machine: &InfraMachine, now: Timestamp) -> String {
         if age < 120 {
             return "Wait: it is new, and the provider has said nothing of it yet.".to_owned();
         }
-        return "No provider says anything of it. See that the provider runs and leads (`kubectl -n capcmi-system get lease,pods`), that it looks at this namespace and object (--namespace, --watch-filter), and that the Cluster is there.".to_owned();
+        return "No provider says anything of it. See that the provider runs and leads (`kubectl -n \
+            capcmi-system get lease,pods`), that it looks at this namespace and object (--namespace, \
+            --watch-filter), and that the Cluster is there."
+            .to_owned();
     }
     if status
         .last_operation
         .is_some_and(|last| last.state == OperationState::Processing)
     {
-        return "Wait: the driver has not answered a call yet. See the driver's own logs if that takes too long.".to_owned();
+        return "Wait: the driver has not answered a call yet. See the driver's own logs if that takes too \
+            long."
+            .to_owned();
     }
     "Wait: it is on its way.".to_owned()
 }
@@ -128,34 +136,46 @@ pub(super) fn of_reason(why: &str) -> Option<&'static str> {
 const fn of_code(code: Code) -> &'static str {
     match code {
         Code::ResourceExhausted => {
-            "Raise the quota or free capacity at the back end; then any annotation on the object has it tried at once: kubectl annotate inframachine NAME example.com/retry=\"$(date +%s)\" --overwrite"
+            "Raise the quota or free capacity at the back end; then any annotation on the object has it \
+                tried at once: kubectl annotate inframachine NAME example.com/retry=\"$(date +%s)\" \
+                --overwrite"
         }
         Code::Unauthenticated | Code::PermissionDenied => {
-            "Put credentials that may do this into the Secret (or the provider's directory), the same account; the provider reads them anew within 10 minutes, or at once after any annotation on the object."
+            "Put credentials that may do this into the Secret (or the provider's directory), the same \
+                account; the provider reads them anew within 10 minutes, or at once after any annotation on \
+                the object."
         }
         Code::InvalidArgument => {
-            "Correct the field that the message names: in the InfraMachine before its VM exists, else in a new InfraMachineTemplate."
+            "Correct the field that the message names: in the InfraMachine before its VM exists, else in a \
+                new InfraMachineTemplate."
         }
         Code::AlreadyExists => {
-            "The back end has a VM of this name that is not this machine's: delete that VM or let this machine have another name, by deleting its Machine."
+            "The back end has a VM of this name that is not this machine's: delete that VM or let this \
+                machine have another name, by deleting its Machine."
         }
         Code::OutOfRange => {
-            "See the driver's message: of a look-up, there are several VMs of this machine (`capcmi orphans list` shows them): delete those that no Node runs on. Of a create, correct the value that it names."
+            "See the driver's message: of a look-up, there are several VMs of this machine (`capcmi orphans \
+                list` shows them): delete those that no Node runs on. Of a create, correct the value that it \
+                names."
         }
         Code::FailedPrecondition => {
-            "The back end is in a state in which this can't be done: put right what the driver's message names; the next try comes by itself."
+            "The back end is in a state in which this can't be done: put right what the driver's message \
+                names; the next try comes by itself."
         }
         Code::Internal | Code::DataLoss => {
-            "Something is broken at the driver or its back end: see the driver's own logs. The next try comes by itself."
+            "Something is broken at the driver or its back end: see the driver's own logs. The next try \
+                comes by itself."
         }
         Code::Unimplemented => {
             "The driver does not offer this call: upgrade the driver, or take back what asks for it."
         }
         Code::Unavailable | Code::DeadlineExceeded => {
-            "The driver or its back end does not answer: see that the plugin runs and reaches its back end (`capcmi describe driver NAME`). The provider goes on when it is back."
+            "The driver or its back end does not answer: see that the plugin runs and reaches its back end \
+                (`capcmi describe driver NAME`). The provider goes on when it is back."
         }
         Code::Canceled | Code::Unknown | Code::Aborted | Code::NotFound | Code::Uninitialized => {
-            "Wait: this passes by itself as a rule, and is tried again. If it does not, see the driver's own logs."
+            "Wait: this passes by itself as a rule, and is tried again. If it does not, see the driver's own \
+                logs."
         }
     }
 }
@@ -164,53 +184,67 @@ fn of_own_reason(why: &str) -> Option<&'static str> {
     Some(match why {
         reason::WAITING_FOR_CAPACITY => of_code(Code::ResourceExhausted),
         reason::DRIVER_NOT_CONFIGURED => {
-            "Name a driver that is configured in spec.driver, or have an administrator add it to the drivers file, for this namespace. A VM stays at the driver that made it: put that one back, under its name."
+            "Name a driver that is configured in spec.driver, or have an administrator add it to the drivers \
+                file, for this namespace. A VM stays at the driver that made it: put that one back, under \
+                its name."
         }
         reason::WAITING_FOR_OWNER => {
-            "Nothing is done for an InfraMachine that no Machine controls: delete it, or restore the Machine that metadata.ownerReferences names."
+            "Nothing is done for an InfraMachine that no Machine controls: delete it, or restore the Machine \
+                that metadata.ownerReferences names."
         }
         reason::NOT_REFERRED_TO => "Delete this InfraMachine: its Machine has another one.",
         reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE => {
             "Put right what the InfraCluster says below: no machine is made before it is provisioned."
         }
         reason::WAITING_FOR_BOOTSTRAP_DATA => {
-            "See why the bootstrap provider has not named a Secret: the conditions of the Machine, of its KubeadmConfig, and of the control plane (workers wait for the first control plane)."
+            "See why the bootstrap provider has not named a Secret: the conditions of the Machine, of its \
+                KubeadmConfig, and of the control plane (workers wait for the first control plane)."
         }
         reason::WAITING_FOR_DRIVER => {
-            "The driver is busy with the calls of others: see `capcmi describe driver NAME`; raise maxConcurrentCalls in the drivers file if its back end can bear it."
+            "The driver is busy with the calls of others: see `capcmi describe driver NAME`; raise \
+                maxConcurrentCalls in the drivers file if its back end can bear it."
         }
         reason::INVALID_SECRET => {
-            "Create or correct the Secret that the message names. In a deletion, restore it, or delete the VM by hand and use force delete."
+            "Create or correct the Secret that the message names. In a deletion, restore it, or delete the \
+                VM by hand and use force delete."
         }
         reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED => {
-            "Delete the Machine to have it replaced, or let a MachineHealthCheck do so: the VM is not made again under this one."
+            "Delete the Machine to have it replaced, or let a MachineHealthCheck do so: the VM is not made \
+                again under this one."
         }
         reason::FOREIGN_IDENTITY | reason::FOREIGN_PROVIDER_ID => {
-            "The provider touches no VM for this object, since nothing proves which one is its own: do what the message says."
+            "The provider touches no VM for this object, since nothing proves which one is its own: do what \
+                the message says."
         }
         reason::IDENTITY_NOT_GUARDED => {
-            "An administrator has to repair the admission policies that the message names; nothing is created or deleted before."
+            "An administrator has to repair the admission policies that the message names; nothing is \
+                created or deleted before."
         }
         reason::DELETE_FOR_MOVE => {
-            "If the Cluster was moved to another management cluster, force delete this object; if not, take the annotation clusterctl.cluster.x-k8s.io/delete-for-move away."
+            "If the Cluster was moved to another management cluster, force delete this object; if not, take \
+                the annotation clusterctl.cluster.x-k8s.io/delete-for-move away."
         }
         reason::WAITING_FOR_FINALIZERS => {
-            "This provider is done. See why the owners of the finalizers that the message names do not take them away."
+            "This provider is done. See why the owners of the finalizers that the message names do not take \
+                them away."
         }
         reason::NOT_HOT_UPDATABLE => {
-            "Replace the machine (a new InfraMachineTemplate rolls a MachineDeployment), or take the change back."
+            "Replace the machine (a new InfraMachineTemplate rolls a MachineDeployment), or take the change \
+                back."
         }
         reason::SECRET_CHANGED => {
             "Put the new credentials into the Secret that the VM was made with, or replace the machine."
         }
         reason::ADOPTION_INVALID | reason::ADOPTION_CONTESTED | reason::ADOPTION_UNCONFIRMED => {
-            "Put right what the message names, and the VM is adopted. To give up, delete the InfraMachine first and only then its Machine."
+            "Put right what the message names, and the VM is adopted. To give up, delete the InfraMachine \
+                first and only then its Machine."
         }
         reason::MOVE_LABEL_MISSING => "Before a clusterctl move: label the Secret, as the message says.",
         reason::INVALID_KUBECONFIG
         | reason::WORKLOAD_CLUSTER_UNREACHABLE
         | reason::WORKLOAD_CLUSTER_REFUSED => {
-            "See that the workload cluster's API server answers the provider with the kubeconfig in the Secret <cluster>-kubeconfig."
+            "See that the workload cluster's API server answers the provider with the kubeconfig in the \
+                Secret <cluster>-kubeconfig."
         }
         reason::NODE_NOT_FOUND | reason::FOREIGN_NODE => {
             "See the Node that the Machine names in the workload cluster: it is gone, or another machine's."

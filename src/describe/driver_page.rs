@@ -27,8 +27,14 @@ pub fn page(facts: &DriverFacts, now: Timestamp) -> String {
         state(&mut page, scrape, &facts.name);
     } else {
         page.section("Calls, codes, queue, breakers and orphans");
-        page.line("Not known from outside: they are in the memory of the leading replica, which shows them at /metrics.");
-        page.line("Scrape that replica and hand it over with --metrics; docs/operations.md, \"Describe\", says how.");
+        page.line(
+            "Not known from outside: they are in the memory of the leading replica, which shows them \
+            at /metrics.",
+        );
+        page.line(
+            "Scrape that replica and hand it over with --metrics; docs/operations.md, \"Describe\", \
+            says how.",
+        );
     }
     page.section("Newest events of orphans, of all drivers");
     match &facts.orphans {
@@ -207,7 +213,10 @@ fn clusters(page: &mut Page, facts: &DriverFacts) {
 fn state(page: &mut Page, scrape: &Scrape, driver: &str) {
     page.section("What the running provider shows, since its start");
     if scrape.of_process("capcmi_leader") == Some(0.0) {
-        page.line("The replica that was scraped does not lead: it calls and probes no driver. Scrape the leading one.");
+        page.line(
+            "The replica that was scraped does not lead: it calls and probes no driver. Scrape the \
+            leading one.",
+        );
     }
     let one = |name: &str| scrape.of(name, driver).next().map(|sample| sample.value);
     let reachable = match one("capcmi_driver_reachable") {

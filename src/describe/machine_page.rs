@@ -190,7 +190,8 @@ fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
                 format!("{:.0}, in {}", time.0, span(time.0.duration_since(now).as_secs()))
             }
             Some(time) => format!(
-                "{:.0}, {}: a failure that repeats is written ever more rarely, so that there may have been more",
+                "{:.0}, {}: a failure that repeats is written ever more rarely, so that there may have been \
+                    more",
                 time.0,
                 ago(time.0, now)
             ),

@@ -47,8 +47,10 @@ fn infra_cluster(ready: bool) -> InfraCluster {
         "status": {
             "failureDomains": [{"name": "zone-a"}],
             "conditions": [
-                {"type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": at(0)},
-                {"type": "FailureDomainsUpToDate", "status": "True", "reason": "UpToDate", "message": "", "lastTransitionTime": at(0)},
+                {"type": "Ready", "status": status, "reason": reason, "message": message,
+                "lastTransitionTime": at(0)},
+                {"type": "FailureDomainsUpToDate", "status": "True", "reason": "UpToDate", "message": "",
+                "lastTransitionTime": at(0)},
             ],
         },
     }))
@@ -102,13 +104,16 @@ fn refused() -> serde_json::Value {
         "status": {
             "observedGeneration": 1,
             "conditions": [
-                {"type": "Paused", "status": "False", "reason": "NotPaused", "message": "", "lastTransitionTime": at(0)},
-                {"type": "DriverReachable", "status": "True", "reason": "Reachable", "message": "", "lastTransitionTime": at(60)},
+                {"type": "Paused", "status": "False", "reason": "NotPaused", "message": "",
+                "lastTransitionTime": at(0)},
+                {"type": "DriverReachable", "status": "True", "reason": "Reachable", "message": "",
+                "lastTransitionTime": at(60)},
                 {"type": "Ready", "status": "False", "reason": "ResourceExhausted",
                  "message": "CreateMachine: the quota of 3 VMs is used up", "lastTransitionTime": at(60)},
             ],
             "lastOperation": {
-                "type": "Create", "state": "Failed", "operation": "CreateMachine", "code": "ResourceExhausted",
+                "type": "Create", "state": "Failed", "operation": "CreateMachine",
+                "code": "ResourceExhausted",
                 "message": "CreateMachine: the quota of 3 VMs is used up", "attempts": 2,
                 "lastUpdateTime": at(60), "nextRetryTime": at(660),
             },
@@ -129,7 +134,8 @@ fn the_page_of_a_machine_that_is_up_shows_its_vm_and_asks_for_nothing() {
     up["status"] = json!({
         "observedGeneration": 1, "initialization": {"provisioned": true},
         "conditions": [
-            {"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": at(60)},
+            {"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": at(60)},
         ],
     });
     let mut vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m");
@@ -148,7 +154,8 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
     deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);
     deleted["status"]["conditions"] = json!([
         {"type": "Deleting", "status": "True", "reason": "DriverNotConfigured",
-         "message": "the driver `pool`, which has the VM, is configured no more", "lastTransitionTime": at(100)},
+         "message": "the driver `pool`, which has the VM, is configured no more",
+         "lastTransitionTime": at(100)},
     ]);
     deleted["status"]["lastOperation"]["nextRetryTime"] = json!(null);
     let mut facts = facts(&deleted, SeenVm::NotAsked("there is no driver `pool`".to_owned()));

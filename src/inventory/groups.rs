@@ -81,7 +81,8 @@ mod tests {
         let mut machine = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1",
             "kind": "InfraMachine",
-            "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {
+            "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
+            "annotations": {
                 labels::DRIVER: "pool",
                 labels::MACHINE_ID: format!("ns/{name}/{name}"),
                 labels::INSTANCE: Instance::MayExist.annotation(),

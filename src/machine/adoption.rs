@@ -131,7 +131,8 @@ pub fn adopted_tags(
     };
     carried.map(identified).ok_or_else(|| {
         format!(
-            "the VM was adopted, and the annotation {} has no tags where the driver wants them, at `{}`: nothing is changed, since the VM would get other tags; correct that annotation",
+            "the VM was adopted, and the annotation {} has no tags where the driver wants them, at `{}`: \
+                nothing is changed, since the VM would get other tags; correct that annotation",
             labels::APPLIED_PROVIDER_SPEC,
             capabilities.tag_path
         )

@@ -256,7 +256,8 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
         && Some(&referred.name) == machine.metadata.name.as_ref();
     (!is_this).then(|| {
         format!(
-            "spec.infrastructureRef of the Machine `{}` names the {} `{}` and not this object, and a Machine has one VM: delete this object",
+            "spec.infrastructureRef of the Machine `{}` names the {} `{}` and not this object, and a Machine \
+                has one VM: delete this object",
             owner.metadata.name.as_deref().unwrap_or_default(),
             referred.kind,
             referred.name
@@ -446,7 +447,8 @@ pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
 
 fn foreign_provider_id(machine: &InfraMachine) -> String {
     format!(
-        "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine without a providerID, or have the VM adopted by the annotation {}",
+        "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine \
+            without a providerID, or have the VM adopted by the annotation {}",
         machine.spec.provider_id.as_deref().unwrap_or_default(),
         labels::ADOPT
     )

@@ -153,7 +153,8 @@ pub fn of_credentials(
     match credentials {
         Credentials::LeftBehind(name) => {
             let message = format!(
-                "clusterctl move leaves the Secret `{name}` behind, which no object of a Cluster owns: label it {}=\"\"",
+                "clusterctl move leaves the Secret `{name}` behind, which no object of a Cluster owns: label \
+                    it {}=\"\"",
                 labels::MOVE
             );
             draft.set(type_, State::False, reason::MOVE_LABEL_MISSING, &message);
@@ -196,8 +197,8 @@ impl Draft<'_> {
         self.status.failure_message = None;
     }
 
-    /// While no call is planned, there is no time of the next one: the one that was said would be read as one,
-    /// and a later process would wait for it though what kept the machine was put right.
+    /// While no call is planned, there is no time of the next one: the one that was said would be read as
+    /// one, and a later process would wait for it though what kept the machine was put right.
     fn calls_nothing(&mut self) {
         if let Some(last) = &mut self.status.last_operation {
             last.next_retry_time = None;
@@ -444,7 +445,8 @@ impl Draft<'_> {
         } else {
             let places: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
             let differs = format!(
-                "spec.providerSpec differs from what the VM was made from in {}, which a living VM can't change: replace the machine",
+                "spec.providerSpec differs from what the VM was made from in {}, which a living VM can't \
+                    change: replace the machine",
                 places.join(", ")
             );
             let message = match identity::changed_secret(self.machine) {

@@ -74,15 +74,18 @@ fn templates() -> PolicySpec {
             {"name": "after", "expression": annotations("object")},
             {"name": "before", "expression": before(&annotations("oldObject"), "{}")},
             {"name": "added", "expression":
-                "variables.reserved.filter(key, key in variables.after && variables.after[?key] != variables.before[?key])"
+                "variables.reserved.filter(key, key in variables.after && variables.after[?key] != \
+                    variables.before[?key])"
             },
         ]),
         validations: json!([
             {
                 "expression":
-                    "oldObject == null || object.spec.template.spec == oldObject.spec.template.spec || variables.isTopologyDryRun",
+                    "oldObject == null || object.spec.template.spec == oldObject.spec.template.spec || \
+                        variables.isTopologyDryRun",
                 "message":
-                    "spec.template.spec is immutable, because machines that exist would not follow a change: create a new template and refer to it",
+                    "spec.template.spec is immutable, because machines that exist would not follow a change: \
+                        create a new template and refer to it",
                 "reason": "Invalid",
             },
             {
@@ -155,15 +158,17 @@ fn finalizer() -> PolicySpec {
             {"name": "annotations", "expression": before(annotations, "{}")},
             {"name": "mayHaveVM", "expression": before(&format!(
                 "oldObject.?spec.?providerID.orValue('') != '' || \
-                 ('{identity}' in variables.annotations && variables.annotations[?'{instance}'].orValue('') != '{none}')"
+                 ('{identity}' in variables.annotations && variables.annotations[?'{instance}'].orValue('') \
+                 != '{none}')"
             ), "false")},
         ]),
         validations: json!([{
             "expression": format!("!variables.isTaken || !variables.mayHaveVM || {}", may_identify()),
             "message": format!(
-                "metadata.finalizers has to keep {MACHINE_FINALIZER} while a VM may exist: the provider takes it away when \
-                 the driver has confirmed that the VM is gone. If no driver can confirm that, an administrator sets the \
-                 annotation {}=true, which leaves the VM behind; {}",
+                "metadata.finalizers has to keep {MACHINE_FINALIZER} while a VM may exist: the provider \
+                    takes it away when the driver has confirmed that the VM is gone. If no driver can \
+                    confirm that, an administrator sets the annotation {}=true, which leaves the VM behind; \
+                    {}",
                 labels::FORCE_DELETE,
                 who_may_identify("do either"),
             ),

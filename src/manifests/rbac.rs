@@ -38,20 +38,22 @@ pub const PROVIDER: &[Rule] = &[
         group: GROUP,
         resources: &["inframachines"],
         verbs: &["get", "list", "watch", "patch"],
-        why: "Finalizer, identity and providerID are merge patches, and what lost against another's write is repeated after a \
-              fresh read. The provider makes and deletes none of them.",
+        why: "Finalizer, identity and providerID are merge patches, and what lost against another's write is \
+            repeated after a fresh read. The provider makes and deletes none of them.",
     },
     Rule {
         group: GROUP,
         resources: &["infraclusters"],
         verbs: &["list", "watch", "patch"],
-        why: "The id that drivers know the cluster by is a merge patch. The provider makes and deletes none of them.",
+        why: "The id that drivers know the cluster by is a merge patch. The provider makes and deletes none \
+            of them.",
     },
     Rule {
         group: GROUP,
         resources: &["inframachines/identity"],
         verbs: &["update"],
-        why: "Asked for by the admission policies that reserve the identity annotations and the providerID; no such path is served.",
+        why: "Asked for by the admission policies that reserve the identity annotations and the providerID; \
+            no such path is served.",
     },
     Rule {
         group: GROUP,
@@ -100,8 +102,8 @@ pub const SECRETS: &[Rule] = &[Rule {
     group: "",
     resources: &["secrets"],
     verbs: &["get"],
-    why: "Bootstrap data, the driver's credentials and, for the not-ready taint and the drain of volumes, the kubeconfig of the workload cluster \
-          are read by name, on demand, from the machine's namespace. \
+    why: "Bootstrap data, the driver's credentials and, for the not-ready taint and the drain of volumes, \
+        the kubeconfig of the workload cluster are read by name, on demand, from the machine's namespace. \
           Nothing is listed, watched or written.",
 }];
 
@@ -119,8 +121,8 @@ pub const ADMISSION: &[Rule] = &[Rule {
     group: "admissionregistration.k8s.io",
     resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],
     verbs: &["get", "create", "patch"],
-    why: "The provider puts the policies that guard identities in place, and trusts no identity while they are not. It \
-          applies them by name, so that the names hold for create as well.",
+    why: "The provider puts the policies that guard identities in place, and trusts no identity while they \
+        are not. It applies them by name, so that the names hold for create as well.",
 }];
 
 /// Cluster API's core controllers, by aggregation.
@@ -129,7 +131,8 @@ pub const CLUSTER_API: &[Rule] = &[
         group: GROUP,
         resources: KINDS,
         verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
-        why: "Core makes machines and, with ClusterClass, clusters and templates, and sets their owners and labels.",
+        why: "Core makes machines and, with ClusterClass, clusters and templates, and sets their owners and \
+            labels.",
     },
     Rule {
         group: GROUP,
@@ -140,8 +143,8 @@ pub const CLUSTER_API: &[Rule] = &[
             "infraclustertemplates/finalizers",
         ],
         verbs: &["update"],
-        why: "Needed where OwnerReferencesPermissionEnforcement is on and one of them owns another object with \
-              blockOwnerDeletion.",
+        why: "Needed where OwnerReferencesPermissionEnforcement is on and one of them owns another object \
+            with blockOwnerDeletion.",
     },
 ];
 
@@ -170,8 +173,8 @@ pub const REMEDIATION: &[Rule] = &[
         group: GROUP,
         resources: &["inframachineremediations"],
         verbs: &["list", "watch", "patch"],
-        why: "A restart is written down by a merge patch before the driver is called. The provider makes and deletes none of \
-              them.",
+        why: "A restart is written down by a merge patch before the driver is called. The provider makes and \
+            deletes none of them.",
     },
     Rule {
         group: GROUP,
@@ -189,7 +192,8 @@ pub const REMEDIATION: &[Rule] = &[
         group: cluster_api::GROUP,
         resources: &["machines/status"],
         verbs: &["patch"],
-        why: "The conditions ExternallyRemediated and OwnerRemediated, by which the Machine's owner knows when to replace it.",
+        why: "The conditions ExternallyRemediated and OwnerRemediated, by which the Machine's owner knows \
+            when to replace it.",
     },
 ];
 
@@ -214,8 +218,8 @@ pub const REMEDIATION_EDIT: &[Rule] = &[Rule {
     group: GROUP,
     resources: REMEDIATION_KINDS,
     verbs: &["create", "delete", "deletecollection", "patch", "update"],
-    why: "Templates for the MachineHealthChecks of one's own clusters. A remediation restarts no VM but that of a Machine in \
-          its own namespace.",
+    why: "Templates for the MachineHealthChecks of one's own clusters. A remediation restarts no VM but that \
+        of a Machine in its own namespace.",
 }];
 
 /// The provider where it runs with `--enable-volume-drain`, in all namespaces that it serves.
@@ -224,8 +228,8 @@ pub const VOLUME_DRAIN: &[Rule] = &[
         group: cluster_api::GROUP,
         resources: &["machines"],
         verbs: &["get", "patch"],
-        why: "A hook on a Machine has Cluster API wait before it drains the Node. It is one annotation, set and taken away by \
-              a merge patch; what core says of a Machine that is deleted is read by name.",
+        why: "A hook on a Machine has Cluster API wait before it drains the Node. It is one annotation, set \
+            and taken away by a merge patch; what core says of a Machine that is deleted is read by name.",
     },
     Rule {
         group: cluster_api::GROUP,

@@ -109,8 +109,8 @@ impl Collector for BreakersByState {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
-        let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none is \
-                         made, `half-open` where few are, to find out whether there is room";
+        let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none \
+            is made, `half-open` where few are, to find out whether there is room";
         let mut family = encoder.encode_descriptor("driver_breakers", held_back, None, MetricType::Gauge)?;
         for (driver, count) in &counts {
             for (state, classes) in [("open", count.open), ("half-open", count.half_open)] {
@@ -165,7 +165,8 @@ impl Collector for Orphans {
         let orphans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut family = encoder.encode_descriptor(
             "orphans",
-            "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where there is no InfraMachine, `duplicate` where it has another VM",
+            "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where \
+                there is no InfraMachine, `duplicate` where it has another VM",
             None,
             MetricType::Gauge,
         )?;

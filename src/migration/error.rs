@@ -18,7 +18,8 @@ pub enum WriteError {
     Taken(String),
     /// Cluster API does not take the Machines over.
     #[error(
-        "Cluster API's core manager has not made MachineSet `{set}` the owner of all its Machines; left are: {left}; see that it runs and the Cluster is not paused, and run the command again"
+        "Cluster API's core manager has not made MachineSet `{set}` the owner of all its Machines; left are: \
+            {left}; see that it runs and the Cluster is not paused, and run the command again"
     )]
     NotTakenOver {
         /// The MachineSet.
@@ -28,37 +29,47 @@ pub enum WriteError {
     },
     /// The old controller would delete what is migrated.
     #[error(
-        "machine-controller-manager runs: the Lease {0} is held or changes, and it would delete VMs that are migrated; scale it and its provider's controller to 0, wait a minute, and run the command again"
+        "machine-controller-manager runs: the Lease {0} is held or changes, and it would delete VMs that are \
+            migrated; scale it and its provider's controller to 0, wait a minute, and run the command again"
     )]
     Running(String),
     /// What was made is not what would be made.
     #[error(
-        "what an earlier run has made differs from what is planned now, and Cluster API would replace or delete machines for it: {0}; run the command with the flags and files of the earlier run; for machines that have come since, scale the new objects up to their number first"
+        "what an earlier run has made differs from what is planned now, and Cluster API would replace or \
+            delete machines for it: {0}; run the command with the flags and files of the earlier run; for \
+            machines that have come since, scale the new objects up to their number first"
     )]
     Differs(String),
     /// Machines came after their group was done.
     #[error(
-        "machine-controller-manager has run since: these Machines are not marked as migrated, and what keeps them was migrated before without them: {0}; take their ownerReferences away to migrate each on its own, or mark one that Cluster API has deleted since with infrastructure.capcmi.io/migrated-to"
+        "machine-controller-manager has run since: these Machines are not marked as migrated, and what keeps \
+            them was migrated before without them: {0}; take their ownerReferences away to migrate each on \
+            its own, or mark one that Cluster API has deleted since with infrastructure.capcmi.io/migrated-to"
     )]
     Late(String),
     /// VMs that the provider does not see.
     #[error(
-        "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; see that it runs, repair what it says, and run the command again, which goes on from here"
+        "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; \
+            see that it runs, repair what it says, and run the command again, which goes on from here"
     )]
     NotAdopted(String),
     /// The way back was begun.
     #[error(
-        "a migration is being undone, of which these are left: {0}; end that with --undo, with which it goes on where it stopped, and then migrate again"
+        "a migration is being undone, of which these are left: {0}; end that with --undo, with which it goes \
+            on where it stopped, and then migrate again"
     )]
     BeingUndone(String),
     /// Cluster API goes on working on what is to be deleted.
     #[error(
-        "Cluster API's core manager has not paused {0}; see that it runs and nothing takes the pause away, and run the command again, which goes on from here"
+        "Cluster API's core manager has not paused {0}; see that it runs and nothing takes the pause away, \
+            and run the command again, which goes on from here"
     )]
     NotPaused(String),
     /// Something else deletes what is to be released.
     #[error(
-        "{0} is being deleted, and its VM with it: let that end, take the Machine of machine-controller-manager away whose VM has gone, and run the command again, which goes on from here"
+        "{0} is being deleted, and its VM with it: let that end, take the Machine of \
+            machine-controller-manager away whose VM has gone, and run the command again, which goes on from \
+            here"
     )]
     BeingDeleted(String),
     /// A machine was changed between the look and the release.
@@ -66,13 +77,16 @@ pub enum WriteError {
     Changed(String),
     /// The object is written all the time.
     #[error(
-        "InfraMachine {0} is written again and again by another, so that it can't be deleted as it was looked at; it may carry the annotation {annotation} by now; run the command again, which goes on from here",
+        "InfraMachine {0} is written again and again by another, so that it can't be deleted as it was \
+            looked at; it may carry the annotation {annotation} by now; run the command again, which goes on \
+            from here",
         annotation = crate::api::labels::FORCE_DELETE
     )]
     Contended(String),
     /// Machines would go with what keeps them.
     #[error(
-        "{keeper} has {kept}, which no migration has made, and which would be deleted with it: delete them, or take their ownerReferences away, and run the command again, which goes on from here"
+        "{keeper} has {kept}, which no migration has made, and which would be deleted with it: delete them, \
+            or take their ownerReferences away, and run the command again, which goes on from here"
     )]
     Keeps {
         /// What is to be deleted.
@@ -82,13 +96,15 @@ pub enum WriteError {
     },
     /// The annotation that keeps the VM was refused or taken away.
     #[error(
-        "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, so it was left; find out what takes the annotation away, and run the command again",
+        "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, \
+            so it was left; find out what takes the annotation away, and run the command again",
         annotation = crate::api::labels::FORCE_DELETE
     )]
     NotForced(String),
     /// Objects that stay although they are deleted.
     #[error(
-        "these objects are deleted and have not gone, but no VM was touched: {0}; see that the provider runs and what holds them, and run the command again, which goes on from here"
+        "these objects are deleted and have not gone, but no VM was touched: {0}; see that the provider runs \
+            and what holds them, and run the command again, which goes on from here"
     )]
     NotGone(String),
     /// An object that can't be sent.

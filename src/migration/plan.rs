@@ -236,7 +236,8 @@ pub fn plan(source: &Source, target: &Target, capabilities: &Capabilities) -> Re
             let (own, of_group) = (key_of(&machine.spec), drawn.class());
             if of_group.as_ref().is_some_and(|class| *class != own) {
                 problems.push(format!(
-                    "Machine `{}` is of class `{}`, and its {} of `{}`: a roll-out is under way; let machine-controller-manager finish it first",
+                    "Machine `{}` is of class `{}`, and its {} of `{}`: a roll-out is under way; let \
+                        machine-controller-manager finish it first",
                     name(&machine.metadata),
                     own.name,
                     drawn.from(),
@@ -278,7 +279,8 @@ fn marked_by_others(source: &Source, target: &Target) -> Vec<String> {
             let to = meta.annotations.as_ref()?.get(MIGRATED_TO)?;
             (*to != mark).then(|| {
                 format!(
-                    "{kind} `{}` was migrated to the Cluster {to} before, so its VMs are of that one: if that was undone, take the annotation {MIGRATED_TO} away",
+                    "{kind} `{}` was migrated to the Cluster {to} before, so its VMs are of that one: if \
+                        that was undone, take the annotation {MIGRATED_TO} away",
                     name(meta)
                 )
             })

@@ -12,7 +12,10 @@ fn objects() -> Vec<Value> {
     let of = |kind: &str, name: &str, owner: Option<(&str, &str)>, spec: Value| {
         let owners: Vec<_> = owner
             .into_iter()
-            .map(|(kind, name)| json!({"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name, "uid": "u"}))
+            .map(|(kind, name)| {
+                json!({"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind,
+                "name": name, "uid": "u"})
+            })
             .collect();
         json!({
             "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "spec": spec,
@@ -44,7 +47,8 @@ fn objects() -> Vec<Value> {
             "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass",
             "metadata": {"name": "small", "namespace": "shoot"},
             "providerSpec": {"size": "s", "tags": {"team": "a", "kubernetes.io/cluster": "old"}},
-            "secretRef": {"name": "user-data", "namespace": "shoot"}, "credentialsSecretRef": {"name": "cloud", "namespace": "shoot"},
+            "secretRef": {"name": "user-data", "namespace": "shoot"},
+            "credentialsSecretRef": {"name": "cloud", "namespace": "shoot"},
         }),
         json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "user-data", "namespace": "shoot"},

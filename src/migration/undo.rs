@@ -173,26 +173,34 @@ impl Remains {
         }
         for (machine, group) in &self.later {
             all.push(format!(
-                "Cluster API has made Machine {machine} for {group}, and machine-controller-manager does not know its VM, which would be left, or deleted as an orphan: scale down, or delete it, first"
+                "Cluster API has made Machine {machine} for {group}, and machine-controller-manager does not \
+                    know its VM, which would be left, or deleted as an orphan: scale down, or delete it, \
+                    first"
             ));
         }
         for (set, group) in &self.rolled_out {
             all.push(format!(
-                "MachineSet {set} of {group} makes machines that machine-controller-manager does not know: a roll-out is under way, or was made since; point the MachineDeployment at the template of the migration, and wait for the end of the roll-out"
+                "MachineSet {set} of {group} makes machines that machine-controller-manager does not know: a \
+                    roll-out is under way, or was made since; point the MachineDeployment at the template of \
+                    the migration, and wait for the end of the roll-out"
             ));
         }
         for group in &migration.groups {
             let is_marked = group.originals.iter().any(|original| original.is_marked);
             if is_marked && !group.objects().any(|object| self.has(object)) {
                 all.push(format!(
-                    "{} is marked as migrated, and nothing of it is in this management cluster: look whether it is the right one; if its machines were deleted in Cluster API, take the finalizers of machine-controller-manager's objects away and delete them",
+                    "{} is marked as migrated, and nothing of it is in this management cluster: look whether \
+                        it is the right one; if its machines were deleted in Cluster API, take the \
+                        finalizers of machine-controller-manager's objects away and delete them",
                     group.from
                 ));
             }
         }
         for infra in &self.without_original {
             all.push(format!(
-                "the Machine of machine-controller-manager that InfraMachine {infra} was made for is not there any more, so its VM would be left, or deleted as an orphan: delete its Machine of Cluster API, or leave it by taking the annotation {MIGRATED_FROM} away from both"
+                "the Machine of machine-controller-manager that InfraMachine {infra} was made for is not \
+                    there any more, so its VM would be left, or deleted as an orphan: delete its Machine of \
+                    Cluster API, or leave it by taking the annotation {MIGRATED_FROM} away from both"
             ));
         }
         for group in &migration.groups {
@@ -206,7 +214,8 @@ impl Remains {
             match vm {
                 Vm::There => {}
                 Vm::Absent => all.push(format!(
-                    "the driver does not see the VM of Machine {name} of machine-controller-manager: if it was deleted since, take the finalizers of that Machine away and delete it"
+                    "the driver does not see the VM of Machine {name} of machine-controller-manager: if it \
+                        was deleted since, take the finalizers of that Machine away and delete it"
                 )),
                 Vm::Unknown(why) => all.push(format!(
                     "the driver does not say whether the VM of Machine {name} is there: {why}"
@@ -246,7 +255,8 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     let differ = differences_at(&OF_VMS, object, &found.data);
     all.extend(differ.into_iter().map(|difference| {
         format!(
-            "{difference}: machine-controller-manager has the VM as it was at the migration; change it back, and let the provider update the VM, or replace the Machine"
+            "{difference}: machine-controller-manager has the VM as it was at the migration; change it back, \
+                and let the provider update the VM, or replace the Machine"
         )
     }));
     let conditions = found.data.pointer("/status/conditions").and_then(Value::as_array);

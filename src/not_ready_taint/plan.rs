@@ -149,7 +149,8 @@ mod tests {
 
     fn removed_from_node(change: impl FnOnce(&mut InfraMachine, &mut Machine, &mut Cluster) -> bool) -> bool {
         let mut cluster: Cluster = serde_json::from_value(json!({
-            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"}, "spec": {},
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"},
+            "spec": {},
         }))
         .unwrap();
         let (mut machine, mut owner) = (machine(), owner());

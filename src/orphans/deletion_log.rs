@@ -168,7 +168,8 @@ mod tests {
                 "namespace": "ns", "name": "m", "uid": id, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "labels": {labels::CLUSTER_NAME: "c"},
                 "annotations": {
-                    labels::MACHINE_ID: format!("ns/m/{id}"), labels::DRIVER: "pool", labels::SECRET: "account",
+                    labels::MACHINE_ID: format!("ns/m/{id}"), labels::DRIVER: "pool",
+                        labels::SECRET: "account",
                     labels::APPLIED_PROVIDER_SPEC: format!(r#"{{"size":"s","tags":{{"capcmi.io/machine":"{id}","kubernetes.io/cluster":"c-1"}}}}"#),
                 },
             },

@@ -37,7 +37,8 @@ pub async fn delete(
             tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
         }
         Err(why) => {
-            tracing::warn!(vm = %vm.provider_id, why, "an orphan is not deleted; trying again at the next pass");
+            tracing::warn!(vm = %vm.provider_id, why, "an orphan is not deleted; trying again at the next \
+                pass");
         }
     }
 }

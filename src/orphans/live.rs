@@ -161,16 +161,19 @@ mod tests {
             } else {
                 ""
             };
-            let item = json!({"metadata": {"name": if is_second {"b"} else {"a"}, "namespace": "ns", "uid": "u"}, "spec": {}});
+            let item = json!({"metadata": {"name": if is_second {"b"} else {"a"}, "namespace": "ns",
+                "uid": "u"}, "spec": {}});
             log.lock().unwrap().push(uri);
             let (status, body) = match refused {
                 Some((status, reason)) => (
                     status,
-                    json!({"kind": "Status", "status": "Failure", "reason": reason, "code": status.as_u16(), "message": "no"}),
+                    json!({"kind": "Status", "status": "Failure", "reason": reason, "code": status.as_u16(),
+                        "message": "no"}),
                 ),
                 None => (
                     StatusCode::OK,
-                    json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": more}, "items": [item]}),
+                    json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": more},
+                        "items": [item]}),
                 ),
             };
             let mut response = Response::new(Body::from(body.to_string().into_bytes()));

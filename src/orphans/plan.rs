@@ -76,8 +76,8 @@ impl fmt::Display for KeepReason {
             Self::NoName => f.write_str("the back end has lost the VM's name"),
             Self::TooYoung { least } => write!(f, "it is younger than {} s", least.as_secs()),
             Self::DeletionUnseen => f.write_str(
-                "this process has not seen the deletion of its InfraMachine while identities were guarded, and it may be missing \
-                 because a backup was restored",
+                "this process has not seen the deletion of its InfraMachine while identities were guarded, \
+                    and it may be missing because a backup was restored",
             ),
             Self::NameInUse(key) => write!(f, "InfraMachine {key} has its name"),
             Self::Unreadable(key) => write!(f, "InfraMachine {key} can't be read and may be its owner"),

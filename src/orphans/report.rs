@@ -107,7 +107,8 @@ impl ReportState {
                 }
                 Finding::Duplicate(key) => {
                     let text = format!(
-                        "{} is a second VM of InfraMachine {key}: delete the one that its Node does not run on",
+                        "{} is a second VM of InfraMachine {key}: delete the one that its Node does not run \
+                            on",
                         described(vm)
                     );
                     Some((OrphanReason::Duplicate, text))
@@ -198,8 +199,8 @@ pub async fn given_up(scanner: &Scanner, driver: &ConfiguredDriver, scope: &Scop
         Some(name) => format!("the credentials of Secret `{name}`"),
     };
     let text = format!(
-        "The VMs that deleted InfraMachines had with {account} are not looked for any more: {why}. Look at the back end yourself \
-         for what they may have left behind"
+        "The VMs that deleted InfraMachines had with {account} are not looked for any more: {why}. Look at \
+            the back end yourself for what they may have left behind"
     );
     tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
     publish(scanner, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
@@ -358,8 +359,9 @@ mod tests {
                 Some(&deletion),
                 &[KeepReason::ReportOnly, KeepReason::NoCluster]
             ),
-            "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It is not deleted: the \
-             provider runs with --orphans=report; the driver does not list the VM's tag kubernetes.io/cluster"
+            "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It \
+                is not deleted: the provider runs with --orphans=report; the driver does not list the VM's \
+                tag kubernetes.io/cluster"
         );
         assert_eq!(
             orphan(&vm(), None, &[]),

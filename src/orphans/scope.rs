@@ -289,7 +289,8 @@ mod tests {
 
     fn infra_cluster(name: &str, id: &str) -> Arc<DeserializeGuard<InfraCluster>> {
         guarded(json!({
-            "metadata": {"namespace": "ns", "name": name, "annotations": {labels::CLUSTER_ID: id}}, "spec": {},
+            "metadata": {"namespace": "ns", "name": name, "annotations": {labels::CLUSTER_ID: id}},
+            "spec": {},
         }))
     }
 
@@ -302,8 +303,10 @@ mod tests {
             .unwrap()
             .extend(tag_map.as_object().unwrap().clone());
         guarded(json!({
-            "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {
-                labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::SECRET: "account",
+            "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
+            "annotations": {
+                labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"),
+                    labels::SECRET: "account",
                 labels::INSTANCE: Instance::MayExist.annotation(),
                 labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
             }},
@@ -314,7 +317,8 @@ mod tests {
     fn template(name: &str, size: &str, labelled: &str) -> Arc<DeserializeGuard<InfraMachineTemplate>> {
         guarded(json!({
             "metadata": {"namespace": "ns", "name": name, "labels": {labels::CLUSTER_NAME: labelled}},
-            "spec": {"template": {"spec": {"providerSpec": {"size": size}, "secretRef": {"name": "account"}}}},
+            "spec": {"template": {"spec": {"providerSpec": {"size": size},
+            "secretRef": {"name": "account"}}}},
         }))
     }
 

@@ -72,14 +72,16 @@ fn cluster() -> Value {
     json!({
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
         "metadata": {"namespace": "ns", "name": "c", "uid": "u-c"},
-        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
+        "name": "c"}},
     })
 }
 
 fn infra_cluster() -> Value {
     json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
-        "metadata": {"namespace": "ns", "name": "c", "uid": "u-i", "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
+        "metadata": {"namespace": "ns", "name": "c", "uid": "u-i",
+        "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
     })
 }
 
@@ -100,7 +102,10 @@ fn api_server() -> (Client, Arc<Mutex<Vec<String>>>) {
         let log = Arc::clone(&log);
         async move {
             let path = request.uri().path().to_owned();
-            let items = |items: Vec<Value>| json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
+            let items = |items: Vec<Value>| {
+                json!({"apiVersion": "v1", "kind": "List", "metadata": {},
+                "items": items})
+            };
             let (status, answer) = if request.method() == Method::POST && path.ends_with("/events") {
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let event: Value = serde_json::from_slice(&body).unwrap();
@@ -110,7 +115,8 @@ fn api_server() -> (Client, Arc<Mutex<Vec<String>>>) {
                 (StatusCode::CREATED, event)
             } else if path.ends_with("/secrets/gone") {
                 let code = StatusCode::NOT_FOUND.as_u16();
-                let status = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": code, "message": "no"});
+                let status = json!({"kind": "Status", "status": "Failure", "reason": "NotFound",
+                    "code": code, "message": "no"});
                 (StatusCode::NOT_FOUND, status)
             } else if path.contains("/secrets/") {
                 (StatusCode::OK, json!({"metadata": {"name": "there"}, "data": {}}))
@@ -188,7 +194,8 @@ impl Looks {
                 "namespace": "ns", "name": name, "uid": name, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "labels": {labels::CLUSTER_NAME: "c"},
                 "annotations": {
-                    labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::DRIVER: "pool", labels::SECRET: secret,
+                    labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::DRIVER: "pool",
+                        labels::SECRET: secret,
                     labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
                 },
             },

@@ -252,7 +252,8 @@ mod tests {
     fn what_the_owner_says_of_its_turn_stays() {
         let deferred = machine(&json!([
             {"type": HEALTH_CHECK_SUCCEEDED, "status": "False", "reason": "U", "lastTransitionTime": "t"},
-            {"type": OWNER_REMEDIATED, "status": "False", "reason": "RemediationDeferred", "lastTransitionTime": "t"},
+            {"type": OWNER_REMEDIATED, "status": "False", "reason": "RemediationDeferred",
+            "lastTransitionTime": "t"},
         ]));
         let after = machine(&json!(deferred.with(&verdict(true), at(9)).unwrap()));
         let owner = after.condition(OWNER_REMEDIATED).unwrap();

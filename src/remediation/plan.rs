@@ -291,7 +291,8 @@ fn without_vm(
 fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine, now: Timestamp) -> Plan {
     unless_healthy(machine, now, || {
         let message = format!(
-            "the VM was restarted as often as it may be ({}), and the Machine is not healthy {} s after the last time",
+            "the VM was restarted as often as it may be ({}), and the Machine is not healthy {} s after the \
+                last time",
             remediation.spec.retry_limit(),
             remediation.spec.timeout().as_secs()
         );

@@ -274,7 +274,8 @@ mod tests {
     /// The example of every field, so that a new one has to be thought of.
     fn full() -> Value {
         json!({
-            "providerID": "sim://1", "driver": "pool", "secretRef": {"name": "a"}, "creationTimeoutSeconds": 5,
+            "providerID": "sim://1", "driver": "pool", "secretRef": {"name": "a"},
+            "creationTimeoutSeconds": 5,
             "shutdownTimeoutSeconds": 6, "notReadyTaint": {"key": "a/b"},
             "providerSpec": {"size": "small", "labels": {"tier": "gold"}},
         })
@@ -283,7 +284,8 @@ mod tests {
     #[test]
     fn only_what_is_known_to_be_updatable_is_patched() {
         let new = json!({
-            "providerID": "sim://2", "driver": "other", "secretRef": {"name": "b"}, "creationTimeoutSeconds": 7,
+            "providerID": "sim://2", "driver": "other", "secretRef": {"name": "b"},
+            "creationTimeoutSeconds": 7,
             "notReadyTaint": {"key": "c/d"}, "new": true,
             "providerSpec": {"size": "large", "labels": {"tier": "silver", "more": "yes"}},
         });

@@ -51,7 +51,8 @@ pub fn invalid(opt_in: &OptIn) -> Option<Report> {
         return None;
     };
     let message = format!(
-        "the annotation {} has the value {value:?}, which is no time from 1s to 1h such as 90s or 5m; {} s are taken",
+        "the annotation {} has the value {value:?}, which is no time from 1s to 1h such as 90s or 5m; {} s \
+            are taken",
         labels::VOLUME_DRAIN,
         DEFAULT_TIMEOUT.as_secs()
     );
@@ -85,7 +86,8 @@ pub fn waiting(waiting: &Waiting) -> Report {
         (false, _) => format!("for {volumes} to be detached"),
     };
     let message = format!(
-        "the pod {} was evicted: waiting {for_what}, until {:.0} at the latest; {} pods with volumes come after it",
+        "the pod {} was evicted: waiting {for_what}, until {:.0} at the latest; {} pods with volumes come \
+            after it",
         waiting.pod, waiting.until, waiting.left
     );
     Report::progress(reason::WAITING_FOR_VOLUMES, message)

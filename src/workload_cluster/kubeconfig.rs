@@ -15,7 +15,8 @@ pub enum InvalidKubeconfig {
     Unusable(String),
     /// It leads to what only the provider's own machine has.
     #[error(
-        "{0} is not allowed: the provider takes what is in the Secret alone; it reads no file, runs no program and uses no proxy that it names"
+        "{0} is not allowed: the provider takes what is in the Secret alone; it reads no file, runs no \
+            program and uses no proxy that it names"
     )]
     NotAllowed(&'static str),
 }

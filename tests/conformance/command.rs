@@ -64,7 +64,8 @@ fn a_driver_that_keeps_every_rule_of_both_layers_exits_with_0_and_says_so_in_the
 fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("suite.yaml");
-    let yaml = "providerSpec: {vmPool: default, size: small}\nsecrets: {token: conformance-token-of-an-operator}\n\
+    let yaml = "providerSpec: {vmPool: default, size: small}\nsecrets: \
+        {token: conformance-token-of-an-operator}\n\
                 hooks: {restore: [\"true\"]}\n";
     fs::write(&config, yaml).unwrap();
     let config = config.display().to_string();
@@ -100,7 +101,8 @@ fn a_driver_that_breaks_a_rule_exits_with_1_and_the_rule_is_named() {
     // The author says that a field is mandatory which the driver does not ask for.
     fs::write(
         &config,
-        "providerSpec:\n  vmPool: default\n  size: small\nsecrets:\n  token: conformance-token-of-an-operator\nmandatoryFields: [/rootFsSize]\n",
+        "providerSpec:\n  vmPool: default\n  size: small\nsecrets:\n  token: \
+            conformance-token-of-an-operator\nmandatoryFields: [/rootFsSize]\n",
     )
     .unwrap();
     let config = config.display().to_string();

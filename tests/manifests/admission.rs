@@ -316,7 +316,8 @@ async fn clusterctl_deletes_the_provider_and_leaves_the_policies() -> Result<()>
         "apiVersion": "clusterctl.cluster.x-k8s.io/v1alpha3", "kind": "Provider",
         "metadata": {
             "name": "infrastructure-capcmi-cmi", "namespace": manifests::NAMESPACE,
-            "labels": {"clusterctl.cluster.x-k8s.io": "", "cluster.x-k8s.io/provider": "infrastructure-capcmi-cmi",
+            "labels": {"clusterctl.cluster.x-k8s.io": "",
+            "cluster.x-k8s.io/provider": "infrastructure-capcmi-cmi",
                 "clusterctl.cluster.x-k8s.io/core": "inventory"},
         },
         "providerName": "capcmi-cmi", "type": "InfrastructureProvider", "version": "v0.1.0",

@@ -306,7 +306,8 @@ async fn clusterctl_makes_a_cluster_of_vms_on_hosts_with_libvirt() -> Result<()>
     for (name, size) in [("demo-control-plane", "medium"), ("demo-md-0", "4")] {
         let spec = &find(&objects, "InfraMachineTemplate", name)?["spec"]["template"]["spec"];
         let provider_spec = json!({
-            "vmPool": "default", "size": size, "image": "debian-12", "rootFsSize": 20, "tags": {"cluster": "demo"},
+            "vmPool": "default", "size": size, "image": "debian-12", "rootFsSize": 20,
+            "tags": {"cluster": "demo"},
         });
         assert_eq!(*spec, json!({"driver": "libvirt", "providerSpec": provider_spec}));
     }

@@ -126,7 +126,10 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
     let namespace = namespace().await?;
     let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
-    let held = |annotations: Value| json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER, "example.com/theirs"]});
+    let held = |annotations: Value| {
+        json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER,
+        "example.com/theirs"]})
+    };
     let machines = [
         (
             "with-vm",
@@ -159,7 +162,8 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
             whole.metadata.finalizers = None;
             refusal(api.replace(name, &PostParams::default(), &whole).await)?;
             // What stands beside it is theirs.
-            let others = json!({"metadata": {"finalizers": [MACHINE_FINALIZER, "example.com/theirs", format!("example.com/{who:?}").to_lowercase()]}});
+            let others = json!({"metadata": {"finalizers": [MACHINE_FINALIZER, "example.com/theirs",
+                format!("example.com/{who:?}").to_lowercase()]}});
             merge(&api, name, others).await?;
         }
     }

@@ -158,7 +158,8 @@ async fn a_status_that_breaks_the_contract_is_refused() -> Result<()> {
     let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
     let condition = json!({
-        "type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "type": "Ready", "status": "True", "reason": "Ready", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
     });
     let address = json!({"type": "InternalIP", "address": "10.0.0.1"});
     for status in [
@@ -166,7 +167,8 @@ async fn a_status_that_breaks_the_contract_is_refused() -> Result<()> {
         json!({"addresses": [{"type": "InternalIP"}]}),
         json!({"addresses": vec![address; 257]}),
         json!({"conditions": [condition, condition]}),
-        json!({"conditions": [{"type": "Ready", "status": "yes", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}),
+        json!({"conditions": [{"type": "Ready", "status": "yes", "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]}),
         json!({"initialization": {}}),
         json!({"failureMessage": "a".repeat(10_241)}),
         json!({"lastOperation": {"type": "Create", "state": "Failed"}}),

@@ -89,13 +89,16 @@ fn definition(group: &str, kind: &str) -> Value {
     );
     json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{singular}s.{group}"), "labels": {"cluster.x-k8s.io/v1beta2": "v1beta2"}},
+        "metadata": {"name": format!("{singular}s.{group}"),
+        "labels": {"cluster.x-k8s.io/v1beta2": "v1beta2"}},
         "spec": {
             "group": group, "scope": "Namespaced",
-            "names": {"kind": kind, "listKind": format!("{kind}List"), "plural": format!("{singular}s"), "singular": singular},
+            "names": {"kind": kind, "listKind": format!("{kind}List"), "plural": format!("{singular}s"),
+            "singular": singular},
             "versions": [{
                 "name": "v1beta2", "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": open, "status": open}}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": open,
+                "status": open}}},
             }],
         },
     })

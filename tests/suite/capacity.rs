@@ -23,7 +23,8 @@ async fn a_template_says_what_a_machine_of_it_has_and_a_cluster_where_they_may_b
         json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
             "metadata": {"name": size, "namespace": world.namespace},
-            "spec": {"template": {"spec": {"providerSpec": {"vmPool": "default", "size": size, "rootFsSize": 20}}}},
+            "spec": {"template": {"spec": {"providerSpec": {"vmPool": "default", "size": size,
+            "rootFsSize": 20}}}},
         })
     };
     for size in ["small", "large"] {
@@ -196,7 +197,10 @@ async fn a_template_that_no_machine_can_be_made_from_says_which_field_is_wrong()
         .await?;
     }
     world
-        .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: late, namespace: $NS}\nstringData: {token: any}\n")
+        .apply(
+            "apiVersion: v1\nkind: Secret\nmetadata: {name: late, namespace: $NS}\nstringData: \
+            {token: any}\n",
+        )
         .await?;
     shows(&world, kind, "secret", |template| {
         ensure!(ready(template)["status"] == "True", "{:#}", ready(template));

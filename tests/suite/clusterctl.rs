@@ -155,7 +155,10 @@ fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
 /// What docs/install.md says of clusterctl, with machines that run meanwhile. Cluster API and
 /// the provider are processes here and not Pods, and cert-manager is there by its definitions alone.
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story, each step of which needs those before it")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one story, each step of which needs those before it"
+)]
 async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_machines_that_run() -> Result<()>
 {
     let source = World::without_provider(NAMESPACE).await?;

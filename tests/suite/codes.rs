@@ -199,7 +199,8 @@ fn fault(case: Case) -> Value {
 fn first_faults(cases: &[Case]) -> Vec<Value> {
     let early = |case: &&Case| matches!(case.call, Call::LookUp | Call::Create | Call::Initialize);
     let lost = json!({
-        "operation": "CreateMachine", "machine": "gi-*", "loseResponse": "Unavailable", "retryAfterMs": 3_600_000,
+        "operation": "CreateMachine", "machine": "gi-*", "loseResponse": "Unavailable",
+        "retryAfterMs": 3_600_000,
     });
     let faults = cases.iter().filter(early).map(|case| fault(*case));
     faults.chain([lost]).collect()

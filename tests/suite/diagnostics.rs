@@ -86,7 +86,10 @@ async fn metrics_count_what_happened() -> Result<()> {
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("c").await?;
-    cloud.fail(json!([{"operation": "CreateMachine", "machine": "m-0", "code": "Aborted", "count": 1, "retryAfterMs": 100}]))?;
+    cloud.fail(
+        json!([{"operation": "CreateMachine", "machine": "m-0", "code": "Aborted", "count": 1,
+        "retryAfterMs": 100}]),
+    )?;
     let names = ["m-0", "m-1", "m-2"].map(str::to_owned);
     let machines = names.clone().map(|name| ByHand::new(&world, "c", name));
     ByHand::create_all(&machines).await?;

@@ -49,9 +49,11 @@ fn column(text: &str, title: &str) -> Result<String> {
 }
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story, each step of which needs those before it")]
-async fn a_machine_that_is_refused_for_want_of_quota_is_explained_in_kubectl_the_log_the_metrics_and_on_a_page()
--> Result<()> {
+#[expect(
+    clippy::too_many_lines,
+    reason = "one story, each step of which needs those before it"
+)]
+async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_page() -> Result<()> {
     let world = World::new("explain").await?;
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -59,7 +61,8 @@ async fn a_machine_that_is_refused_for_want_of_quota_is_explained_in_kubectl_the
     let up = stage.machine("up").create().await?;
     let up = up.provisioned().await?;
     cloud.fail(json!([
-        {"operation": "CreateMachine", "machine": "full", "code": "ResourceExhausted", "message": "quota of 1"},
+        {"operation": "CreateMachine", "machine": "full", "code": "ResourceExhausted",
+        "message": "quota of 1"},
     ]))?;
     let full = stage.machine("full").create().await?;
     let refused = full

@@ -263,7 +263,10 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
     const STOPS_IN: u64 = 3;
     let world = World::new("grace").await?;
     let (seen, blind) = (Cloud::named(&world, "seen"), Cloud::named(&world, "blind"));
-    let slow = |disabled: serde_json::Value| json!({"acceptsShutDown": true, "shutDownSeconds": STOPS_IN, "disabledCalls": disabled});
+    let slow = |disabled: serde_json::Value| {
+        json!({"acceptsShutDown": true, "shutDownSeconds": STOPS_IN,
+        "disabledCalls": disabled})
+    };
     let looks = backing.named(&world, "seen", &seen, slow(json!([]))).await?;
     let cannot_look = backing
         .named(&world, "blind", &blind, slow(json!(["GetMachineStatus"])))
@@ -335,7 +338,8 @@ async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backin
     ensure!(
         cloud.count(Operation::CreateMachine, "m")? == 1
             && cloud.count(Operation::GetMachineStatus, "m")? > 2,
-        "the VM is hidden from the look-up at first; no create may follow that answer before it can't be behind"
+        "the VM is hidden from the look-up at first; no create may follow that answer before it can't be \
+            behind"
     );
     machine.delete().await?;
     machine
@@ -362,8 +366,10 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
-        {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1, "retryAfterMs": 100},
-        {"operation": "DeleteMachine", "code": "Unavailable", "lastKnownState": "order-18", "count": 1, "retryAfterMs": 100},
+        {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1,
+        "retryAfterMs": 100},
+        {"operation": "DeleteMachine", "code": "Unavailable", "lastKnownState": "order-18", "count": 1,
+        "retryAfterMs": 100},
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
@@ -390,7 +396,8 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
     ensure!(again.iter().all(|state| *state == Some("order-18")), "{seen:?}");
 
     cloud.fail(json!([
-        {"operation": "CreateMachine", "loseResponse": "Uninitialized", "lastKnownState": "order-19", "count": 1},
+        {"operation": "CreateMachine", "loseResponse": "Uninitialized", "lastKnownState": "order-19",
+        "count": 1},
     ]))?;
     let machine = ByHand::new(&world, "one", "n").create().await?;
     let provisioned = machine.provisioned().await?;

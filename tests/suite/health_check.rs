@@ -147,21 +147,27 @@ async fn a_vm_that_vanished_is_replaced_with_its_machine(backing: Backing) -> Re
 
 /// A VM that crashed is found by its Node, which goes silent: the driver is asked, and confirms it.
 async fn a_vm_that_crashed_is_replaced_with_its_machine(backing: Backing) -> Result<()> {
-    replaced_after(backing, "crashed", "VirtualMachineFailed", async |world, cloud, id| {
-        cloud.console()?.set_condition(id, Condition::Crashed)?;
-        let vm = cloud.vms()?.into_iter().find(|vm| vm.id == id).context("no VM")?;
-        // What the node lifecycle controller says of a kubelet that it does not hear any more.
-        let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let silent = json!({"status": {"conditions": [{
-            "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "", "lastTransitionTime": now,
-        }]}});
-        let workload = world.management.workload().await?.admin_client().await?;
-        let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(workload);
-        nodes
-            .patch_status(&vm.name, &PatchParams::default(), &Patch::Strategic(silent))
-            .await?;
-        Ok(())
-    })
+    replaced_after(
+        backing,
+        "crashed",
+        "VirtualMachineFailed",
+        async |world, cloud, id| {
+            cloud.console()?.set_condition(id, Condition::Crashed)?;
+            let vm = cloud.vms()?.into_iter().find(|vm| vm.id == id).context("no VM")?;
+            // What the node lifecycle controller says of a kubelet that it does not hear any more.
+            let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let silent = json!({"status": {"conditions": [{
+                "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "",
+                "lastTransitionTime": now,
+            }]}});
+            let workload = world.management.workload().await?.admin_client().await?;
+            let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(workload);
+            nodes
+                .patch_status(&vm.name, &PatchParams::default(), &Patch::Strategic(silent))
+                .await?;
+            Ok(())
+        },
+    )
     .await
 }
 
@@ -180,7 +186,8 @@ async fn a_node_that_went_silent_while_no_provider_ran_is_a_reason_to_ask() -> R
     cloud.console()?.set_condition(vms[0].id, Condition::Crashed)?;
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let silent = json!({"status": {"nodeRef": {"name": "m"}, "conditions": [{
-        "type": "NodeHealthy", "status": "Unknown", "reason": "NodeUnknown", "message": "", "lastTransitionTime": now,
+        "type": "NodeHealthy", "status": "Unknown", "reason": "NodeUnknown", "message": "",
+        "lastTransitionTime": now,
     }]}});
     objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine")
         .patch_status("m", &PatchParams::default(), &Patch::Merge(silent))

@@ -87,7 +87,8 @@ impl InPlace {
         let changed = json!({"spec": {
             "rollout": {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}},
             "template": {"spec": {"bootstrap": {"dataSecretName": null, "configRef": {
-                "apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrapTemplate", "name": "worker",
+                "apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrapTemplate",
+                "name": "worker",
             }}}},
         }});
         fleet.deployment_with("md-1", replicas, &changed).await?;

@@ -92,7 +92,8 @@ impl Left {
             "tags": {"worker": "1", tags::CLUSTER: "shoot--old", tags::ROLE: "node"},
         });
         let class = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass", "metadata": self.metadata("small"),
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass",
+            "metadata": self.metadata("small"),
             "provider": "simulated", "providerSpec": provider_spec,
             "secretRef": {"name": "cloud", "namespace": self.world.namespace},
         });
@@ -160,8 +161,10 @@ impl Left {
     /// The Lease of machine-controller-manager, renewed at this time.
     async fn lease(&self, renewed: jiff::Timestamp) -> Result<()> {
         let lease = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self.metadata("machine-controller"),
-            "spec": {"holderIdentity": "mcm", "leaseDurationSeconds": 15, "renewTime": format!("{renewed:.6}")},
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": self.metadata("machine-controller"),
+            "spec": {"holderIdentity": "mcm", "leaseDurationSeconds": 15,
+            "renewTime": format!("{renewed:.6}")},
         });
         management_cluster::apply(&self.world.admin, lease).await?;
         Ok(())
@@ -189,7 +192,8 @@ impl Left {
 
     /// What of Cluster API there is besides the Cluster.
     fn made(&self) -> Result<String> {
-        let kinds = "machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,machinedeployment.cluster.x-k8s.io,inframachine,inframachinetemplate";
+        let kinds = "machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,\
+            machinedeployment.cluster.x-k8s.io,inframachine,inframachinetemplate";
         self.world.kubectl(&["get", kinds, "-o", "name"])
     }
 }
@@ -204,7 +208,8 @@ fn printed(output: &Output) -> Result<String, String> {
 }
 
 fn owned_by((kind, name): (&str, &str)) -> Value {
-    json!([{"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name, "uid": "of-another-cluster", "controller": true}])
+    json!([{"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name,
+        "uid": "of-another-cluster", "controller": true}])
 }
 
 /// Installs the definitions of machine-controller-manager.
@@ -706,7 +711,8 @@ async fn nothing_is_undone_where_machines_came_to_what_had_none_or_nothing_is_th
 
 /// Nothing of Cluster API says that it is being undone, or is to go without its VM.
 fn untouched(world: &World) -> Result<()> {
-    let kinds = "inframachine,machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,machinedeployment.cluster.x-k8s.io";
+    let kinds = "inframachine,machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,\
+        machinedeployment.cluster.x-k8s.io";
     let all = world.kubectl(&["get", kinds, "-o", "json"])?;
     for mark in [UNDOING, labels::FORCE_DELETE] {
         ensure!(!all.contains(mark), "{mark} in {all}");
@@ -918,7 +924,8 @@ async fn makes_nothing_again(left: &Left) -> Result<()> {
 
 /// Kind, name and resource version of all that a run may write, and that no controller goes on writing.
 fn versions(world: &World) -> Result<String> {
-    let kinds = "inframachinetemplate,secret,machineclass.machine.sapcloud.io,machine.machine.sapcloud.io,machinedeployment.machine.sapcloud.io,machineset.machine.sapcloud.io";
+    let kinds = "inframachinetemplate,secret,machineclass.machine.sapcloud.io,machine.machine.sapcloud.io,\
+        machinedeployment.machine.sapcloud.io,machineset.machine.sapcloud.io";
     let columns = "jsonpath={range .items[*]}{.kind}/{.metadata.name}={.metadata.resourceVersion} {end}";
     world.kubectl(&["get", kinds, "-o", columns])
 }
@@ -1051,7 +1058,8 @@ async fn files_with_a_class_of_the_drivers_own_kind_are_migrated_without_a_machi
         match object["kind"].as_str() {
             Some("MachineClass") => {
                 *object = json!({
-                    "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "SimulatedMachineClass", "metadata": object["metadata"],
+                    "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "SimulatedMachineClass",
+                    "metadata": object["metadata"],
                     "spec": {
                         "pool": "default", "size": "small", "tags": object["providerSpec"]["tags"],
                         "secretRef": object["secretRef"],

@@ -33,7 +33,8 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     let _kubelets = cloud.kubelets();
     source.cluster("md").await?;
     let fleet = Fleet::of(&source, "md");
-    let spec = json!({"driver": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0, "notReadyTaint": {}});
+    let spec = json!({"driver": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0,
+        "notReadyTaint": {}});
     fleet.template_with("md-1", spec).await?;
     fleet.deployment("md-1", 2).await?;
     fleet.running(2).await?;

@@ -214,7 +214,8 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_reported_once(
     );
     ensure!(
         machines == 2 * MACHINES && events == 2,
-        "{machines} writes of {MACHINES} machines, {clusters} of the InfraCluster, {events} events: {writes:?}"
+        "{machines} writes of {MACHINES} machines, {clusters} of the InfraCluster, {events} events: \
+            {writes:?}"
     );
     Ok(())
 }

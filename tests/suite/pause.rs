@@ -215,7 +215,9 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
     for (name, annotation) in [("paused", labels::PAUSED), ("foreign", labels::MANAGED_BY)] {
         world
             .apply(&format!(
-                "apiVersion: infrastructure.capcmi.io/v1alpha1\nkind: InfraCluster\nmetadata:\n  name: {name}\n  namespace: $NS\n  annotations: {{{annotation}: \"\"}}\nspec: {{controlPlaneEndpoint: {{host: 127.0.0.1, port: 6443}}}}\n"
+                "apiVersion: infrastructure.capcmi.io/v1alpha1\nkind: InfraCluster\nmetadata:\n  name: \
+                    {name}\n  namespace: $NS\n  annotations: {{{annotation}: \"\"}}\nspec: \
+                    {{controlPlaneEndpoint: {{host: 127.0.0.1, port: 6443}}}}\n"
             ))
             .await?;
         let infrastructure =

@@ -240,7 +240,8 @@ fn machine_of(namespace: &str) -> [Value; 4] {
     [
         json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": metadata("c"),
-            "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+            "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
+            "name": "c"}},
         }),
         json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
@@ -254,7 +255,8 @@ fn machine_of(namespace: &str) -> [Value; 4] {
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": metadata("m"),
             "spec": {
                 "clusterName": "c", "bootstrap": {"dataSecretName": "boot"},
-                "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": "m"},
+                "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine",
+                "name": "m"},
             },
         }),
     ]

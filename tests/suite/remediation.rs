@@ -590,7 +590,8 @@ async fn event(world: &World, name: &str, reason: &str) -> Result<()> {
 async fn fall_silent(world: &World, vm: &Vm) -> Result<()> {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let silent = json!({"status": {"conditions": [{
-        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "", "lastTransitionTime": now,
+        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "",
+        "lastTransitionTime": now,
     }]}});
     let workload = world.management.workload().await?.admin_client().await?;
     Api::<Node>::all(workload)
@@ -621,7 +622,8 @@ async fn health_check(world: &World, strategy: &Value) -> Result<()> {
         "spec": {
             "clusterName": "md",
             "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": "md"}},
-            "checks": {"unhealthyNodeConditions": [{"type": "Ready", "status": "Unknown", "timeoutSeconds": 1}]},
+            "checks": {"unhealthyNodeConditions": [{"type": "Ready", "status": "Unknown",
+            "timeoutSeconds": 1}]},
             "remediation": {"templateRef": {
                 "apiVersion": "infrastructure.capcmi.io/v1alpha1",
                 "kind": "InfraMachineRemediationTemplate", "name": "restart",

@@ -75,7 +75,8 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     // What the node lifecycle controller says of a kubelet that it does not hear any more.
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let silent = json!({"status": {"conditions": [{
-        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "", "lastTransitionTime": now,
+        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "",
+        "lastTransitionTime": now,
     }]}});
     let workload = world.management.workload().await?.admin_client().await?;
     Api::<Node>::all(workload)

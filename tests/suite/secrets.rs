@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::codes::{condition, provisioned};
 use crate::support::backing::with_every_backing;
-use crate::support::by_hand::{self, all_become, delete_all, patch_all};
+use crate::support::by_hand::{self, all_become, delete_all, patch_all, small};
 use crate::support::fleet::bootstrap_secret;
 use crate::support::provider::service_account;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
@@ -28,6 +28,10 @@ const BOOT: &str = "canary-boot-90de";
 /// Bootstrap data hold short words as well, and without a digit.
 const PASSWORD: &str = "magpie-nest";
 const SHORT: &str = "jackdaw";
+
+/// The objects that a tenant can read.
+const READABLE: &str = "inframachines,inframachinetemplates,infraclusters,machines.cluster.x-k8s.io,\
+    clusters.cluster.x-k8s.io,events.events.k8s.io";
 
 /// OPS-11: whatever a driver echoes, and however much is logged.
 async fn no_secret_is_shown_anywhere(backing: Backing) -> Result<()> {
@@ -51,7 +55,8 @@ async fn no_secret_is_shown_anywhere(backing: Backing) -> Result<()> {
         &world,
         "data",
         json!({"value": format!(
-            "#cloud-config\n# {BOOT}\nruncmd:\n- login --quietly {PASSWORD}\nusers:\n- {{name: a, passwd: {SHORT}}}\n"
+            "#cloud-config\n# {BOOT}\nruncmd:\n- login --quietly {PASSWORD}\nusers:\n- {{name: a, passwd: \
+                {SHORT}}}\n"
         ), "format": "cloud-config"}),
     )
     .await?;
@@ -62,7 +67,7 @@ async fn no_secret_is_shown_anywhere(backing: Backing) -> Result<()> {
     let template = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
         "metadata": {"name": "t", "namespace": world.namespace},
-        "spec": {"template": {"spec": {"secretRef": {"name": "good"}, "providerSpec": {"vmPool": "default", "size": "small"}}}},
+        "spec": {"template": {"spec": {"secretRef": {"name": "good"}, "providerSpec": small()}}},
     });
     management_cluster::apply(&world.admin, template).await?;
     let names = ["create", "status", "init", "delete", "update", "fine", "wrong"].map(str::to_owned);
@@ -116,8 +121,7 @@ async fn no_secret_is_shown_anywhere(backing: Backing) -> Result<()> {
         .lines()
         .find_map(|line| line.trim().strip_prefix("token: "))
         .map(str::to_owned);
-    let kinds = "inframachines,inframachinetemplates,infraclusters,machines.cluster.x-k8s.io,clusters.cluster.x-k8s.io,events.events.k8s.io";
-    let objects = world.kubectl(&["get", kinds, "-o", "json", "--show-managed-fields"])?;
+    let objects = world.kubectl(&["get", READABLE, "-o", "json", "--show-managed-fields"])?;
     ensure!(objects.contains("[redacted]"), "nothing was echoed");
     let places = [
         ("the provider's log", provider.log()?),

@@ -93,7 +93,8 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     }));
     let plugin = Plugin::start(world, "simulated", &config).await?;
     let entry = json!({
-        "timeouts": {"default": "4s", "createMachine": "6s", "initializeMachine": "4s", "deleteMachine": "6s"},
+        "timeouts": {"default": "4s", "createMachine": "6s", "initializeMachine": "4s",
+        "deleteMachine": "6s"},
         "createSettleTime": "10s",
     });
     let provider = elected(world, plugin.drivers(entry))
@@ -227,7 +228,8 @@ fn report(chaos: &Chaos<'_>, cloud: &Cloud, converged: Duration, ended: Duration
         cloud.calls()?.len()
     );
     println!(
-        "soak: machines held against VMs {comparisons} times; {unseen} deletions were over before they were seen"
+        "soak: machines held against VMs {comparisons} times; {unseen} deletions were over before they were \
+            seen"
     );
     println!("soak: as wanted after {converged:.1?}; nothing left {ended:.1?} after the delete");
     // One was planted.

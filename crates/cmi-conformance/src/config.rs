@@ -285,7 +285,8 @@ fn credentials_are_taken<C>(config: &Config, _: &C) -> garde::Result {
         !config.secrets.is_empty() || !config.bad_secrets.is_empty() || config.restricted_secrets.is_some();
     if config.no_credentials && has_some {
         return Err(garde::Error::new(
-            "noCredentials: a driver that takes no credentials has no `secrets`, `badSecrets` or `restrictedSecrets`",
+            "noCredentials: a driver that takes no credentials has no `secrets`, `badSecrets` or \
+                `restrictedSecrets`",
         ));
     }
     Ok(())

@@ -118,7 +118,8 @@ impl Judge {
         for (key, secret) in secrets.chain([canary]) {
             if let Some(form) = texts.iter().find_map(|text| form_of_echo(text, secret)) {
                 let what = format!(
-                    "{call} gave back the value of the secret key `{key}`, {form}: in the answer, the message of an error, or metadata"
+                    "{call} gave back the value of the secret key `{key}`, {form}: in the answer, the \
+                        message of an error, or metadata"
                 );
                 self.note(SECRET_RULES, what);
             }

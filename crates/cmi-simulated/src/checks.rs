@@ -99,8 +99,8 @@ impl SimulatedDriver {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(
-                    "the machine name `{name}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` and `.`, \
-                     with a letter or digit at both ends"
+                    "the machine name `{name}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` \
+                        and `.`, with a letter or digit at both ends"
                 ),
             ));
         }

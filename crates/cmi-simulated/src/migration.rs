@@ -81,7 +81,8 @@ mod tests {
     /// DRV-49, DRV-50, DRV-51
     #[test]
     fn an_old_class_fills_the_new_one_and_its_metadata_stays() {
-        let old = json!({"spec": {"pool": "default", "size": "small", "rootFsSizeGB": 20, "secretRef": {"name": "s"}}});
+        let old = json!({"spec": {"pool": "default", "size": "small", "rootFsSizeGB": 20,
+            "secretRef": {"name": "s"}}});
         let filled = machine_class(request(&old, &json!({"metadata": {"name": "m"}}))).unwrap();
         let expected = json!({
             "metadata": {"name": "m"},

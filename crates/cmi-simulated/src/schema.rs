@@ -11,15 +11,20 @@ use cmi_driver::tags::FAILURE_DOMAIN;
 pub fn of(config: &SimulatedConfig) -> Value {
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
     let mut fields = json!({
-        VM_POOL: {"type": "string", "enum": config.pools.keys().collect::<Vec<_>>(), "description": "The pool that the VM takes a place of."},
-        SIZE: {"type": "string", "enum": config.sizes.keys().collect::<Vec<_>>(), "description": "How many CPUs and how much memory."},
-        ROOT_FS_SIZE: {"type": "integer", "minimum": 0, "description": "Root file system, GB. Default: by size."},
-        SOURCE_DEST_CHECK: {"type": "boolean", "description": "Whether the network drops what is not sent from or to the VM's own address. Default: true."},
+        VM_POOL: {"type": "string", "enum": config.pools.keys().collect::<Vec<_>>(),
+            "description": "The pool that the VM takes a place of."},
+        SIZE: {"type": "string", "enum": config.sizes.keys().collect::<Vec<_>>(),
+            "description": "How many CPUs and how much memory."},
+        ROOT_FS_SIZE: {"type": "integer", "minimum": 0,
+            "description": "Root file system, GB. Default: by size."},
+        SOURCE_DEST_CHECK: {"type": "boolean", "description": "Whether the network drops what is not sent \
+            from or to the VM's own address. Default: true."},
         TAGS: texts,
         LABELS: texts,
     });
     if !config.zones.is_empty() {
-        fields[FAILURE_DOMAIN] = json!({"type": "string", "enum": config.zones, "description": "The zone. Default: the emptiest."});
+        fields[FAILURE_DOMAIN] = json!({"type": "string", "enum": config.zones,
+            "description": "The zone. Default: the emptiest."});
     }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

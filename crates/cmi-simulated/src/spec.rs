@@ -169,12 +169,19 @@ impl VmSpec {
         let (min, max) = (size.min_root_fs_gb, size.max_root_fs_gb);
         match self.root_fs_gb {
             None => Ok(size.root_fs_gb()),
-            Some(asked) => u32::try_from(asked).ok().filter(|gb| (min..=max).contains(gb)).ok_or_else(|| {
-                Status::new(
-                    Code::OutOfRange,
-                    format!("the provider spec's /{ROOT_FS_SIZE} is {asked} GB; a VM of size {} has {min} to {max} GB", self.size),
-                )
-            }),
+            Some(asked) => u32::try_from(asked)
+                .ok()
+                .filter(|gb| (min..=max).contains(gb))
+                .ok_or_else(|| {
+                    Status::new(
+                        Code::OutOfRange,
+                        format!(
+                            "the provider spec's /{ROOT_FS_SIZE} is {asked} GB; a VM of size {} has {min} to \
+                        {max} GB",
+                            self.size
+                        ),
+                    )
+                }),
         }
     }
 }

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 
 use crate::{Programs, api_server::ApiServer, process::Process, run_folder::RunFolder};
 
-const OF_MANAGEMENT: &str = "clusterrole-aggregation-controller,garbage-collector-controller,namespace-controller,\
+const OF_MANAGEMENT: &str = "clusterrole-aggregation-controller,garbage-collector-controller,\
+    namespace-controller,\
                              serviceaccount-controller,serviceaccount-token-controller";
 const OF_WORKLOAD: &str = "certificatesigningrequest-approving-controller,\
                            certificatesigningrequest-signing-controller,deployment-controller,\

@@ -210,7 +210,8 @@ fn status(version: &str, guest: &Guest) -> Value {
         "conditions": healthy(),
         "nodeInfo": {
             "kubeletVersion": version, "kubeProxyVersion": version, "containerRuntimeVersion": "hollow://1",
-            "architecture": "amd64", "operatingSystem": "linux", "osImage": "hollow", "kernelVersion": "hollow",
+            "architecture": "amd64", "operatingSystem": "linux", "osImage": "hollow",
+            "kernelVersion": "hollow",
             "bootID": "hollow", "machineID": guest.node_name, "systemUUID": guest.node_name,
         },
     }})

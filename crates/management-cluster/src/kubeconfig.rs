@@ -22,7 +22,8 @@ pub(crate) fn render(server: &str, authority: &str, token: &str) -> Result<Strin
         "kind": "Config",
         "clusters": [{
             "name": "cluster",
-            "cluster": {"server": server, "certificate-authority-data": ByteString(authority.as_bytes().to_vec())},
+            "cluster": {"server": server,
+            "certificate-authority-data": ByteString(authority.as_bytes().to_vec())},
         }],
         "users": [{"name": "user", "user": {"token": token}}],
         "contexts": [{"name": "context", "context": {"cluster": "cluster", "user": "user"}}],

@@ -86,7 +86,8 @@ async fn dry_run(machines: &Api<DynamicObject>, version: &str) -> kube::Result<D
             "clusterName": "webhook-probe", "version": version,
             "bootstrap": {"dataSecretName": "webhook-probe"},
             "infrastructureRef": {
-                "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "WebhookProbe", "name": "webhook-probe",
+                "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "WebhookProbe",
+                "name": "webhook-probe",
             },
         },
     });

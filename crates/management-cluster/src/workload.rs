@@ -82,9 +82,9 @@ impl Workload {
         &self.api_server
     }
 
-    /// The kubeconfig of a kubelet that joins, whose token is a bootstrap token: it may ask for the certificate
-    /// of a Node, which [`crate::ManagementCluster::workload_controllers`] sign. The server is the URL under
-    /// which a guest reaches this API server, with one of its names: see [`WORKLOAD_HOST`].
+    /// The kubeconfig of a kubelet that joins, whose token is a bootstrap token: it may ask for the
+    /// certificate of a Node, which [`crate::ManagementCluster::workload_controllers`] sign. The server is
+    /// the URL under which a guest reaches this API server, with one of its names: see [`WORKLOAD_HOST`].
     ///
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
@@ -112,7 +112,10 @@ impl Workload {
     /// As [`Workload::bootstrap_data`].
     pub fn bootstrap_data_with_taints(&self, taints: &[Taint]) -> Result<String> {
         let document = self.bootstrap_kubeconfig(self.url())?;
-        let file = |path: &str, content: String| json!({"path": path, "owner": "root:root", "permissions": "0600", "content": content});
+        let file = |path: &str, content: String| {
+            json!({"path": path, "owner": "root:root",
+            "permissions": "0600", "content": content})
+        };
         let mut files = vec![file(BOOTSTRAP_KUBECONFIG, document)];
         if !taints.is_empty() {
             let config = json!({

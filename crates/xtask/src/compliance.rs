@@ -64,7 +64,8 @@ fn proof(rule: &Rule) -> String {
 pub(crate) fn summary() -> String {
     let count = |fits: fn(&Rule) -> bool| rules::all().filter(|rule| fits(rule)).count();
     format!(
-        "{} rows, {} of them binding; {} cases prove {}, and {} are not tested, each for the reason beside it.\n",
+        "{} rows, {} of them binding; {} cases prove {}, and {} are not tested, each for the reason beside \
+            it.\n",
         count(|_| true),
         count(Rule::is_binding),
         cases::all().count(),

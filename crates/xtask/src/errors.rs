@@ -67,7 +67,8 @@ const fn explanation(class: Disposition) -> Explanation {
     match class {
         Disposition::Retry => Explanation {
             meaning: "The driver or its back end could not do it this time.",
-            wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks for",
+            wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks \
+                for",
             remedy: "Nothing. If it goes on, look at the driver.",
         },
         Disposition::Initialize => Explanation {
@@ -76,9 +77,14 @@ const fn explanation(class: Disposition) -> Explanation {
             remedy: "Nothing. If it goes on, do what the message says.",
         },
         Disposition::AwaitCapacity => Explanation {
-            meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until one of them has found room; deletions go on.",
-            wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same credentials is gone, an annotation changes or the provider starts; the others when one succeeds",
-            remedy: "Raise the quota and set any annotation on one machine, or wait until something is deleted.",
+            meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine \
+                of the same driver, class and credentials is created until one of them has found room; \
+                deletions go on.",
+            wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same \
+                credentials is gone, an annotation changes or the provider starts; the others when one \
+                succeeds",
+            remedy: "Raise the quota and set any annotation on one machine, or wait until something is \
+                deleted.",
         },
         Disposition::NeedsIntervention => Explanation {
             meaning: "A person has to act.",
@@ -87,11 +93,13 @@ const fn explanation(class: Disposition) -> Explanation {
         },
         Disposition::AwaitDriver => Explanation {
             meaning: "The driver does not offer a call that is needed here.",
-            wait: "when the driver has reconnected as another one, the provider starts again, or spec or annotations change",
+            wait: "when the driver has reconnected as another one, the provider starts again, or spec or \
+                annotations change",
             remedy: "Use a driver, or a version of it, that offers the call.",
         },
         Disposition::Fallback => Explanation {
-            meaning: "The driver does not offer this optional call, or has no answer to give: the controller goes on without it.",
+            meaning: "The driver does not offer this optional call, or has no answer to give: the controller \
+                goes on without it.",
             wait: "not needed",
             remedy: "Nothing.",
         },
@@ -126,7 +134,8 @@ const fn explanation(class: Disposition) -> Explanation {
             remedy: "Nothing.",
         },
         Disposition::VerifyDeleted => Explanation {
-            meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing is left to be deleted; otherwise a person has to act.",
+            meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing \
+                is left to be deleted; otherwise a person has to act.",
             wait: "as `NeedsIntervention`",
             remedy: "Do what the message says, or delete the VM at the back end.",
         },
@@ -136,7 +145,8 @@ const fn explanation(class: Disposition) -> Explanation {
             remedy: "Nothing.",
         },
         Disposition::Gone => Explanation {
-            meaning: "There is no such VM: the deletion is done once the look-up confirms it and the driver's consistency window has passed.",
+            meaning: "There is no such VM: the deletion is done once the look-up confirms it and the \
+                driver's consistency window has passed.",
             wait: "not needed",
             remedy: "Nothing.",
         },

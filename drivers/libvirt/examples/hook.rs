@@ -1,8 +1,8 @@
 //! The hooks of the conformance suite for this driver: it does to the hosts of a driver's configuration what
 //! an administrator, a crash or another client might do.
 //!
-//! `hook CONFIG NAME [ARGUMENT…]`; the hosts are those of `tests/lab/host.sh`, and the driver reaches them over
-//! the wires of `tests/lab/wire.rs`, which do what the file `fault` in a host's folder says.
+//! `hook CONFIG NAME [ARGUMENT…]`; the hosts are those of `tests/lab/host.sh`, and the driver reaches them
+//! over the wires of `tests/lab/wire.rs`, which do what the file `fault` in a host's folder says.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -305,7 +305,8 @@ sizes:
   small: {cpus: 1, memoryMib: 2048}
   large: {cpus: 4, memoryMib: 8192}
 images:
-  debian: {storagePool: images, volume: debian-12.qcow2, format: qcow2, firmware: efi, sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+  debian: {storagePool: images, volume: debian-12.qcow2, format: qcow2, firmware: efi, sha256: \
+  e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
   tiny:
     storagePool: images
     volume: tiny.raw

@@ -80,8 +80,8 @@ impl Asked {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(
-                    "the machine name `{}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` and `.`, \
-                     with a letter or digit at both ends",
+                    "the machine name `{}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` and \
+                        `.`, with a letter or digit at both ends",
                     machine.name
                 ),
             ));

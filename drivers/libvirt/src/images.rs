@@ -96,8 +96,8 @@ impl Images {
             return Err(Status::new(
                 Code::FailedPrecondition,
                 format!(
-                    "image `{name}` on host `{host}` has the SHA-256 {found}, and not the configured {}: it is another \
-                     one, or was copied in part",
+                    "image `{name}` on host `{host}` has the SHA-256 {found}, and not the configured {}: it \
+                        is another one, or was copied in part",
                     image.sha256
                 ),
             ));

@@ -516,8 +516,8 @@ const fn is_up(state: PowerState) -> bool {
     )
 }
 
-/// A guest whose address is not known still boots: callers ask again after a VM that is starting, and not after
-/// one that runs.
+/// A guest whose address is not known still boots: callers ask again after a VM that is starting, and not
+/// after one that runs.
 fn unless_it_boots(state: PowerState, addresses: &[Address]) -> PowerState {
     let has_address = addresses
         .iter()

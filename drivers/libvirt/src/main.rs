@@ -31,7 +31,8 @@ struct Cli {
     #[arg(long, env = "CAPCMI_DRIVER_CONFIG", value_name = "FILE")]
     config: PathBuf,
     /// Certificate to show, for a tls:// endpoint. Read again when it changes, as are the two others.
-    #[arg(long, env = "CAPCMI_TLS_CERT_FILE", value_name = "FILE", requires_all = ["tls_key_file", "client_ca_file"])]
+    #[arg(long, env = "CAPCMI_TLS_CERT_FILE", value_name = "FILE", requires_all = ["tls_key_file",
+        "client_ca_file"])]
     tls_cert_file: Option<PathBuf>,
     /// Key of the certificate.
     #[arg(

@@ -303,12 +303,14 @@ mod tests {
         let xml = domain(&record).to_xml().unwrap();
         for part in [
             "<domain type=\"qemu\"><name>m-1</name><uuid>0b0b</uuid><metadata><capcmi:machine ",
-            "<memory unit=\"MiB\">2048</memory><currentMemory unit=\"MiB\">1024</currentMemory><vcpu>2</vcpu>",
+            "<memory unit=\"MiB\">2048</memory><currentMemory \
+                unit=\"MiB\">1024</currentMemory><vcpu>2</vcpu>",
             "<cputune><shares>512</shares></cputune>",
             "<os><type arch=\"x86_64\" machine=\"q35\">hvm</type><boot dev=\"hd\"/></os>",
             "<cpu mode=\"maximum\"/>",
             "<source pool=\"machines\" volume=\"root.qcow2\"/><target dev=\"vda\" bus=\"virtio\"/></disk>",
-            "<source pool=\"machines\" volume=\"seed.iso\"/><target dev=\"vdb\" bus=\"virtio\"/><readonly/></disk>",
+            "<source pool=\"machines\" volume=\"seed.iso\"/><target dev=\"vdb\" \
+                bus=\"virtio\"/><readonly/></disk>",
             "<interface type=\"network\"><mac address=\"52:01:02:03:04:05\"/><source network=\"default\"/>",
             "<log file=\"/pool/console.log\" append=\"on\"/>",
             "org.qemu.guest_agent.0",

@@ -36,8 +36,8 @@ fn eventually(what: &str, within: Duration, mut probe: impl FnMut() -> Result<bo
     Ok(())
 }
 
-/// A daemon that is stopped: the kernel takes connections for it, and nothing answers. Opening one to it takes
-/// 10 s, and the thread that does hangs for ever.
+/// A daemon that is stopped: the kernel takes connections for it, and nothing answers. Opening one to it
+/// takes 10 s, and the thread that does hangs for ever.
 #[test]
 fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Result<()> {
     let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
@@ -57,7 +57,8 @@ fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Res
         "hosts": {"host-a": {"uri": uri}},
         "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "none"}},
         "sizes": {"small": {"cpus": 1, "memoryMib": 128}},
-        "images": {"none": {"storagePool": "images", "volume": "none", "format": "raw", "sha256": "0".repeat(64)}},
+        "images": {"none": {"storagePool": "images", "volume": "none", "format": "raw",
+        "sha256": "0".repeat(64)}},
     });
     fs::write(at("driver.yaml"), config.to_string())?;
     let endpoint = format!("unix://{}", at("driver.sock").display());

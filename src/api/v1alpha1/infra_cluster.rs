@@ -130,7 +130,8 @@ fn endpoint(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "required": ["host", "port"],
         "properties": {
             "host": {"type": "string", "minLength": 1, "maxLength": 512, "description": "Name or address."},
-            "port": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535, "description": "TCP port."},
+            "port": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535,
+            "description": "TCP port."},
         },
     })
 }

@@ -23,7 +23,8 @@ use crate::api::{bounded, schema};
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraMachine is one VM of a back end that a CMI driver serves, on behalf of one Cluster API Machine.",
+    doc = "InfraMachine is one VM of a back end that a CMI driver serves, on behalf of one Cluster API \
+        Machine.",
     printcolumn(
         name = "Cluster",
         type_ = "string",
@@ -117,7 +118,8 @@ use crate::api::{bounded, schema};
         "message": "spec.providerID is set once and can't be removed: it is the only link to the VM"
     },
     {
-        "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == oldSelf.driver)",
+        "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == \
+            oldSelf.driver)",
         "message": "spec.driver can't change any more: the VM exists at that driver"
     }
 ]))]
@@ -125,7 +127,8 @@ pub struct InfraMachineSpec {
     /// The driver's id of the VM, equal to the Node's spec.providerID. Set once, by the provider.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), extend("x-kubernetes-validations" = [
-        {"rule": "self == oldSelf", "message": "spec.providerID is set once and can't change: it is the only link to the VM"}
+        {"rule": "self == oldSelf", "message": "spec.providerID is set once and can't change: it is the only \
+            link to the VM"}
     ]))]
     #[garde(length(bytes, min = 1, max = 512))]
     pub provider_id: Option<String>,
@@ -247,7 +250,8 @@ pub struct NotReadyTaint {
         regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
         extend("x-kubernetes-validations" = [{
             "rule": r"!self.matches('^([^/]+\\.)?(kubernetes\\.io|k8s\\.io|x-k8s\\.io)/')",
-            "message": "taints of kubernetes.io, k8s.io and x-k8s.io belong to Kubernetes and Cluster API, which remove them; name one of your own"
+            "message": "taints of kubernetes.io, k8s.io and x-k8s.io belong to Kubernetes and Cluster API, \
+                which remove them; name one of your own"
         }])
     )]
     #[garde(length(bytes, min = 1, max = 317), custom(is_not_kubernetes_own))]

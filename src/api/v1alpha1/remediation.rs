@@ -28,7 +28,9 @@ const TIMEOUT_SECONDS: i32 = 300;
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraMachineRemediation is made by a MachineHealthCheck for a Machine that it finds unhealthy, and deleted by it when the Machine is healthy: the VM is restarted, and the Machine replaced when that does not help.",
+    doc = "InfraMachineRemediation is made by a MachineHealthCheck for a Machine that it finds unhealthy, \
+        and deleted by it when the Machine is healthy: the VM is restarted, and the Machine replaced when \
+        that does not help.",
     printcolumn(
         name = "Cluster",
         type_ = "string",
@@ -174,7 +176,8 @@ pub enum RemediationPhase {
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     label("clusterctl.cluster.x-k8s.io/move", ""),
-    doc = "InfraMachineRemediationTemplate is what a MachineHealthCheck makes InfraMachineRemediations from: its spec.remediation.templateRef names one.",
+    doc = "InfraMachineRemediationTemplate is what a MachineHealthCheck makes InfraMachineRemediations from: \
+        its spec.remediation.templateRef names one.",
     printcolumn(
         name = "Type",
         type_ = "string",

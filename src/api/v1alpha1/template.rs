@@ -23,7 +23,8 @@ use crate::api::schema;
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraMachineTemplate is what Cluster API makes InfraMachines from. Its spec is immutable: make a new template to roll machines out.",
+    doc = "InfraMachineTemplate is what Cluster API makes InfraMachines from. Its spec is immutable: make a \
+        new template to roll machines out.",
     printcolumn(
         name = "Driver",
         type_ = "string",
@@ -72,7 +73,8 @@ pub struct InfraMachineTemplateSpec {
 /// The InfraMachine to be made.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "!has(self.spec.providerID)", "message": "a template can't have a providerID: every machine gets its own"}
+    {"rule": "!has(self.spec.providerID)", "message": "a template can't have a providerID: every machine \
+        gets its own"}
 ]))]
 pub struct InfraMachineTemplateResource {
     /// Labels and annotations of the InfraMachine.

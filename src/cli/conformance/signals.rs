@@ -38,8 +38,8 @@ impl Signals {
         let left = || ledger.get().map(|ledger| ledger.left()).unwrap_or_default();
         self.next().await;
         complain(&format!(
-            "ending early: {} VMs may be there and are deleted first; a second signal does not wait for that, \
-             and names them",
+            "ending early: {} VMs may be there and are deleted first; a second signal does not wait for \
+                that, and names them",
             left().len()
         ));
         stop.cancel();

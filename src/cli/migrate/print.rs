@@ -32,7 +32,8 @@ pub(super) fn described(migration: &Migration, survey: &Survey, target: &Target)
             for machine in survey.unknown(group) {
                 let _infallible = writeln!(
                     text,
-                    "  note: Machine {} has no InfraMachine: it was deleted since, or came later and is not migrated; in files no mark tells",
+                    "  note: Machine {} has no InfraMachine: it was deleted since, or came later and is not \
+                        migrated; in files no mark tells",
                     printable(machine)
                 );
             }

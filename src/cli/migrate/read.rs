@@ -42,7 +42,10 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
         let api = api(client, namespace, GROUP, VERSION, kind);
         let all = api.list(&ListParams::default()).await;
         let all = all.with_context(|| {
-            format!("listing {kind}s of {GROUP} in namespace {namespace} failed: are its definitions installed there?")
+            format!(
+                "listing {kind}s of {GROUP} in namespace {namespace} failed: are its definitions \
+                installed there?"
+            )
         })?;
         for object in all {
             add(&mut source, kind, object)?;

@@ -55,7 +55,8 @@ impl Undo<'_> {
             .await
             .map_err(failed)?;
         say(
-            "All VMs are machine-controller-manager's again. Look at the back end that they are there, and start machine-controller-manager and its provider's controller.",
+            "All VMs are machine-controller-manager's again. Look at the back end that they are there, and \
+                start machine-controller-manager and its provider's controller.",
         );
         Ok(())
     }
@@ -127,7 +128,8 @@ impl Undo<'_> {
             ..
         } = self.target;
         let mut text = format!(
-            "Cluster {namespace}/{cluster}, driver {driver}: {released} VMs are released, and stay as they are\n"
+            "Cluster {namespace}/{cluster}, driver {driver}: {released} VMs are released, and stay as they \
+                are\n"
         );
         for group in &self.migration.groups {
             headed(&mut text, &group.from, group.objects(), remains);

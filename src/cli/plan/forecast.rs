@@ -141,7 +141,11 @@ pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> F
 fn notes(seen: &Seen) -> Vec<String> {
     let mut notes = Vec::new();
     if seen.deployment.data["spec"]["rollout"]["strategy"]["type"] == "OnDelete" {
-        notes.push("its strategy is OnDelete: a machine is replaced when it is deleted, and none is updated in place".to_owned());
+        notes.push(
+            "its strategy is OnDelete: a machine is replaced when it is deleted, and none is updated \
+            in place"
+                .to_owned(),
+        );
     }
     if seen.deployment.data["spec"]["template"]["spec"]["bootstrap"]["configRef"]["name"].is_null() {
         notes.push(
@@ -150,12 +154,14 @@ fn notes(seen: &Seen) -> Vec<String> {
     }
     if let Some(several) = seen.extensions.filter(|count| *count > 1) {
         notes.push(format!(
-            "{several} extensions are registered for CanUpdateMachineSet, and Cluster API takes one for a namespace: it rolls nothing out before the others leave it out of their namespaceSelector"
+            "{several} extensions are registered for CanUpdateMachineSet, and Cluster API takes one for a \
+                namespace: it rolls nothing out before the others leave it out of their namespaceSelector"
         ));
     }
     if seen.extensions == Some(0) {
         notes.push(
-            "no extension is registered for CanUpdateMachineSet in this namespace: Cluster API replaces every machine"
+            "no extension is registered for CanUpdateMachineSet in this namespace: Cluster API replaces \
+                every machine"
                 .to_owned(),
         );
     }

@@ -58,7 +58,8 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
         match found {
             Some(found) => drop(templates.insert(template, found)),
             None if template == args.template => anyhow::bail!(
-                "there is no InfraMachineTemplate `{template}` in namespace `{namespace}`: create it first, which changes no machine"
+                "there is no InfraMachineTemplate `{template}` in namespace `{namespace}`: create it first, \
+                    which changes no machine"
             ),
             None => {}
         }

@@ -485,7 +485,8 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
 fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
     let owned_by = |kind: &str| {
         let owner = json!({
-            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind, "name": "o", "uid": kind, "controller": true,
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind, "name": "o", "uid": kind,
+            "controller": true,
         });
         infra_machine("m", 1, &json!({"metadata": {"ownerReferences": [owner]}}))
     };

@@ -50,7 +50,10 @@ pub async fn adopt(
 
 fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
     let message = format!(
-        "the driver sees no VM of the name `{name}` with the providerID `{provider_id}` and the tags that the machine says it carries; it is looked for again, and none is made: correct spec.providerSpec, the credentials or the annotation {}, or where spec.providerID is wrong or the VM is not to be adopted, delete the InfraMachine, and only then its Machine",
+        "the driver sees no VM of the name `{name}` with the providerID `{provider_id}` and the tags that \
+            the machine says it carries; it is looked for again, and none is made: correct \
+            spec.providerSpec, the credentials or the annotation {}, or where spec.providerID is wrong or \
+            the VM is not to be adopted, delete the InfraMachine, and only then its Machine",
         crate::api::labels::ADOPT
     );
     Blocked {

@@ -160,7 +160,8 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
         (None, false) => failed(
             Code::AlreadyExists,
             format!(
-                "the driver lists VM {} under the name `{name}`, and none was made for this machine: it is another's; delete that VM, or replace the machine by one of another name",
+                "the driver lists VM {} under the name `{name}`, and none was made for this machine: it is \
+                    another's; delete that VM, or replace the machine by one of another name",
                 ids(&others)
             ),
         ),

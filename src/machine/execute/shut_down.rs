@@ -197,7 +197,8 @@ fn after_shut_down(
     let ends = match asking.accepted {
         Some(_) => until.to_string(),
         None => format!(
-            "after {SHUT_DOWN_TRIES} failures in a row and {} s of the deletion, the VM is deleted without a shut-down",
+            "after {SHUT_DOWN_TRIES} failures in a row and {} s of the deletion, the VM is deleted without a \
+                shut-down",
             asking.grace.as_secs()
         ),
     };

@@ -108,26 +108,32 @@ fn too_late(machine: &InfraMachine) -> String {
     // It can be neither changed nor removed.
     let remedy = match machine.spec.provider_id {
         Some(_) => {
-            "delete this one, and only then its Machine, or remove the annotation if spec.providerID is that of its own VM"
+            "delete this one, and only then its Machine, or remove the annotation if spec.providerID is that \
+                of its own VM"
         }
         None => "remove the annotation from this one",
     };
     format!(
-        "the annotation {} asks to adopt a VM, and the object may have one of its own: a create was issued for it, or a VM with another providerID was confirmed; make another InfraMachine for the VM that is to be adopted, and {remedy}",
+        "the annotation {} asks to adopt a VM, and the object may have one of its own: a create was issued \
+            for it, or a VM with another providerID was confirmed; make another InfraMachine for the VM that \
+            is to be adopted, and {remedy}",
         labels::ADOPT
     )
 }
 
 fn provider_id_missing() -> String {
     format!(
-        "the annotation {} asks to adopt a VM, and spec.providerID does not say which: set it to the id of the VM, or remove the annotation to have one made",
+        "the annotation {} asks to adopt a VM, and spec.providerID does not say which: set it to the id of \
+            the VM, or remove the annotation to have one made",
         labels::ADOPT
     )
 }
 
 fn contested(machine: &InfraMachine, rival: &str) -> String {
     format!(
-        "the InfraMachine `{rival}` has spec.providerID `{}` as well, and a VM has one machine: delete the InfraMachine that is not to have it, and only then its Machine: the other way round Cluster API drains and deletes the Node of the VM",
+        "the InfraMachine `{rival}` has spec.providerID `{}` as well, and a VM has one machine: delete the \
+            InfraMachine that is not to have it, and only then its Machine: the other way round Cluster API \
+            drains and deletes the Node of the VM",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }
@@ -135,7 +141,8 @@ fn contested(machine: &InfraMachine, rival: &str) -> String {
 /// The driver can't say of one VM whether it is there.
 pub fn cannot_look_up(driver: &str) -> Blocked {
     let message = format!(
-        "the driver `{driver}` does not offer GetMachineStatus, so it can't confirm the VM that is to be adopted: use one that does"
+        "the driver `{driver}` does not offer GetMachineStatus, so it can't confirm the VM that is to be \
+            adopted: use one that does"
     );
     Blocked {
         again: Some(super::LONG_WAIT),

@@ -46,7 +46,8 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
     if MachineId::of(machine).is_none() {
         let message = format!(
-            "the identity annotations are gone or belong to another object, so no VM can be deleted safely; delete it by hand, then set the annotation {}=true",
+            "the identity annotations are gone or belong to another object, so no VM can be deleted safely; \
+                delete it by hand, then set the annotation {}=true",
             labels::FORCE_DELETE
         );
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
@@ -76,7 +77,8 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(
-            "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand and set {}=true",
+            "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand \
+                and set {}=true",
             labels::APPLIED_PROVIDER_SPEC,
             labels::FORCE_DELETE
         );
@@ -131,7 +133,8 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
     let (mark, force) = (labels::DELETE_FOR_MOVE, labels::FORCE_DELETE);
     let message = format!(
-        "the annotation {mark} says that the machine was moved to another management cluster, so its VM is left alone; if it was moved, set {force}=true; if not, remove {mark}"
+        "the annotation {mark} says that the machine was moved to another management cluster, so its VM is \
+            left alone; if it was moved, set {force}=true; if not, remove {mark}"
     );
     blocked(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }

@@ -98,8 +98,8 @@ pub fn plan_provisioned(
 
 /// Cluster API manages the update, and an extension of it is to carry it out that may be another's.
 fn update_not_requested(again: Option<Duration>) -> Plan {
-    let message = "Cluster API updates the machine in place, and has not asked this provider to change the VM: \
-                   it is left to the extension that is registered for UpdateMachine";
+    let message = "Cluster API updates the machine in place, and has not asked this provider to change the \
+        VM: it is left to the extension that is registered for UpdateMachine";
     Outcome::Blocked(Blocked {
         again,
         ..Blocked::new(

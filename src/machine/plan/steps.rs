@@ -237,12 +237,12 @@ impl Settling {
         let seconds = self.time.as_secs_f64();
         match self.issued {
             Some((issued, latest)) => format!(
-                "CreateMachine of {issued:.0} was never answered and may still be carried out, until the VM has been absent for \
-                 {seconds} s, or until {latest:.0}"
+                "CreateMachine of {issued:.0} was never answered and may still be carried out, until the VM \
+                    has been absent for {seconds} s, or until {latest:.0}"
             ),
             None => format!(
-                "a CreateMachine may have been issued that was never answered and may still be carried out, until the VM has \
-                 been absent for {seconds} s"
+                "a CreateMachine may have been issued that was never answered and may still be carried out, \
+                    until the VM has been absent for {seconds} s"
             ),
         }
     }

@@ -271,7 +271,8 @@ fn a_machine_that_waits_for_the_infrastructure_names_it_and_the_reason_that_it_g
     let message = |world: World| blocked(world.plan(machine())).message;
     assert_eq!(
         message(world().infra_cluster_not_ready(Some("DriverNotConfigured"))),
-        "waiting for the InfraCluster `c` to be provisioned, which says DriverNotConfigured: see its conditions"
+        "waiting for the InfraCluster `c` to be provisioned, which says DriverNotConfigured: see its \
+            conditions"
     );
     assert_eq!(
         message(world().infra_cluster_not_ready(None)),
@@ -289,7 +290,8 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
     );
     assert_eq!(
         block.message,
-        "Cluster spec.paused is set to true, InfraMachine has the cluster.x-k8s.io/paused annotation; take that back to have it go on"
+        "Cluster spec.paused is set to true, InfraMachine has the cluster.x-k8s.io/paused annotation; take \
+            that back to have it go on"
     );
     assert_eq!(block.ownership, None, "a pause writes no claim");
     let by_annotation = blocked(world().plan(machine().annotated(labels::PAUSED, "")));

@@ -80,7 +80,8 @@ pub fn class(
         }
         (None, None) => {
             return Err(format!(
-                "its Secret has no `{USER_DATA}`, so machines that are made later would not boot: give --bootstrap-secret"
+                "its Secret has no `{USER_DATA}`, so machines that are made later would not boot: give \
+                    --bootstrap-secret"
             ));
         }
     };

@@ -80,7 +80,8 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'
         match deployment {
             Some(deployment) if is_there(&deployment) => {}
             Some(deployment) => problems.push(format!(
-                "MachineSet `{}` belongs to MachineDeployment `{deployment}`, which is not there: give it as well",
+                "MachineSet `{}` belongs to MachineDeployment `{deployment}`, which is not there: give it as \
+                    well",
                 name(&set.metadata)
             )),
             None => drawn.push(Drawn {
@@ -104,7 +105,8 @@ pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
         Some("it is being deleted: let machine-controller-manager finish that first")
     } else if machine.spec.provider_id.is_empty() {
         Some(
-            "it has no spec.providerID, so its VM is not known: let machine-controller-manager finish it, or delete it there, first",
+            "it has no spec.providerID, so its VM is not known: let machine-controller-manager finish it, or \
+                delete it there, first",
         )
     } else if machine.spec.class.name.is_empty() {
         Some("spec.class.name is empty: say which class it is of")
@@ -231,7 +233,8 @@ impl Drawn<'_> {
         let there = self.machines.len();
         if i64::try_from(there) != Ok(spec.replicas) {
             notes.push(format!(
-                "spec.replicas was {}, and there are {there} machines: it becomes {there}, so that none is made or deleted",
+                "spec.replicas was {}, and there are {there} machines: it becomes {there}, so that none is \
+                    made or deleted",
                 spec.replicas
             ));
         }
@@ -245,7 +248,11 @@ impl Drawn<'_> {
             ));
         }
         if spec.template.spec.node_template.is_some() {
-            notes.push("nodeTemplate is not carried over: Nodes keep what they have; say in the bootstrap data what new ones register with".to_owned());
+            notes.push(
+                "nodeTemplate is not carried over: Nodes keep what they have; say in the bootstrap \
+                data what new ones register with"
+                    .to_owned(),
+            );
         }
         notes
     }

@@ -24,7 +24,8 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
     for (object, from) in of_classes.chain(of_groups) {
         if let Some(other) = seen.get(&(object.kind, object.name.as_str())) {
             problems.push(format!(
-                "{} `{}` would be made twice, for `{other}` and `{from}`: migrate one namespace at a time, or rename one of the two",
+                "{} `{}` would be made twice, for `{other}` and `{from}`: migrate one namespace at a time, \
+                    or rename one of the two",
                 object.kind, object.name
             ));
         }

@@ -81,7 +81,8 @@ impl Kept<'_> {
         let mut machine = json!({
             "clusterName": self.target.cluster,
             "bootstrap": {"dataSecretName": self.class.bootstrap},
-            "infrastructureRef": {"apiGroup": api::GROUP, "kind": "InfraMachineTemplate", "name": self.key.name},
+            "infrastructureRef": {"apiGroup": api::GROUP, "kind": "InfraMachineTemplate",
+            "name": self.key.name},
         });
         if let Some(zone) = &self.class.failure_domain {
             machine["failureDomain"] = json!(zone);

@@ -39,7 +39,8 @@ pub fn secrets(source: &Source, target: &Target, class: &Value) -> Result<(Secre
         let key = secret_key(class, field);
         if !target.secrets_of_other_namespaces && key.0 != text(class, "/metadata/namespace") {
             return Err(format!(
-                "{field} names the Secret `{}/{}` of another namespace, which its author may have no right to read: if it may be copied, give --secrets-of-other-namespaces",
+                "{field} names the Secret `{}/{}` of another namespace, which its author may have no right \
+                    to read: if it may be copied, give --secrets-of-other-namespaces",
                 key.0, key.1
             ));
         }
@@ -91,7 +92,8 @@ pub fn bootstrap(target: &Target, name: &str, from: &str, user_data: &[u8]) -> R
         .find(|placeholder| readable.contains(placeholder))
     {
         return Err(format!(
-            "`{USER_DATA}` has {placeholder}, which only machine-controller-manager replaces, so machines that are made later would not join: give --bootstrap-secret"
+            "`{USER_DATA}` has {placeholder}, which only machine-controller-manager replaces, so machines \
+                that are made later would not join: give --bootstrap-secret"
         ));
     }
     let format = if readable.trim_start().starts_with('{') {

@@ -21,7 +21,8 @@ fn migration() -> Migration {
         }),
         json!({
             "kind": "Machine",
-            "metadata": {"name": "m1", "ownerReferences": [{"apiVersion": "", "kind": "MachineSet", "name": "pool", "uid": ""}]},
+            "metadata": {"name": "m1", "ownerReferences": [{"apiVersion": "", "kind": "MachineSet",
+            "name": "pool", "uid": ""}]},
             "spec": {"providerID": "sim://1", "class": class},
         }),
     ] {
@@ -95,7 +96,8 @@ fn a_machine_whose_vm_is_not_what_its_class_says_is_refused() {
     );
     let behind = said("InfraMachine", |live| {
         live["status"]["conditions"] = json!([{
-            "type": "VirtualMachineUpToDate", "status": "False", "reason": "UpdatePending", "message": "later",
+            "type": "VirtualMachineUpToDate", "status": "False", "reason": "UpdatePending",
+            "message": "later",
         }]);
     });
     assert!(

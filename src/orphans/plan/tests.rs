@@ -58,7 +58,8 @@ fn machine(name: &str, id: &str, provider_id: Option<&str>) -> LiveMachine {
 fn cluster(change: impl FnOnce(&mut Value)) -> Arc<Cluster> {
     let mut cluster = json!({
         "metadata": {"namespace": "ns", "name": "c", "uid": "u-c"},
-        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
+        "name": "c"}},
     });
     change(&mut cluster);
     Arc::new(serde_json::from_value(cluster).unwrap())

@@ -22,7 +22,10 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("c").await?;
     world
-        .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: other, namespace: $NS}\nstringData: {token: other}\n")
+        .apply(
+            "apiVersion: v1\nkind: Secret\nmetadata: {name: other, namespace: $NS}\nstringData: \
+            {token: other}\n",
+        )
         .await?;
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
     let named = |name: &str| vec![name.to_owned()];
@@ -32,7 +35,8 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     before.create().await?;
     all_become(&world, "a machine", &named("before"), is_up).await?;
 
-    let full = json!([{"operation": "CreateMachine", "machine": "full", "code": "ResourceExhausted", "count": 1, "retryAfterMs": CLOSED_MS}]);
+    let full = json!([{"operation": "CreateMachine", "machine": "full", "code": "ResourceExhausted",
+        "count": 1, "retryAfterMs": CLOSED_MS}]);
     cloud.fail(full)?;
     by_hand("full").create().await?;
     let exhausted = |_: &str, machine: Option<&_>| {

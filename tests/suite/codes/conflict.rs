@@ -26,7 +26,8 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
-        {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000, "lastKnownState": "order-1"},
+        {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000,
+        "lastKnownState": "order-1"},
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     create_begun(&cloud).await?;
@@ -73,7 +74,8 @@ async fn a_failure_whose_status_is_not_taken_is_reported_later_and_its_call_is_n
         .await?;
     world.cluster("one").await?;
     cloud.fail(json!([
-        {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000, "lastKnownState": "order-1"},
+        {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000,
+        "lastKnownState": "order-1"},
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     create_begun(&cloud).await?;

@@ -94,8 +94,8 @@ impl Ledger {
         let before = self.vms.values().find(|other| other.machine == machine);
         let broken = before.map(|before| {
             format!(
-                "a second VM was made for one machine: {} ({}) at {at:?} has the identity {machine} of {} ({}), which was \
-                 deleted at {:?} and gone at {:?}",
+                "a second VM was made for one machine: {} ({}) at {at:?} has the identity {machine} of {} \
+                    ({}), which was deleted at {:?} and gone at {:?}",
                 vm.name,
                 vm.provider_id(),
                 before.name,
@@ -194,7 +194,8 @@ impl Ledger {
         }
         if let Some(from) = vm.there_from.filter(|from| *from > asked) {
             return Some(format!(
-                "InfraMachine {name} is ready at {asked:?}, and its VM {provider_id} is there only from {from:?} on"
+                "InfraMachine {name} is ready at {asked:?}, and its VM {provider_id} is there only from \
+                    {from:?} on"
             ));
         }
         let gone = vm.gone.filter(|gone| *gone < asked)?;

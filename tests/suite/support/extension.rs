@@ -102,7 +102,8 @@ pub async fn register(world: &World, address: &str, authority: &str) -> Result<(
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
         "metadata": {"name": world.namespace},
         "spec": {
-            "clientConfig": {"url": format!("https://{address}"), "caBundle": BASE64_STANDARD.encode(authority)},
+            "clientConfig": {"url": format!("https://{address}"),
+            "caBundle": BASE64_STANDARD.encode(authority)},
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
         },
     });

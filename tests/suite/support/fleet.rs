@@ -74,11 +74,13 @@ impl<'a> Fleet<'a> {
             "metadata": {"name": self.name, "namespace": self.world.namespace},
             "spec": {
                 "clusterName": self.name, "replicas": replicas,
-                "rollout": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}},
+                "rollout": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1,
+                "maxUnavailable": 0}}},
                 "template": {"spec": {
                     "clusterName": self.name,
                     "bootstrap": {"dataSecretName": "boot"},
-                    "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachineTemplate", "name": template},
+                    "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io",
+                    "kind": "InfraMachineTemplate", "name": template},
                     "deletion": {"nodeDeletionTimeoutSeconds": 10, "nodeDrainTimeoutSeconds": 5},
                 }},
             },

@@ -33,7 +33,8 @@ pub async fn allow(world: &World, name: &str) -> Result<()> {
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
         "metadata": {"name": format!("{}-{name}", world.namespace)},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "capcmi-metrics-reader"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+        "name": "capcmi-metrics-reader"},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": world.namespace}],
     });
     management_cluster::apply(&world.admin, binding).await?;

@@ -28,7 +28,8 @@ impl Stage {
         let cluster = json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
             "metadata": {"name": "c", "namespace": world.namespace, "annotations": paused},
-            "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+            "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
+            "name": "c"}},
         });
         let cluster = management_cluster::apply(&world.admin, cluster).await?;
         let up = Patch::Merge(json!({"status": {"initialization": {"infrastructureProvisioned": true}}}));

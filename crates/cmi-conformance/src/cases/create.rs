@@ -207,7 +207,8 @@ async fn after_delete(t: TestContext) -> CaseResult {
     let second = t.make(&request).await?;
     if second.provider_id == first.provider_id {
         t.warn(format!(
-            "a new VM has the id `{}` of the one that is gone: a caller that kept that id takes one for the other",
+            "a new VM has the id `{}` of the one that is gone: a caller that kept that id takes one for the \
+                other",
             first.provider_id
         ));
     }

@@ -85,7 +85,8 @@ pub(super) const CASES: &[Case] = cases! {
         [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Internal)]
             => |t| internal(t, Operation::GetVolumeIds);
     "create-locked":
-        "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be adopted all the same it is OK"
+        "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be adopted all the same it \
+            is OK"
         ["DRV-CR-09", "PLG-CR-09"],
         [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => locked_and_adopted;
     "delete-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"

@@ -22,8 +22,8 @@ const TIMES_A_CREATE: u32 = 2;
 
 pub(super) const CASES: &[Case] = cases! {
     "create-given-up-then-deleted":
-        "once a machine whose create was given up is deleted, no VM of it appears: the create is over, or the \
-         deletion waits for it or is ABORTED"
+        "once a machine whose create was given up is deleted, no VM of it appears: the create is over, or \
+            the deletion waits for it or is ABORTED"
         ["DRV-21", "DRV-23", "DRV-DE-10", "PLG-DE-10", "CMI-10", "CMI-34", "CMI-102", "CMI-111"],
         [] => given_up_then_deleted;
     "create-given-up-while-slow":

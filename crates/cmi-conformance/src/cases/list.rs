@@ -198,7 +198,8 @@ async fn tells_owners(
                 let made_with = owner.tag(tag);
                 ensure(*told == made_with, || {
                     format!(
-                        "the VM `{id}` of `{}` was made with the tag {tag}={made_with}, and the list says {told}",
+                        "the VM `{id}` of `{}` was made with the tag {tag}={made_with}, and the list says \
+                            {told}",
                         owner.name
                     )
                 })?;

@@ -11,7 +11,8 @@ const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 pub(super) const CASES: &[Case] = cases! {
     "machine-tag-added": "a VM without the tag `capcmi.io/machine` gets it, and gets it again"
         ["CAP-18"], [Need::MachineTag, STATUS] => added;
-    "machine-tag-unknown-to-the-caller": "a VM that got the tag is found by a caller that gives its id and no tag"
+    "machine-tag-unknown-to-the-caller": "a VM that got the tag is found by a caller that gives its id and \
+        no tag"
         ["CAP-19"], [Need::MachineTag, STATUS] => found_without;
     "machine-tag-deleted-without": "a VM that got the tag is deleted by a caller that gives its id and no tag"
         ["CAP-19"], [Need::MachineTag] => deleted_without;

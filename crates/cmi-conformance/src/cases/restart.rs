@@ -26,7 +26,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-13", "CMI-79", "CMI-85"], [RESTART] => finds_the_vm;
     "restart-adopts-the-vm": "a VM that was made before a restart is not made a second time"
         ["DRV-12", "CMI-82", "CMI-84"], [RESTART] => adopts_the_vm;
-    "restart-deletes-the-vm": "a VM that was made before a restart is deleted, and what was deleted stays gone"
+    "restart-deletes-the-vm": "a VM that was made before a restart is deleted, and what was deleted stays \
+        gone"
         ["DRV-18", "DRV-21", "CMI-99", "CMI-102"], [RESTART] => deletes_the_vm;
     "wire-restart":
         "a plugin that was killed and started again serves at its endpoint, also where its socket was left"

@@ -15,7 +15,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-05"], [] => offered;
     "restart-machine-again": "to restart three times is OK, or ABORTED while it is restarting"
         ["CAP-14"], [RESTART] => |t| keeps(t, 3);
-    "restart-machine-keeps-the-vm": "a VM that was restarted is found under its id, by its tags, as the same Node"
+    "restart-machine-keeps-the-vm": "a VM that was restarted is found under its id, by its tags, as the same \
+        Node"
         ["CAP-15"], [RESTART] => |t| keeps(t, 1);
     "restart-machine-switches-on": "a VM that was off runs after it was restarted"
         ["CAP-14"],

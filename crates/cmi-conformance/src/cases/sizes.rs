@@ -143,9 +143,9 @@ fn large_update(fields: &Fields, id: &str) -> Vec<u8> {
 fn taken(answer: &RawAnswer, codes: &[Grpc], length: usize) -> CaseResult {
     answer.is_one_of(codes).map_err(|error| {
         error.after(&format!(
-            "a request of {length} bytes, no field of which is longer than it may be (a gRPC server takes 4 MiB \
-             unless told otherwise: grpc.MaxRecvMsgSize in Go, grpc.max_receive_message_length in Python, \
-             maxInboundMessageSize in Java)"
+            "a request of {length} bytes, no field of which is longer than it may be (a gRPC server takes 4 \
+                MiB unless told otherwise: grpc.MaxRecvMsgSize in Go, grpc.max_receive_message_length in \
+                Python, maxInboundMessageSize in Java)"
         ))
     })
 }

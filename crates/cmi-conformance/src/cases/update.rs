@@ -145,8 +145,8 @@ async fn any_state(t: TestContext) -> CaseResult {
             continue;
         }
         let what = format!(
-            "the change {change}, by a request that has the same spec as the last that was applied and as the \
-             one that is wanted"
+            "the change {change}, by a request that has the same spec as the last that was applied and as \
+                the one that is wanted"
         );
         is_made_once(&t, &wanted, &wanted, &id, &what).await?;
         has = has.changed(&spec(&wanted));

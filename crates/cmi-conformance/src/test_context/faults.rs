@@ -83,8 +83,8 @@ impl TestContext {
             .clone()?;
         let (hook, call) = (fault.hook, fault.unaffected?);
         Some(format!(
-            "{call} answered OK after the hook `{hook}`: the driver hides that fault, or the hook may have done \
-             nothing: {}",
+            "{call} answered OK after the hook `{hook}`: the driver hides that fault, or the hook may have \
+                done nothing: {}",
             self.by_hand(hook)
         ))
     }

@@ -211,8 +211,9 @@ impl TestContext {
     async fn gives_way(&self, request: &MachineRequest) -> CaseResult {
         let Some(other) = self.conflicting(request).await? else {
             return Err(CaseError::Unconfigured {
-                reason: "the driver offers neither GetMachineStatus nor ListMachines and keeps no identity tag, and \
-                         the configuration has no `incompatibleChange`: whether a VM is there can't be seen"
+                reason: "the driver offers neither GetMachineStatus nor ListMachines and keeps no identity \
+                    tag, and the configuration has no `incompatibleChange`: whether a VM is there can't be \
+                    seen"
                     .to_owned(),
                 setting: Setting::IncompatibleChange,
             });

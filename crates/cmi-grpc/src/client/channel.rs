@@ -136,7 +136,8 @@ impl Channel {
             Ok(now) => now != session.fingerprint,
             Err(error) => {
                 let error = super::in_words(&error);
-                tracing::warn!(%target, error, "keeping the connection that was made with the TLS files as they were");
+                tracing::warn!(%target, error, "keeping the connection that was made with the TLS files as \
+                    they were");
                 return;
             }
         };
@@ -225,7 +226,8 @@ impl Channel {
         if !is_the_same {
             self.connection_generation.fetch_add(1, Ordering::AcqRel);
             let info = &session.handshake.info;
-            tracing::debug!(target = %self.target, name = info.name, version = info.version, "connected to the plugin");
+            tracing::debug!(target = %self.target, name = info.name, version = info.version,
+                "connected to the plugin");
         }
         session
     }

@@ -80,8 +80,8 @@ pub enum ConfigError {
     },
     /// Secrets would go over a network as they are.
     #[error(
-        "grpc.insecure: {endpoint} is not on this host, and over tcp:// secrets travel in the clear: use tls://, or say \
-         `insecure: true` if the network is trusted"
+        "grpc.insecure: {endpoint} is not on this host, and over tcp:// secrets travel in the clear: use \
+            tls://, or say `insecure: true` if the network is trusted"
     )]
     Insecure {
         /// The endpoint.

@@ -44,18 +44,22 @@ impl FirstBytes {
                 format!("an HTTP/1 server without TLS is there (`{line}`): check the endpoint")
             } else {
                 format!(
-                    "an HTTP/1 server is there (`{line}`): check the endpoint, and that a proxy in front of the plugin \
-                     passes HTTP/2 on"
+                    "an HTTP/1 server is there (`{line}`): check the endpoint, and that a proxy in front of \
+                        the plugin passes HTTP/2 on"
                 )
             });
         }
         match (is_tls(bytes), is_http2(bytes), expects_tls) {
             (true, _, true) | (_, true, false) => None,
             (true, _, false) => Some(
-                "a server that takes TLS alone is there: use a tls:// endpoint, or check which port it is".to_owned(),
+                "a server that takes TLS alone is there: use a tls:// endpoint, or check which port it \
+                    is"
+                .to_owned(),
             ),
             (_, true, true) => Some(
-                "a server of HTTP/2 without TLS is there: give it its certificates, or check which port it is".to_owned(),
+                "a server of HTTP/2 without TLS is there: give it its certificates, or check which port it \
+                    is"
+                .to_owned(),
             ),
             (false, false, _) => {
                 Some("something else than an HTTP/2 server is there: check the endpoint".to_owned())

@@ -121,7 +121,8 @@ impl Target {
         match self {
             Self::Unix(_) => "check that the plugin listens on this socket, and its log",
             Self::Tcp(_) => {
-                "where it takes TLS alone, use a tls:// endpoint; or else check the endpoint and the plugin's log"
+                "where it takes TLS alone, use a tls:// endpoint; or else check the endpoint and the \
+                    plugin's log"
             }
             Self::Tls(..) => "check the endpoint and the plugin's log",
         }

@@ -219,7 +219,8 @@ fn the_published_interface_has_its_published_names_and_numbers() {
             "/cmi.v1.Identity/Probe .cmi.v1.ProbeRequest .cmi.v1.ProbeResponse",
             "/cmi.v1.Machine/CreateMachine .cmi.v1.CreateMachineRequest .cmi.v1.CreateMachineResponse",
             "/cmi.v1.Machine/DeleteMachine .cmi.v1.DeleteMachineRequest .cmi.v1.DeleteMachineResponse",
-            "/cmi.v1.Machine/GetMachineStatus .cmi.v1.GetMachineStatusRequest .cmi.v1.GetMachineStatusResponse",
+            "/cmi.v1.Machine/GetMachineStatus .cmi.v1.GetMachineStatusRequest \
+                .cmi.v1.GetMachineStatusResponse",
             "/cmi.v1.Machine/ListMachines .cmi.v1.ListMachinesRequest .cmi.v1.ListMachinesResponse",
             "/cmi.v1.Machine/ShutDownMachine .cmi.v1.ShutDownMachineRequest .cmi.v1.ShutDownMachineResponse",
             "/cmi.v1.Machine/GetVolumeIDs .cmi.v1.GetVolumeIDsRequest .cmi.v1.GetVolumeIDsResponse",
@@ -229,23 +230,23 @@ fn the_published_interface_has_its_published_names_and_numbers() {
             "GetPluginCapabilitiesResponse: repeated .cmi.v1.PluginCapability capabilities 1",
             "PluginCapability: .cmi.v1.PluginCapability.RPC rpc 1",
             "PluginCapability.RPC: .cmi.v1.PluginCapability.RPC.Type type 1",
-            "enum PluginCapability.RPC.Type: UNKNOWN 0, CREATE_MACHINE 1, DELETE_MACHINE 2, GET_MACHINE_STATUS 3, \
-             LIST_MACHINES 4, SHUTDOWN_MACHINE 5, GET_VOLUME_IDS 6",
+            "enum PluginCapability.RPC.Type: UNKNOWN 0, CREATE_MACHINE 1, DELETE_MACHINE 2, \
+                GET_MACHINE_STATUS 3, LIST_MACHINES 4, SHUTDOWN_MACHINE 5, GET_VOLUME_IDS 6",
             "ProbeRequest: ",
             "ProbeResponse: .google.protobuf.BoolValue ready 1",
-            "CreateMachineRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 secret, \
-             bytes LastKnownState 4",
+            "CreateMachineRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 \
+                secret, bytes LastKnownState 4",
             "CreateMachineResponse: string ProviderID 1, string NodeName 2, bytes LastKnownState 3",
-            "DeleteMachineRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 secret, \
-             string ProviderID 4, bytes LastKnownState 5",
+            "DeleteMachineRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 \
+                secret, string ProviderID 4, bytes LastKnownState 5",
             "DeleteMachineResponse: bytes LastKnownState 1",
-            "GetMachineStatusRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 secret, \
-             string ProviderID 4",
+            "GetMachineStatusRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets \
+                3 secret, string ProviderID 4",
             "GetMachineStatusResponse: string ProviderID 1, string NodeName 2",
             "ListMachinesRequest: bytes ProviderSpec 1, map<string bytes> Secrets 2 secret",
             "ListMachinesResponse: map<string string> MachineList 1",
-            "ShutDownMachineRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 secret, \
-             string ProviderID 4, bytes LastKnownState 5",
+            "ShutDownMachineRequest: string MachineName 1, bytes ProviderSpec 2, map<string bytes> Secrets 3 \
+                secret, string ProviderID 4, bytes LastKnownState 5",
             "ShutDownMachineResponse: bytes LastKnownState 1",
             "GetVolumeIDsRequest: bytes PVSpecList 1",
             "GetVolumeIDsResponse: repeated string VolumeIDs 1",
@@ -261,11 +262,13 @@ fn the_extension_keeps_its_names_and_numbers() {
         &[
             "/capcmi.v1.MachineExtension/GetExtensionCapabilities .capcmi.v1.GetExtensionCapabilitiesRequest \
              .capcmi.v1.GetExtensionCapabilitiesResponse",
-            "/capcmi.v1.MachineExtension/InitializeMachine .capcmi.v1.InitializeMachineRequest .capcmi.v1.Machine",
+            "/capcmi.v1.MachineExtension/InitializeMachine .capcmi.v1.InitializeMachineRequest \
+                .capcmi.v1.Machine",
             "/capcmi.v1.MachineExtension/UpdateMachine .capcmi.v1.UpdateMachineRequest \
              .capcmi.v1.UpdateMachineResponse",
             "/capcmi.v1.MachineExtension/GenerateMachineClassForMigration \
-             .capcmi.v1.GenerateMachineClassForMigrationRequest .capcmi.v1.GenerateMachineClassForMigrationResponse",
+             .capcmi.v1.GenerateMachineClassForMigrationRequest \
+             .capcmi.v1.GenerateMachineClassForMigrationResponse",
             "/capcmi.v1.MachineExtension/GetMachine .capcmi.v1.GetMachineRequest .capcmi.v1.Machine",
             "/capcmi.v1.MachineExtension/ListMachinesPaged .capcmi.v1.ListMachinesPagedRequest \
              .capcmi.v1.ListMachinesPagedResponse",
@@ -274,40 +277,43 @@ fn the_extension_keeps_its_names_and_numbers() {
              .capcmi.v1.DescribeClassResponse",
             "/capcmi.v1.MachineExtension/RestartMachine .capcmi.v1.RestartMachineRequest \
              .capcmi.v1.RestartMachineResponse",
-            "enum PowerState: POWER_STATE_UNSPECIFIED 0, STARTING 1, RUNNING 2, STOPPING 3, STOPPED 4, FAILED 5",
+            "enum PowerState: POWER_STATE_UNSPECIFIED 0, STARTING 1, RUNNING 2, STOPPING 3, STOPPED 4, \
+                FAILED 5",
             "GetExtensionCapabilitiesRequest: ",
-            "GetExtensionCapabilitiesResponse: repeated .capcmi.v1.GetExtensionCapabilitiesResponse.Call calls 1, \
-             bool zones 2, .google.protobuf.Duration consistency_window 3, string tag_path 4, \
+            "GetExtensionCapabilitiesResponse: repeated .capcmi.v1.GetExtensionCapabilitiesResponse.Call \
+                calls 1, bool zones 2, .google.protobuf.Duration consistency_window 3, string tag_path 4, \
              repeated string hot_updatable 5, bytes provider_spec_schema 6",
-            "enum GetExtensionCapabilitiesResponse.Call: CALL_UNSPECIFIED 0, INITIALIZE_MACHINE 1, UPDATE_MACHINE 2, \
-             GENERATE_MACHINE_CLASS_FOR_MIGRATION 3, GET_MACHINE 4, LIST_MACHINES_PAGED 5, LIST_ZONES 6, \
-             DESCRIBE_CLASS 7, RESTART_MACHINE 8",
-            "Machine: string provider_id 1, string node_name 2, repeated .capcmi.v1.MachineAddress addresses 3, \
-             .capcmi.v1.PowerState power_state 4, string failure_domain 5, bytes last_known_state 6",
+            "enum GetExtensionCapabilitiesResponse.Call: CALL_UNSPECIFIED 0, INITIALIZE_MACHINE 1, \
+                UPDATE_MACHINE 2, GENERATE_MACHINE_CLASS_FOR_MIGRATION 3, GET_MACHINE 4, LIST_MACHINES_PAGED \
+                5, LIST_ZONES 6, DESCRIBE_CLASS 7, RESTART_MACHINE 8",
+            "Machine: string provider_id 1, string node_name 2, repeated .capcmi.v1.MachineAddress addresses \
+                3, .capcmi.v1.PowerState power_state 4, string failure_domain 5, bytes last_known_state 6",
             "MachineAddress: .capcmi.v1.MachineAddress.Type type 1, string address 2",
-            "enum MachineAddress.Type: TYPE_UNSPECIFIED 0, HOSTNAME 1, EXTERNAL_IP 2, INTERNAL_IP 3, EXTERNAL_DNS 4, \
-             INTERNAL_DNS 5",
+            "enum MachineAddress.Type: TYPE_UNSPECIFIED 0, HOSTNAME 1, EXTERNAL_IP 2, INTERNAL_IP 3, \
+                EXTERNAL_DNS 4, INTERNAL_DNS 5",
             "InitializeMachineRequest: string machine_name 1, bytes provider_spec 2, \
              map<string bytes> secrets 3 secret, string provider_id 4, bytes last_known_state 5",
-            "UpdateMachineRequest: string machine_name 1, string provider_id 2, bytes last_applied_provider_spec 3, \
-             bytes provider_spec 4, map<string bytes> secrets 5 secret, bytes last_known_state 6",
+            "UpdateMachineRequest: string machine_name 1, string provider_id 2, bytes \
+                last_applied_provider_spec 3, bytes provider_spec 4, map<string bytes> secrets 5 secret, \
+                bytes last_known_state 6",
             "UpdateMachineResponse: ",
             "GenerateMachineClassForMigrationRequest: bytes provider_specific_machine_class 1, \
              bytes machine_class 2, string class_api_group 3, string class_kind 4",
             "GenerateMachineClassForMigrationResponse: bytes machine_class 1",
-            "GetMachineRequest: string machine_name 1, bytes provider_spec 2, map<string bytes> secrets 3 secret, \
-             string provider_id 4",
-            "ListMachinesPagedRequest: bytes provider_spec 1, map<string bytes> secrets 2 secret, int32 page_size 3, \
-             string page_token 4",
-            "ListMachinesPagedResponse: repeated .capcmi.v1.ListMachinesPagedResponse.ListedMachine machines 1, \
-             string next_page_token 2",
-            "ListMachinesPagedResponse.ListedMachine: string provider_id 1, string machine_name 2, string cluster_id 3, \
-             string machine_id 4, .google.protobuf.Timestamp created_at 5",
+            "GetMachineRequest: string machine_name 1, bytes provider_spec 2, map<string bytes> secrets 3 \
+                secret, string provider_id 4",
+            "ListMachinesPagedRequest: bytes provider_spec 1, map<string bytes> secrets 2 secret, int32 \
+                page_size 3, string page_token 4",
+            "ListMachinesPagedResponse: repeated .capcmi.v1.ListMachinesPagedResponse.ListedMachine machines \
+                1, string next_page_token 2",
+            "ListMachinesPagedResponse.ListedMachine: string provider_id 1, string machine_name 2, string \
+                cluster_id 3, string machine_id 4, .google.protobuf.Timestamp created_at 5",
             "ListZonesRequest: bytes provider_spec 1, map<string bytes> secrets 2 secret",
             "ListZonesResponse: repeated .capcmi.v1.ListZonesResponse.Zone zones 1",
             "ListZonesResponse.Zone: string name 1, bool control_plane 2, map<string string> attributes 3",
             "DescribeClassRequest: bytes provider_spec 1, map<string bytes> secrets 2 secret",
-            "DescribeClassResponse: map<string string> capacity 1, string architecture 2, string operating_system 3",
+            "DescribeClassResponse: map<string string> capacity 1, string architecture 2, string \
+                operating_system 3",
             "RestartMachineRequest: string machine_name 1, bytes provider_spec 2, \
              map<string bytes> secrets 3 secret, string provider_id 4, bytes last_known_state 5",
             "RestartMachineResponse: ",

@@ -119,7 +119,8 @@ proptest! {
             failure_domain: Some("f".repeat(256)),
             last_known_state: state.clone(),
         };
-        let status = Status::new(Code::Uninitialized, format!("{}{}", "word ".repeat(100), message.repeat(times)))
+        let status = Status::new(Code::Uninitialized, format!("{}{}", "word ".repeat(100),
+            message.repeat(times)))
             .with_last_known_state(state.clone().unwrap())
             .with_machine(longest.clone())
             .with_retry_after(Duration::from_millis(u64::MAX));
@@ -135,7 +136,8 @@ proptest! {
         prop_assert!(read.message().starts_with(&"word ".repeat(90)), "{}", read.message());
 
         let beside = beside(longest);
-        prop_assert!(header_bytes(&tonic::Status::with_metadata(tonic::Code::Ok, "", beside)) < MOST_METADATA);
+        prop_assert!(header_bytes(&tonic::Status::with_metadata(tonic::Code::Ok, "",
+            beside)) < MOST_METADATA);
     }
 
     /// A plugin may send anything.

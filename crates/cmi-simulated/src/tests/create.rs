@@ -6,7 +6,8 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn a_create_whose_caller_has_gone_can_be_carried_out_later() {
     let driver = driver(
-        "{faults: [{operation: CreateMachine, carryOutAfterMs: 5000, hang: after, count: 1}], deleteSeconds: 0}",
+        "{faults: [{operation: CreateMachine, carryOutAfterMs: 5000, hang: after, count: 1}], deleteSeconds: \
+            0}",
     );
     let given_up = tokio::time::timeout(Duration::from_secs(1), driver.create("a", plain("a"))).await;
     assert!(given_up.is_err());

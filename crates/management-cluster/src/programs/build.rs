@@ -91,7 +91,8 @@ fn build(module: &GoModule, packages: &[&Package], sources: &Path, folder: &Path
         .spawn();
     let go = go.map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!(
-            "`go` is not on the PATH: install Go (https://go.dev/dl), or point KUBEBUILDER_ASSETS at a folder with {names}"
+            "`go` is not on the PATH: install Go (https://go.dev/dl), or point KUBEBUILDER_ASSETS at a \
+                folder with {names}"
         ),
         _ => anyhow!(error).context("starting go build"),
     })?;

@@ -147,7 +147,8 @@ async fn core_can_be_stopped_and_started_and_nothing_outlives_the_value() -> Res
     let namespace = cluster.namespace("stopped").await?;
     // Refused by the webhook: a Cluster with nothing in it.
     let empty = format!(
-        "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Cluster\nmetadata: {{name: empty, namespace: {namespace}}}\n\
+        "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Cluster\nmetadata: {{name: empty, namespace: \
+            {namespace}}}\n\
          spec: {{topology: {{classRef: {{name: none}}, version: not-a-version}}}}\n"
     );
     let refused = cluster.apply_yaml(&empty).await;

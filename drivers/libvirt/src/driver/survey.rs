@@ -150,7 +150,8 @@ impl Survey {
             return Err(status);
         }
         let what = format!(
-            "{}; without a failure domain the machine may be there already, so that none is made on another host",
+            "{}; without a failure domain the machine may be there already, so that none is made on another \
+                host",
             status.message()
         );
         Err(status.with_message(what))

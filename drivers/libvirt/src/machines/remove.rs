@@ -29,7 +29,8 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
         Sight::Nothing | Sight::Other(_) => remove_volumes(connect, key, storage_pools),
         Sight::Unmarked(what) => {
             let what = format!(
-                "machine `{}` can't be deleted: there is {what}, and the machine's volumes may be in use by it",
+                "machine `{}` can't be deleted: there is {what}, and the machine's volumes may be in use by \
+                    it",
                 key.name
             );
             Err(Status::new(Code::FailedPrecondition, what))

@@ -1,5 +1,5 @@
-//! Cluster API's real controllers make Machines of real VMs: a real kube-apiserver, this provider as a process,
-//! the driver as a plugin over mutual TLS, two real libvirt hosts, and guests that boot.
+//! Cluster API's real controllers make Machines of real VMs: a real kube-apiserver, this provider as a
+//! process, the driver as a plugin over mutual TLS, two real libvirt hosts, and guests that boot.
 //!
 //! A guest's kubelet alone is a stand-in: its Node is registered by the bootstrap data and under the name and
 //! ProviderID that the guest itself serves to its network, so only what a guest has really read makes a Node.
@@ -29,13 +29,12 @@ use self::lab::HOSTS;
 /// How long anything may take: far above what is usual for emulated guests on a busy machine.
 const DEADLINE: Duration = Duration::from_mins(4);
 
-/// The hosts have room for one guest each: that spreads the machines, and makes an update wait for the room of
-/// the machine that it replaces.
+/// The hosts have room for one guest each: that spreads the machines, and makes an update wait for the room
+/// of the machine that it replaces.
 ///
 /// CTL-CR-00, CTL-GS-00, CTL-DL-00, DRV-10, DRV-13, DRV-14
 #[tokio::test]
-async fn a_machine_deployment_is_real_vms_on_two_hosts_which_are_rolled_scaled_down_and_deleted() -> Result<()>
-{
+async fn a_machine_deployment_is_vms_on_two_hosts_rolled_scaled_down_and_deleted() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };

@@ -135,8 +135,7 @@ async fn a_vm_that_an_administrator_has_locked_is_seen_and_not_touched() -> Resu
 
 /// DRV-10, DRV-19
 #[tokio::test]
-async fn a_vm_whose_definition_was_taken_away_while_it_runs_is_the_machines_until_it_is_deleted() -> Result<()>
-{
+async fn a_vm_whose_definition_is_gone_while_it_runs_is_the_machines_until_its_deletion() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -273,8 +272,7 @@ fn in_pool(lab: &Lab) -> Result<usize> {
 
 /// DRV-10
 #[tokio::test]
-async fn a_note_counts_where_the_machine_may_be_made_and_an_image_is_read_by_one_call_at_a_time() -> Result<()>
-{
+async fn a_note_counts_where_the_machine_may_be_made_and_one_call_reads_an_image() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -283,7 +281,8 @@ async fn a_note_counts_where_the_machine_may_be_made_and_an_image_is_read_by_one
     fs::write(lab.of("host-a").join("images/large.raw"), &image)?;
     let driver = lab.driver_with(&json!({
         "vmPools": {"default": {"hosts": ["host-a"], "image": "large"}},
-        "images": {"large": {"storagePool": "images", "volume": "large.raw", "format": "raw", "sha256": sha256(&image)}},
+        "images": {"large": {"storagePool": "images", "volume": "large.raw", "format": "raw",
+        "sha256": sha256(&image)}},
     }))?;
     let machines = ["a", "b", "c"].map(|name| machine(name, &json!({}), b""));
     // The pool had this host when the note was written.

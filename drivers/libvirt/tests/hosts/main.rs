@@ -78,7 +78,8 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
     let changed = lab::machine(
         "boots",
         &json!({"rootFsSize": 2, "memoryMib": 100, "tags": {
-            "kubernetes.io/cluster": CLUSTER, "kubernetes.io/role": "node", "capcmi.io/machine": "boots-1", "team": "<a & b>"
+            "kubernetes.io/cluster": CLUSTER, "kubernetes.io/role": "node", "capcmi.io/machine": "boots-1",
+            "team": "<a & b>"
         }}),
         b"",
     );

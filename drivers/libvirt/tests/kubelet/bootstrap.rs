@@ -23,7 +23,8 @@ pub fn cloud_config(workload: &Workload, api_server: SocketAddr, taint: &str) ->
             file(BOOTSTRAP_KUBECONFIG, &workload.bootstrap_kubeconfig(&server)?),
             file(KUBELET_CONFIG, &kubelet.to_string()),
             file("/etc/default/kubelet", "KUBELET_EXTRA_ARGS=--provider-id={{ ds.meta_data.provider_id }}\n"),
-            {"path": "/etc/hosts", "append": true, "content": format!("{} {WORKLOAD_HOST}\n", api_server.ip())},
+            {"path": "/etc/hosts", "append": true, "content": format!("{} {WORKLOAD_HOST}\n",
+            api_server.ip())},
         ],
         "runcmd": [["systemctl", "enable", "--now", "kubelet"]],
     });

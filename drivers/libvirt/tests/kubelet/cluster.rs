@@ -112,7 +112,8 @@ impl Cluster {
             "providerSpec": {"vmPool": "default", "size": "node", "rootFsSize": 8},
         });
         let template = json!({
-            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate", "metadata": metadata,
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+            "metadata": metadata,
             "spec": {"template": {"spec": spec}},
         });
         let reference =
@@ -215,7 +216,8 @@ fn driver_config(lab: &Lab, image: &Path) -> Result<Value> {
         "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "node"}},
         "sizes": {"node": {"cpus": 2, "memoryMib": 2048}},
         "images": {"node": {
-            "storagePool": "images", "volume": "node.qcow2", "format": "qcow2", "sha256": sha256, "directBoot": boot,
+            "storagePool": "images", "volume": "node.qcow2", "format": "qcow2", "sha256": sha256,
+            "directBoot": boot,
         }},
     }))
 }

@@ -31,8 +31,8 @@ const GUEST: Duration = Duration::from_mins(25);
 /// What Pods run: an image that came with that of the node.
 const POD_IMAGE: &str = "capcmi.local/hello:1";
 
-/// DRV-13, DRV-14, INI-02: a guest takes its bootstrap data, and joins as the Node that was promised, with the
-/// taint that is removed. It runs a Pod, is drained when its Machine is deleted, and leaves nothing.
+/// DRV-13, DRV-14, INI-02: a guest takes its bootstrap data, and joins as the Node that was promised, with
+/// the taint that is removed. It runs a Pod, is drained when its Machine is deleted, and leaves nothing.
 #[tokio::test]
 #[ignore = "boots Debian with a kubelet, which takes minutes: make e2e-libvirt"]
 async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result<()> {

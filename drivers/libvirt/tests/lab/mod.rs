@@ -164,7 +164,8 @@ impl Lab {
             .map(|host| (*host, json!({"uri": self.uri(host, at), "reservedMemoryMib": 0})))
             .collect();
         let image = |volume: &str, sha256: &str| {
-            json!({"storagePool": "images", "volume": volume, "format": "qcow2", "sha256": sha256, "directBoot": {
+            json!({"storagePool": "images", "volume": volume, "format": "qcow2", "sha256": sha256,
+                "directBoot": {
                 "kernel": self.guest.join("vmlinuz"), "initrd": self.guest.join("initrd.gz"),
                 "commandLine": "console=ttyS0 panic=-1 quiet",
             }})
@@ -172,7 +173,8 @@ impl Lab {
         Ok(json!({
             "virtType": "qemu",
             "hosts": hosts,
-            "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "tiny", "maxRootFsGb": 100}},
+            "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "tiny",
+            "maxRootFsGb": 100}},
             "sizes": {
                 "small": {"cpus": 1, "memoryMib": 128},
                 "large": {"cpus": 2, "memoryMib": 192},

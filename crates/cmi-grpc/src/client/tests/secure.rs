@@ -132,8 +132,8 @@ impl Files {
     fn config(&self, port: u16, more: &str) -> GrpcConfig {
         let folder = self.path().display();
         serde_saphyr::from_str(&format!(
-            "{{endpoint: 'tls://127.0.0.1:{port}', tls: {{caFile: {folder}/ca.crt, certFile: {folder}/tls.crt, \
-             keyFile: {folder}/tls.key{more}}}}}"
+            "{{endpoint: 'tls://127.0.0.1:{port}', tls: {{caFile: {folder}/ca.crt, certFile: \
+                {folder}/tls.crt, keyFile: {folder}/tls.key{more}}}}}"
         ))
         .unwrap()
     }
