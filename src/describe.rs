@@ -6,6 +6,7 @@
 mod advice;
 mod driver;
 mod driver_page;
+mod event_table;
 mod events;
 mod machine;
 mod machine_page;

@@ -777,8 +777,8 @@ fn a_driver_of_its_own_knows_the_contract_and_the_wire_alone() {
     );
 }
 
-/// rustfmt breaks no comment and no macro. A string may be wider where a break would hide more than it shows: a
-/// row of a table, a pattern, JSON as it is on the wire.
+/// rustfmt breaks no comment and no macro. A string may be wider where a break would hide more than it shows:
+/// a row of a table, a pattern, JSON as it is on the wire.
 #[test]
 fn no_line_without_a_string_is_wider_than_rustfmt_makes_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -4,9 +4,9 @@ use jiff::Timestamp;
 
 use super::advice;
 use super::driver::{Configured, DriverAnswer, DriverFacts};
-use super::events::SeenEvent;
+use super::event_table::event_table;
 use super::machine_page::summary;
-use super::page::{Page, ago, or_none};
+use super::page::{Page, or_none};
 use super::scrape::Scrape;
 use crate::api::conditions;
 use cmi_driver::{Capabilities, Operation, Readiness};
@@ -40,7 +40,7 @@ pub fn page(facts: &DriverFacts, now: Timestamp) -> String {
     match &facts.orphans {
         Err(why) => page.line(&format!("they can't be read: {why}")),
         Ok(events) if events.is_empty() => page.line("none"),
-        Ok(events) => table_of_events(&mut page, events, now),
+        Ok(events) => event_table(&mut page, events, now),
     }
     page.text()
 }
@@ -274,21 +274,4 @@ fn state(page: &mut Page, scrape: &Scrape, driver: &str) {
         page.line("none");
     }
     page.table(&calls);
-}
-
-/// Events, as both pages show them.
-pub(super) fn table_of_events(page: &mut Page, events: &[SeenEvent], now: Timestamp) {
-    let rows: Vec<_> = events
-        .iter()
-        .map(|event| {
-            [
-                event.at.map_or_else(String::new, |at| ago(at, now)),
-                event.type_.clone(),
-                event.about.clone(),
-                event.reason.clone(),
-                event.text.clone(),
-            ]
-        })
-        .collect();
-    page.table(&rows);
 }

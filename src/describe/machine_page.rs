@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::advice;
+use super::event_table::event_table;
 use super::machine::{MachineFacts, SeenCluster};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
@@ -258,6 +259,6 @@ fn events(page: &mut Page, facts: &MachineFacts, now: Timestamp) {
         Ok(events) if events.is_empty() => {
             page.line("none; the API server keeps them for an hour, as a rule");
         }
-        Ok(events) => super::driver_page::table_of_events(page, events, now),
+        Ok(events) => event_table(page, events, now),
     }
 }
