@@ -205,7 +205,8 @@ impl Draft<'_> {
         }
     }
 
-    /// It waits for the time of its next try. Where a pause has taken that back, it is said again.
+    /// It waits for the time of its next try. Where a pause has taken that back, it is said again, with the
+    /// time at which it is said: a later process takes what lies between the two for the wait that was meant.
     fn goes_on(&mut self, again: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, conditions::PAUSED);
         self.unpaused();
@@ -214,6 +215,7 @@ impl Draft<'_> {
             && was_paused
             && last.state == OperationState::Failed
         {
+            last.last_update_time = Time(self.now);
             last.next_retry_time = next.map(Time);
         }
     }

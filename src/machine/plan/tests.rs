@@ -10,6 +10,7 @@ use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
+use crate::machine::runtime_state::Until;
 use crate::machine::status::{self, Moment};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
@@ -685,6 +686,16 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
         panic!("it is tried with all others that waited when the process ended");
     };
     assert!(left < Duration::from_mins(5), "{left:?}");
+    let shown = failing(86_400 * 2).build();
+    let left = restored(&shown, at(0), Instant::now(), 0).unwrap().until;
+    let Until::Moment(moment) = left else {
+        panic!("{left:?}")
+    };
+    let longest = Instant::now() + Duration::from_hours(1);
+    assert!(
+        moment <= longest,
+        "as long as a driver may ask for, and no longer"
+    );
 }
 
 /// Else each change of the leader would double what is shown, and the wait with it.

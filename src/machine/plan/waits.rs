@@ -10,7 +10,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
 use crate::retry::jitter;
-use crate::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
+use crate::retry::{FIRST_BACKOFF, LONGEST_ASKED, LONGEST_BACKOFF};
 use cmi_driver::{Code, Operation};
 
 /// The machines that waited for capacity come within this time after a start.
@@ -66,6 +66,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let next = last.next_retry_time.as_ref()?.0;
     // A clock that was set back must not make the wait longer than it was meant to be.
     let meant = Duration::try_from(next.duration_since(last.last_update_time.0)).unwrap_or_default();
+    let meant = meant.min(LONGEST_ASKED);
     let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
     let shown = u32::try_from(last.attempts).unwrap_or_default();
     let elapsed = Duration::try_from(now.duration_since(last.last_update_time.0)).unwrap_or_default();

@@ -587,6 +587,15 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
     held.status = Some(after(&held, &blocked(world().paused().plan(machine())), moment()));
     assert_eq!(next(held.status.as_ref().unwrap()), None);
     let waiting = Outcome::Waiting(Some(Duration::from_secs(30)));
+    // What a later process takes for the wait that was meant does not grow with the pause.
+    let late = Moment {
+        now: at(86_400),
+        ..moment()
+    };
+    let long_paused = after(&held, &waiting, late);
+    assert_eq!(next(&long_paused), Some(at(86_430)));
+    let said = long_paused.last_operation.unwrap().last_update_time;
+    assert_eq!(said.0, at(86_400));
     let unpaused = after(&held, &waiting, moment());
     assert_eq!(next(&unpaused), Some(at(40)));
     held.status = Some(unpaused.clone());
