@@ -53,12 +53,14 @@ impl Error {
         }
     }
 
-    /// Whether the API server has answered, rather than been away: of that object alone it says something.
+    /// Whether the API server has said something of that object alone, rather than been away, or taken no
+    /// request: an expired token and too many requests concern all of them.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Api { source, .. } => {
-                matches!(&**source, kube::Error::Api(status) if !(500..600).contains(&status.code))
-            }
+            Self::Api { source, .. } => matches!(
+                &**source,
+                kube::Error::Api(status) if !matches!(status.code, 401 | 429 | 500..600)
+            ),
             Self::Conflict { .. } | Self::Gone { .. } | Self::Encode { .. } => true,
         }
     }

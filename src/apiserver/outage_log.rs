@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// How often an outage that lasts is logged again.
 const AGAIN: Duration = Duration::from_mins(1);
 /// Without an error for so long, the next one begins another outage.
-const OVER: Duration = Duration::from_mins(5);
+const OVER: Duration = Duration::from_mins(1);
 
 /// What meets the same outage again and again. An outage makes errors at the pace at which requests are
 /// repeated; a log that has them all hides what else happens.

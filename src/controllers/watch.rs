@@ -245,7 +245,7 @@ pub(super) async fn watch<K>(
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => {
-                if outage.answered() {
+                if is_answer(&event) && outage.answered() {
                     tracing::info!(%kind, "watching again");
                 }
                 if let Some(update) = cache_writer.take(&event) {
@@ -273,6 +273,11 @@ pub(super) async fn watch<K>(
     }
 }
 
+/// Whether the API server has answered: a list that begins is an event before it is sent.
+fn is_answer<K>(event: &watcher::Event<K>) -> bool {
+    !matches!(event, watcher::Event::Init)
+}
+
 /// Whether the kind has no definition: a list of a kind that is served is never not found.
 fn is_not_served(error: &watcher::Error) -> bool {
     let source = match error {
@@ -296,6 +301,12 @@ mod tests {
 
     use super::*;
     use crate::api::cluster_api::MachineSpec;
+
+    #[test]
+    fn a_list_that_begins_ends_no_outage() {
+        assert!(!is_answer::<Machine>(&watcher::Event::Init));
+        assert!(is_answer::<Machine>(&watcher::Event::InitDone));
+    }
 
     #[test]
     fn a_list_that_is_not_found_is_of_a_kind_without_a_definition() {
