@@ -51,6 +51,9 @@ use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, 
 /// half as many have to hang at once before one that answers is held up, and for seconds in minutes. Each
 /// may have an answer of a MiB in memory.
 const NODE_CONCURRENCY: u16 = 32;
+/// In metrics, a driver that is not configured: any name may stand in a spec, and each would be a series for
+/// ever.
+const UNKNOWN_DRIVER: &str = "unknown";
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -267,6 +270,7 @@ impl Controllers {
     /// Counts the machines by phase, driver, namespace and reason, from the cache.
     pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
         let machines = self.caches.infra_machines.clone();
+        let drivers = self.drivers.clone();
         move || {
             let machines = machines.state();
             let mut counts = BTreeMap::new();
@@ -275,7 +279,7 @@ impl Controllers {
                 let key = match &guarded.0 {
                     Ok(machine) => (
                         machine::phase(machine),
-                        machine::driver_name(machine),
+                        known(&drivers, machine::driver_name(machine)),
                         namespace,
                         machine::phase_reason(machine),
                     ),
@@ -607,4 +611,13 @@ where
         .with_config(controller::Config::default().concurrency(concurrency))
         .reconcile_on(changed)
         .graceful_shutdown_on(shutdown)
+}
+
+/// The name of a driver as metrics have it; nothing is nothing.
+fn known<'a>(drivers: &ConfiguredDrivers, name: &'a str) -> &'a str {
+    if name.is_empty() || drivers.named(name).is_some() {
+        name
+    } else {
+        UNKNOWN_DRIVER
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Labels are values of enums and names out of the configuration, never names of objects: their number
 //! is bounded whatever happens in the cluster. Namespaces are the one exception: those of machines, and of
-//! Clusters that have orphans.
+//! Clusters that have orphans. A driver that is not configured is `unknown`.
 
 mod collectors;
 mod labels;
