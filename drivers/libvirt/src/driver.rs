@@ -241,6 +241,7 @@ impl LibvirtDriver {
         let wanted = asked.spec.within(&self.config)?;
         let held = self.locks.hold(&asked.key.domain_name()).await?;
         let told = self.placements().remove(&asked.key.uuid());
+        let was_placed_here = told.is_some();
         let note = request.last_known_state.as_ref().and_then(Note::read);
         // The pool may have other hosts by now; one that is not configured at all may have the VM.
         let note = note.filter(|note| {
@@ -283,9 +284,11 @@ impl LibvirtDriver {
                 last_known_state: note,
                 ..*machine
             }),
-            // The next try may be made on another host.
+            // The next try may be made on another host. Where another process has placed it, that one may make
+            // it yet: the caller waits as for any room, and sees it then.
             Ok(Created::Refused(status)) => {
-                let has_choice = asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
+                let has_choice =
+                    was_placed_here && asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
                 Err(noted(placed_anew(status, has_choice), Note::withdrawn()))
             }
             // It is made where this one may have left something.
