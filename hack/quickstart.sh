@@ -39,20 +39,24 @@ if ! at_least "$go" "$GO_WANTED"; then
 fi
 
 case "$DRIVER" in
-    simulated) boot="about 10 s" ;;
+    simulated)
+        how="plain processes: no containers, no root"
+        boot="about 10 s"
+        ;;
     libvirt)
         examples/quickstart/libvirt.sh check
+        how="plain processes, and VMs, a network and a storage pool of this computer's libvirt"
         boot="seconds with KVM, a minute or two without"
         ;;
     *) fail "DRIVER is '$DRIVER': it is simulated, or libvirt" ;;
 esac
 
 cat <<TEXT
-This brings up Machines on a real Cluster API, with plain processes: no containers, no root.
+This brings up Machines on a real Cluster API, with $how.
   1. cargo builds the provider                             first time: minutes    later: seconds
   2. go builds etcd, Kubernetes and Cluster API            first time: 6-8 min    later: nothing to do
      (kept in ${XDG_CACHE_HOME:-$HOME/.cache}/capcmi)
-  3. they start, and the provider with the $DRIVER driver                       about 15 s
+$(printf '%-57s' "  3. they start, and the provider with the $DRIVER driver")about 15 s
   4. a MachineDeployment of 3 comes up and is scaled to 5                         $boot
 Ctrl-C ends everything and leaves nothing behind but what was built.
 
