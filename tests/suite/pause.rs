@@ -232,8 +232,8 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
         let all = conditions_of("paused").await?;
         let held = conditions::get(&all, PAUSED);
         let message = held.map(|held| (held.status.as_str(), held.message.as_str()));
-        let expected = ("True", "InfraCluster has the cluster.x-k8s.io/paused annotation");
-        ensure!(message == Some(expected), "{all:?}");
+        let expected = format!("InfraCluster has the cluster.x-k8s.io/paused annotation{END}");
+        ensure!(message == Some(("True", expected.as_str())), "{all:?}");
         Ok(())
     })
     .await?;

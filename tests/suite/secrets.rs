@@ -61,9 +61,9 @@ async fn no_secret_is_shown_anywhere(backing: Backing) -> Result<()> {
     )
     .await?;
     cloud.fail(echoes())?;
-    world.cluster("c").await?;
-    let reference = json!({"spec": {"secretRef": {"name": "good"}}}).to_string();
-    world.kubectl(&["patch", "infracluster", "c", "--type=merge", "-p", &reference])?;
+    world
+        .cluster_with("c", json!({"secretRef": {"name": "good"}}))
+        .await?;
     let template = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
         "metadata": {"name": "t", "namespace": world.namespace},
