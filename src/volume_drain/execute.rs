@@ -165,6 +165,7 @@ async fn evict_next(
             Ok(Again::After(OFTEN))
         }
         EvictionResult::No(why) => {
+            let infra = publish::record(&infra, ctx, &eviction.refused()).await?;
             publish::show_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
             Ok(Again::After(until_deadline(target, BLOCKED)))
         }

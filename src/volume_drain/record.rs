@@ -28,6 +28,9 @@ pub struct Eviction {
     pub evicted_at: Timestamp,
     /// How long the pod may take to end.
     pub grace_seconds: u32,
+    /// Whether the API server refused it, though its dry run had let the pod pass.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refused: bool,
     /// The hashes of the names under which `node.status.volumesAttached` had its volumes. A name may be
     /// hundreds of characters long.
     pub volumes: Vec<String>,
@@ -41,11 +44,20 @@ impl Eviction {
             uid: uid.to_owned(),
             evicted_at,
             grace_seconds,
+            refused: false,
             volumes: attached
                 .iter()
                 .take(MOST_VOLUMES)
                 .map(|name| hash(name))
                 .collect(),
+        }
+    }
+
+    /// The same one, which the API server refused.
+    pub fn refused(self) -> Self {
+        Self {
+            refused: true,
+            ..self
         }
     }
 

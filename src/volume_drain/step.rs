@@ -88,8 +88,9 @@ pub fn step<'a>(
     let mut next: Vec<_> = pods.iter().filter(|pod| pod.is_to_be_evicted()).collect();
     // The most important one is back first.
     next.sort_by_key(|pod| (-i64::from(pod.priority), &pod.namespace, &pod.name));
-    // A pod that was to be evicted and is not on its way out was refused: the others come before it.
-    if let Some(refused) = last.and_then(|last| next.iter().position(|pod| pod.uid == last.uid)) {
+    // The others come before a pod whose eviction was refused.
+    let refused = last.filter(|last| last.refused);
+    if let Some(refused) = refused.and_then(|last| next.iter().position(|pod| pod.uid == last.uid)) {
         next.rotate_left(refused + 1);
     }
     let before = match last.map(|last| awaited(attached, pods, last, timeout)) {
@@ -236,17 +237,24 @@ mod tests {
         assert!(matches!(end, Step::Done(Before::TimedOut(_))), "{end:?}");
     }
 
-    /// The process was killed in between, or the API server refused what its dry run had let pass: pods
-    /// that are refused each time do not keep those after them from their turn.
+    /// The process was killed in between.
     #[test]
-    fn an_eviction_that_was_written_down_and_not_made_is_made_after_all_others() {
+    fn an_eviction_that_was_written_down_and_not_made_is_made() {
+        let (last, pods) = (evicted("a", 0, &["v-a"]), ["a", "b"].map(pod));
+        let step = step(&["v-a".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
+        assert_eq!(names(&step), ["a", "b"]);
+    }
+
+    /// Pods whose evictions are refused each time do not hold up those after them.
+    #[test]
+    fn an_eviction_that_was_refused_is_tried_again_after_all_others() {
         let pods = ["a", "b", "c"].map(pod);
         for (last, expected) in [
             ("a", ["b", "c", "a"]),
             ("b", ["c", "a", "b"]),
             ("c", ["a", "b", "c"]),
         ] {
-            let last = evicted(last, 0, &["v-b"]);
+            let last = evicted(last, 0, &["v-b"]).refused();
             let step = step(&["v-b".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
             assert_eq!(names(&step), expected);
         }
