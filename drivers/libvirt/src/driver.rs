@@ -284,8 +284,8 @@ impl LibvirtDriver {
                 last_known_state: note,
                 ..*machine
             }),
-            // The next try may be made on another host. Where another process has placed it, that one may make
-            // it yet: the caller waits as for any room, and sees it then.
+            // The next try may be made on another host. Where another process has placed it, that one may
+            // make it yet: the caller waits as for any room, and sees it then.
             Ok(Created::Refused(status)) => {
                 let has_choice =
                     was_placed_here && asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
