@@ -12,7 +12,11 @@ if [ ! -x "$cache/promtool" ]; then
   mkdir -p "$cache"
   folder=$(mktemp -d "$cache/.fetching.XXXXXX")
   trap 'rm -rf "$folder"' EXIT
-  (cd "$folder" && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .) >&2
+  # Lists of its own: those of the computer may be missing or old, and are root's.
+  mkdir -p "$folder/lists/partial" "$folder/archives/partial"
+  apt=(apt-get --quiet --option "Dir::State::Lists=$folder/lists" --option "Dir::Cache=$folder"
+    --option "APT::Sandbox::User=$(id -un)")
+  (cd "$folder" && "${apt[@]}" update && "${apt[@]}" download prometheus && dpkg-deb --extract prometheus_*.deb .) >&2
   mv "$folder/usr/bin/promtool" "$cache/promtool"
 fi
 echo "$cache/promtool"
