@@ -11,6 +11,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::remediation::fall_silent;
 use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{condition, message, says};
 use crate::support::fleet::objects;
@@ -154,18 +155,7 @@ async fn a_vm_that_crashed_is_replaced_with_its_machine(backing: Backing) -> Res
         async |world, cloud, id| {
             cloud.console()?.set_condition(id, Condition::Crashed)?;
             let vm = cloud.vms()?.into_iter().find(|vm| vm.id == id).context("no VM")?;
-            // What the node lifecycle controller says of a kubelet that it does not hear any more.
-            let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-            let silent = json!({"status": {"conditions": [{
-                "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "",
-                "lastTransitionTime": now,
-            }]}});
-            let workload = world.management.workload().await?.admin_client().await?;
-            let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(workload);
-            nodes
-                .patch_status(&vm.name, &PatchParams::default(), &Patch::Strategic(silent))
-                .await?;
-            Ok(())
+            fall_silent(world, &vm).await
         },
     )
     .await

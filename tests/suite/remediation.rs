@@ -587,7 +587,7 @@ async fn event(world: &World, name: &str, reason: &str) -> Result<()> {
 }
 
 /// What the node lifecycle controller says of a kubelet that it does not hear any more.
-async fn fall_silent(world: &World, vm: &Vm) -> Result<()> {
+pub async fn fall_silent(world: &World, vm: &Vm) -> Result<()> {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let silent = json!({"status": {"conditions": [{
         "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "",

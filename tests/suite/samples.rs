@@ -5,13 +5,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use cmi_driver::Operation;
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, ListParams};
 use management_cluster::eventually;
 use serde_json::json;
 
+use crate::remediation::fall_silent;
 use crate::support::by_hand::small;
 use crate::support::fleet::objects;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
@@ -72,16 +71,7 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     apply(&world, "machine-health-check.yaml", &second)?;
     let gone = &vms[0];
     cloud.console()?.vanish(gone.id)?;
-    // What the node lifecycle controller says of a kubelet that it does not hear any more.
-    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let silent = json!({"status": {"conditions": [{
-        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "",
-        "lastTransitionTime": now,
-    }]}});
-    let workload = world.management.workload().await?.admin_client().await?;
-    Api::<Node>::all(workload)
-        .patch_status(&gone.name, &PatchParams::default(), &Patch::Strategic(silent))
-        .await?;
+    fall_silent(&world, gone).await?;
 
     let after = eventually(DEADLINE, "a machine in the place of the lost one", async || {
         let all = four_run().await?;
