@@ -30,7 +30,7 @@ const PREFIX: usize = 5;
 pub trait Wire: Send + Sync + 'static {
     /// Makes a unary call: the path, the message without its prefix, and the deadline that is sent to the
     /// plugin. Only the plugin keeps it: with a status, or with a reset of the stream, which stands for
-    /// `DEADLINE_EXCEEDED` then.
+    /// `DEADLINE_EXCEEDED` then, as `CANCELLED` does.
     async fn call(
         &self,
         path: &str,
@@ -100,6 +100,10 @@ impl Wire for ConnectionWire {
         let was_late = deadline.is_some_and(|deadline| sent.elapsed() >= deadline);
         match answer {
             Err(error) if was_late && is_reset(&error) => Ok(RawResponse::too_late()),
+            Ok(response) if was_late && response.is_cancelled() => Ok(RawResponse {
+                code: RawResponse::too_late().code,
+                ..response
+            }),
             answer => Ok(answer?),
         }
     }
@@ -155,6 +159,12 @@ impl RawResponse {
             message: "the plugin reset the stream at its deadline".to_owned(),
             ..Self::default()
         }
+    }
+
+    /// Whether the call was cancelled on the plugin's side. grpc-go does that to a handler before it resets
+    /// the stream at the deadline; a handler that is quick has its status sent in between.
+    fn is_cancelled(&self) -> bool {
+        self.code.as_deref() == Some((tonic::Code::Cancelled as i32).to_string().as_str())
     }
 }
 

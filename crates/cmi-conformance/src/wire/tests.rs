@@ -14,6 +14,8 @@ use super::*;
 enum End {
     /// It resets the stream as grpc-go does.
     Reset,
+    /// It says that the call was cancelled.
+    Cancelled,
     /// It closes the connection.
     Close,
 }
@@ -31,6 +33,10 @@ fn plugin(after: Duration, end: End) -> ConnectionWire {
                     tokio::time::sleep(after).await;
                     match end {
                         End::Reset => Err::<Frame<Bytes>, _>(h2::Error::from(h2::Reason::CANCEL)),
+                        End::Cancelled => Ok(Frame::trailers(HeaderMap::from_iter([(
+                            http::HeaderName::from_static("grpc-status"),
+                            http::HeaderValue::from_static("1"),
+                        )]))),
                         End::Close => {
                             close.cancel();
                             std::future::pending().await
@@ -62,11 +68,23 @@ async fn ended(after: Duration, end: End, deadline: Option<Duration>) -> anyhow:
         .await
 }
 
-/// PLG-CR-04: grpc-go has no trailers for a call whose deadline has passed.
+/// PLG-CR-04: grpc-go has no trailers for a call whose deadline has passed, or those of a handler that it has
+/// cancelled.
 #[tokio::test]
-async fn a_stream_that_is_reset_at_its_deadline_is_deadline_exceeded() {
-    let answer = ended(DEADLINE, End::Reset, Some(DEADLINE)).await.unwrap();
-    assert_eq!(answer.code.as_deref(), Some("4"), "{answer:?}");
+async fn a_call_that_is_reset_or_cancelled_at_its_deadline_is_deadline_exceeded() {
+    for end in [End::Reset, End::Cancelled] {
+        let answer = ended(DEADLINE, end, Some(DEADLINE)).await.unwrap();
+        assert_eq!(answer.code.as_deref(), Some("4"), "{end:?}: {answer:?}");
+    }
+}
+
+/// Without a deadline that has passed, CANCELLED is a code like any other.
+#[tokio::test]
+async fn a_call_that_is_cancelled_before_its_deadline_is_cancelled() {
+    for deadline in [Some(Duration::from_mins(1)), None] {
+        let answer = ended(Duration::ZERO, End::Cancelled, deadline).await.unwrap();
+        assert_eq!(answer.code.as_deref(), Some("1"), "{deadline:?}: {answer:?}");
+    }
 }
 
 #[tokio::test]
