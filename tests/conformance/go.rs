@@ -65,7 +65,7 @@ async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Res
     let driver = Go::find().await?.driver(&folder, "go").await?;
     let config = configuration(&driver.cloud, None)?;
     for round in 0..ROUNDS {
-        let report = judged(&folder, &driver.endpoint, &config, &DEADLINES)
+        let report = judged(&folder, &driver.served.endpoint, &config, &DEADLINES)
             .await
             .with_context(|| format!("round {round}"))?;
         let cases = report["cases"].as_array().context("there are cases")?;
@@ -77,7 +77,7 @@ async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Res
 /// The client that the provider calls plugins with; a look-up gets so much time.
 fn client(driver: &GoDriver, look_up: Duration) -> Result<GrpcDriver> {
     let config = GrpcConfig {
-        endpoint: Some(driver.endpoint.clone()),
+        endpoint: Some(driver.served.endpoint.clone()),
         ..GrpcConfig::default()
     };
     let deadlines = Deadlines::new([(Operation::GetMachineStatus, look_up)]);
@@ -157,13 +157,9 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
 async fn the_driver_in_go_takes_over_the_socket_of_one_that_was_killed_and_of_no_other() -> Result<()> {
     let folder = RunFolder::create()?;
     let go = Go::find().await?;
-    let GoDriver {
-        endpoint,
-        cloud,
-        process,
-    } = go.driver(&folder, "go").await?;
+    let GoDriver { served, cloud } = go.driver(&folder, "go").await?;
     let mut second = go.command(&cloud);
-    second.env("CMI_ENDPOINT", &endpoint);
+    second.env("CMI_ENDPOINT", &served.endpoint);
     let refused = tokio::process::Command::from(second).output().await?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
@@ -171,7 +167,7 @@ async fn the_driver_in_go_takes_over_the_socket_of_one_that_was_killed_and_of_no
         "{}: {said}",
         refused.status
     );
-    drop(process);
+    drop(served);
     go.driver(&folder, "go").await?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use kube::api::{Api, Patch, PatchParams};
 use management_cluster::eventually;
 use management_cluster::hollow_kubelet::HollowKubelet;
 use serde_json::{Value, json};
-use testbed::{Ec2, Python, PythonDriver};
+use testbed::{Ec2, ExampleDriver, Python};
 
 use crate::support::fleet::{bootstrap_secret, objects};
 use crate::support::{DEADLINE, Fleet, Provider, World};
@@ -19,7 +19,7 @@ const SECRET: &str = "canary-secret-of-the-cloud";
 /// EC2 and its driver.
 struct Amazon {
     ec2: Arc<Ec2>,
-    plugin: PythonDriver,
+    plugin: ExampleDriver,
     subnets: Value,
 }
 

@@ -2,6 +2,7 @@
 //! it, to run it as its ServiceAccount, and to let guests boot in a cloud; for the tests, the
 //! quickstart and the benchmark.
 
+mod example_driver;
 mod go;
 mod guests;
 mod http;
@@ -12,12 +13,13 @@ mod release;
 mod seeded;
 
 pub use self::{
+    example_driver::ExampleDriver,
     go::{Go, GoDriver, go_driver},
     guests::guests,
     http::get,
     install::{definitions, install, permitted},
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
-    python::{Ec2, Ec2Guest, Python, PythonDriver, python_drivers},
+    python::{Ec2, Ec2Guest, Python, python_drivers},
     release::make_release,
     seeded::{Seed, seeded_guests},
 };

@@ -12,28 +12,18 @@ use futures::Stream;
 use management_cluster::hollow_kubelet::{Guest, GuestEvent};
 use management_cluster::{Process, RunFolder};
 use serde_json::Value;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 
+use crate::example_driver::{self, ExampleDriver};
 use crate::guests::{LOOK, Seen};
 use crate::provider::free_address;
 
-/// Installing packages and generating code takes half a minute on a computer that does nothing else.
-const ENVIRONMENT_DEADLINE: Duration = Duration::from_mins(10);
 const START_DEADLINE: Duration = Duration::from_mins(2);
 
 /// The Python of the virtual environment that the drivers run in. It is made at the first request.
 #[derive(Clone, Debug)]
 pub struct Python {
     interpreter: PathBuf,
-}
-
-/// A driver that serves.
-#[derive(Debug)]
-pub struct PythonDriver {
-    /// `CMI_ENDPOINT`.
-    pub endpoint: String,
-    /// The process.
-    pub process: Process,
 }
 
 /// EC2 as moto serves it.
@@ -57,20 +47,9 @@ impl Python {
     /// # Errors
     /// When there is no fitting `python3`, or its packages can't be had.
     pub async fn find() -> Result<Self> {
-        let mut script = tokio::process::Command::new(python_drivers().join("environment.sh"));
-        let output = tokio::time::timeout(ENVIRONMENT_DEADLINE, script.kill_on_drop(true).output());
-        let output = output
-            .await
-            .context("making the environment of the Python drivers takes too long")?
-            .context("starting environment.sh")?;
-        ensure!(
-            output.status.success(),
-            "environment.sh: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let folder = String::from_utf8(output.stdout).context("environment.sh prints no text")?;
+        let folder = example_driver::prepare(&python_drivers().join("environment.sh")).await?;
         Ok(Self {
-            interpreter: Path::new(folder.trim_end()).join("bin/python"),
+            interpreter: folder.join("bin/python"),
         })
     }
 
@@ -107,8 +86,8 @@ impl Python {
     ///
     /// # Errors
     /// When it ends instead, or takes too long.
-    pub async fn ec2_driver(&self, folder: &RunFolder, name: &str, ec2: &Ec2) -> Result<PythonDriver> {
-        serve(folder, name, self.ec2_driver_command(ec2)).await
+    pub async fn ec2_driver(&self, folder: &RunFolder, name: &str, ec2: &Ec2) -> Result<ExampleDriver> {
+        example_driver::serve(folder, name, self.ec2_driver_command(ec2)).await
     }
 
     /// Starts EC2, and waits until it answers.
@@ -135,19 +114,6 @@ impl Python {
             _process: process,
         })
     }
-}
-
-async fn serve(folder: &RunFolder, name: &str, mut command: Command) -> Result<PythonDriver> {
-    let socket = folder.path().join(format!("{name}.sock"));
-    let endpoint = format!("unix://{}", socket.display());
-    command.env("CMI_ENDPOINT", &endpoint);
-    let mut process = Process::start(folder, name, &command)?;
-    process
-        .wait_until(START_DEADLINE, async || {
-            UnixStream::connect(&socket).await.is_ok()
-        })
-        .await?;
-    Ok(PythonDriver { endpoint, process })
 }
 
 /// An instance that runs, as the console of EC2 says it.
