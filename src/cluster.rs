@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::Client;
 use kube::api::{Api, Patch};
 use kube::runtime::controller::Action;
+use kube::{Client, Resource as _};
 use serde_json::{Value, json};
 
 use self::plan::{
@@ -44,6 +44,16 @@ pub struct Context {
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
     pub wake: Wake<DeserializeGuard<InfraCluster>>,
+    /// The value of the label `cluster.x-k8s.io/watch-filter` of what is reconciled; any without it. The
+    /// cache has the others as well: one of them may belong to the Cluster of machines that are looked at.
+    pub watch_filter: Option<String>,
+}
+
+impl Context {
+    fn is_for_another_provider(&self, infra: &DeserializeGuard<InfraCluster>) -> bool {
+        let value = labels::watch_filter(infra.meta());
+        self.watch_filter.as_deref().is_some_and(|own| value != Some(own))
+    }
 }
 
 /// One reconcile of one InfraCluster.
@@ -54,6 +64,12 @@ pub async fn reconcile(
     guarded: Arc<DeserializeGuard<InfraCluster>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
+    if ctx.is_for_another_provider(&guarded) {
+        // It may have been for this one, and wait for a driver.
+        ctx.drivers
+            .forget(guarded.meta().uid.as_deref().unwrap_or_default());
+        return Ok(Action::await_change());
+    }
     let run = ctx
         .reconciler
         .run(&guarded, |infra| reconcile_cluster(infra, &ctx));

@@ -217,7 +217,7 @@ impl Controllers {
             slim_machine,
             self.on_machine(),
         );
-        let clusters = watch(self.api(), all, writers.clusters, slim, self.on_cluster());
+        let clusters = watch(self.api(), all.clone(), writers.clusters, slim, self.on_cluster());
         let infra_machines = watch(
             self.api(),
             filtered.clone(),
@@ -225,9 +225,10 @@ impl Controllers {
             slim_infra_machine,
             self.on_infra_machine(),
         );
+        // Without a filter, too: the id of a Cluster is written there, whatever provider reconciles it.
         let infra_clusters = watch(
             self.api(),
-            filtered.clone(),
+            all,
             writers.infra_clusters,
             slim,
             self.on_infra_cluster(),
@@ -425,6 +426,7 @@ impl Controllers {
             events: self.context.events.clone(),
             reconciler: self.reconciler(Kind::InfraCluster),
             wake: waking(&self.clusters),
+            watch_filter: self.options.watch_filter.clone(),
         })
     }
 

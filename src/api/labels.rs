@@ -1,5 +1,7 @@
 //! Labels and annotations: ours, and those of Cluster API that are honoured.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 /// Annotation: the id under which a driver knows the VMs of one Cluster. Reserved.
 pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
 /// Annotation: `<namespace>/<name>/<id>`, the identity of one InfraMachine. Reserved.
@@ -112,6 +114,11 @@ pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 /// Label that `--watch-filter` looks at.
 pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
+
+/// The value of that label.
+pub fn watch_filter(metadata: &ObjectMeta) -> Option<&str> {
+    Some(metadata.labels.as_ref()?.get(WATCH_FILTER)?)
+}
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that is at the target already,

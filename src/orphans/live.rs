@@ -43,8 +43,8 @@ pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Erro
     Ok(Live::new(machines, &infra_clusters, &clusters, whole))
 }
 
-/// Reads what says which lists show VMs: the objects of a namespace, or of all, with a
-/// label where one is asked for.
+/// Reads what says which lists show VMs: the machines and templates of a namespace, or of all, with a
+/// label where one is asked for, and the Clusters.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -63,7 +63,8 @@ pub async fn objects(
             "listing InfraMachineTemplates",
         )
         .await?,
-        infra_clusters: of_namespace(client, namespace, ours, "listing InfraClusters").await?,
+        // Whatever provider reconciles them: the ids of Clusters are written there.
+        infra_clusters: of_namespace(client, namespace, "", "listing InfraClusters").await?,
         clusters: of_namespace(client, namespace, "", "listing Clusters").await?,
     })
 }

@@ -34,6 +34,7 @@ mod replicas;
 mod samples;
 mod scope;
 mod secrets;
+mod shards;
 mod soak;
 mod stale_cache;
 mod support;
