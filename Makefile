@@ -95,12 +95,28 @@ lint: lint-python ## Check format, lints and, where cargo-deny is installed, dep
 audit: ## Check dependencies, advisories included; wants cargo-deny and the network.
 	$(CARGO) deny --locked check
 
-# Fleet sizes of `make bench`.
+# Fleet sizes of `make bench`, how often each is measured, and where the driver runs (`in-process,grpc` for both).
 MACHINES ?= 2000
+BENCH_ROUNDS ?= 3
+BENCH_DRIVER ?= in-process
+FLEET = BENCH_ROUNDS='$(BENCH_ROUNDS)' BENCH_DRIVER='$(BENCH_DRIVER)' $(CARGO) bench --locked --bench fleet
 
 .PHONY: bench
-bench: ## Measure what a fleet costs, beside a bare client (MACHINES="2000 10000").
-	$(CARGO) bench --bench fleet -- $(MACHINES)
+bench: ## Measure what a fleet costs, beside bare clients (MACHINES="2000 10000", BENCH_ROUNDS=3, BENCH_DRIVER=in-process,grpc).
+	$(FLEET) -- $(MACHINES)
+
+.PHONY: bench-latency
+bench-latency: ## Measure how soon the driver is called while creates wait for it (BENCH_BACKLOG=2000, BENCH_SAMPLES=200).
+	$(FLEET) -- --scenario latency $(MACHINES)
+
+.PHONY: bench-shards
+bench-shards: ## Measure two providers with half of the fleet each, beside one.
+	$(FLEET) -- --scenario shards $(MACHINES)
+
+# Counts do not depend on how fast the program is: the build of the tests will do, and a few machines.
+.PHONY: bench-counts
+bench-counts: ## Fail when a machine costs other writes, Events, conflicts or driver calls than benches/fleet/counts.json has.
+	$(CARGO) bench --locked --profile dev --bench fleet -- --scenario counts --driver in-process,grpc 200
 
 # How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
 SOAK_SECONDS ?= 600

@@ -1,157 +1,207 @@
 //! The machines that wait.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use capcmi::api::v1alpha1::InfraMachine;
-use futures::TryStreamExt as _;
-use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
-    PostParams,
-};
-use kube::core::PartialObjectMeta;
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Client, ResourceExt as _};
+use anyhow::{Context, Result, bail};
+use capcmi::api::labels::WATCH_FILTER;
+use futures::{AsyncBufReadExt as _, StreamExt as _, TryStreamExt as _};
+use http::Method;
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use management_cluster::ManagementCluster;
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::http2::Connection;
 
 /// The bootstrap data of every machine.
 pub const BOOTSTRAP: &str = "#cloud-config\nruncmd: [\"kubeadm join\"]\n";
 /// How long the slowest run may take.
-const DEADLINE: Duration = Duration::from_mins(20);
-/// Requests at a time while the machines are made; the API server's limit.
-const MAKING: usize = 32;
+const DEADLINE: Duration = Duration::from_mins(30);
+/// Machines at a time while they are made.
+const MAKING: usize = 64;
 
-/// Makes a namespace with a Cluster that is ready, and so many Machines and InfraMachines that wait.
-pub async fn create(management: &ManagementCluster, prefix: &str, size: usize) -> Result<String> {
-    let namespace = management.namespace(prefix).await?;
-    let admin = management.admin_client().await?;
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "boot", "namespace": namespace},
-        "stringData": {"value": BOOTSTRAP, "format": "cloud-config"},
-    });
-    management_cluster::apply(&admin, secret).await?;
-    let clusters = objects(&admin, &namespace, "Cluster");
-    let cluster = json!({
-        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "bench"},
-        "spec": {"controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443}},
-    });
-    clusters
-        .create(&PostParams::default(), &serde_json::from_value(cluster)?)
-        .await
-        .context("making the Cluster")?;
-    let status = Patch::Merge(json!({"status": {"initialization": {"infrastructureProvisioned": true}}}));
-    clusters
-        .patch_status("bench", &PatchParams::default(), &status)
-        .await
-        .context("marking the Cluster ready")?;
-    let (machines, infra) = (
-        objects(&admin, &namespace, "Machine"),
-        Api::<InfraMachine>::namespaced(admin.clone(), &namespace),
-    );
-    futures::stream::iter((0..size).map(Ok))
-        .try_for_each_concurrent(MAKING, async |index| {
-            create_one(&machines, &infra, &format!("m-{index:05}")).await
+/// A namespace with a Cluster that is ready, for machines.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// The namespace.
+    pub namespace: String,
+    /// The value of the label for `--watch-filter`, if they carry one.
+    pub watch_filter: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Made {
+    metadata: MadeMetadata,
+}
+
+#[derive(Deserialize)]
+struct MadeMetadata {
+    uid: String,
+}
+
+impl Fleet {
+    /// Makes the namespace, the bootstrap Secret that all machines name, and the Cluster.
+    pub async fn found(
+        management: &ManagementCluster,
+        prefix: &str,
+        watch_filter: Option<&str>,
+    ) -> Result<Self> {
+        let namespace = management.namespace(prefix).await?;
+        let admin = management.admin_client().await?;
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "boot", "namespace": namespace},
+            "stringData": {"value": BOOTSTRAP, "format": "cloud-config"},
+        });
+        management_cluster::apply(&admin, secret).await?;
+        let clusters = objects(&admin, &namespace, "Cluster");
+        let cluster = json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "bench"},
+            "spec": {"controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443}},
+        });
+        clusters
+            .create(&PostParams::default(), &serde_json::from_value(cluster)?)
+            .await
+            .context("making the Cluster")?;
+        let status = Patch::Merge(json!({"status": {"initialization": {"infrastructureProvisioned": true}}}));
+        clusters
+            .patch_status("bench", &PatchParams::default(), &status)
+            .await
+            .context("marking the Cluster ready")?;
+        Ok(Self {
+            namespace,
+            watch_filter: watch_filter.map(str::to_owned),
         })
-        .await?;
-    Ok(namespace)
-}
+    }
 
-async fn create_one(machines: &Api<DynamicObject>, infra: &Api<InfraMachine>, name: &str) -> Result<()> {
-    let machine = json!({
-        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
-        "metadata": {"name": name, "labels": {"cluster.x-k8s.io/cluster-name": "bench"}},
-        "spec": {
-            "clusterName": "bench", "bootstrap": {"dataSecretName": "boot"},
-            "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine",
-            "name": name},
-        },
-    });
-    let machine = machines
-        .create(&PostParams::default(), &serde_json::from_value(machine)?)
-        .await;
-    let uid = machine.with_context(|| format!("making Machine {name}"))?.uid();
-    let owned = json!({
-        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
-        "metadata": {
-            "name": name, "labels": {"cluster.x-k8s.io/cluster-name": "bench"},
-            "ownerReferences": [{
-                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name, "uid": uid,
-                "controller": true, "blockOwnerDeletion": true,
-            }],
-        },
-        "spec": {"driver": "simulated", "providerSpec": {"vmPool": "default", "size": "small"}},
-    });
-    infra
-        .create(&PostParams::default(), &serde_json::from_value(owned)?)
-        .await
-        .with_context(|| format!("making InfraMachine {name}"))?;
-    Ok(())
-}
+    /// Makes so many Machines and InfraMachines, `<prefix>-000000` and on, over one connection.
+    pub async fn create(&self, management: &ManagementCluster, prefix: &str, size: usize) -> Result<()> {
+        let connection = Connection::open(management.admin_kubeconfig()).await?;
+        futures::stream::iter((0..size).map(Ok))
+            .try_for_each_concurrent(MAKING, async |index| {
+                self.create_one(&connection, &name(prefix, index)).await
+            })
+            .await
+    }
 
-/// Waits until all machines are provisioned, by a watch.
-pub async fn provisioned(admin: &Client, namespace: &str, size: usize) -> Result<()> {
-    let api = Api::<InfraMachine>::namespaced(admin.clone(), namespace);
-    let wait = async {
-        let mut changes = std::pin::pin!(watcher(api, watcher::Config::default()).applied_objects());
-        let mut done = std::collections::HashSet::new();
-        while let Some(machine) = changes.try_next().await.context("watching the machines")? {
-            let initialization = machine
-                .status
-                .as_ref()
-                .and_then(|status| status.initialization.as_ref());
-            if initialization.is_some_and(|initialization| initialization.provisioned == Some(true)) {
-                done.insert(machine.name_any());
+    /// Makes one machine.
+    pub async fn create_one(&self, connection: &Connection, name: &str) -> Result<()> {
+        let machine = json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+            "metadata": {"name": name, "labels": {"cluster.x-k8s.io/cluster-name": "bench"}},
+            "spec": {
+                "clusterName": "bench", "bootstrap": {"dataSecretName": "boot"},
+                "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine",
+                "name": name},
+            },
+        });
+        let made = connection
+            .write_and_read(Method::POST, &self.path_of_machines(), &machine)
+            .await?;
+        let made: Made = serde_json::from_slice(&made).context("reading a Machine")?;
+        let mut owned = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+            "metadata": {
+                "name": name, "labels": {"cluster.x-k8s.io/cluster-name": "bench"},
+                "ownerReferences": [{
+                    "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name,
+                    "uid": made.metadata.uid, "controller": true, "blockOwnerDeletion": true,
+                }],
+            },
+            "spec": {"driver": "simulated", "providerSpec": {"vmPool": "default", "size": "small"}},
+        });
+        if let Some(value) = &self.watch_filter {
+            owned["metadata"]["labels"][WATCH_FILTER] = json!(value);
+        }
+        connection
+            .write(Method::POST, &self.path_of_infra_machines(), &owned)
+            .await
+    }
+
+    /// Where the Machines are.
+    pub fn path_of_machines(&self) -> String {
+        format!(
+            "/apis/cluster.x-k8s.io/v1beta2/namespaces/{}/machines",
+            self.namespace
+        )
+    }
+
+    /// Where the InfraMachines are.
+    pub fn path_of_infra_machines(&self) -> String {
+        let namespace = &self.namespace;
+        format!("/apis/infrastructure.capcmi.io/v1alpha1/namespaces/{namespace}/inframachines")
+    }
+
+    /// Waits until so many machines are provisioned, by a watch of which little is parsed.
+    pub async fn provisioned(&self, admin: &Client, size: usize) -> Result<()> {
+        let mut done = HashSet::new();
+        let wait = async {
+            while done.len() < size {
+                self.watch(admin, &mut done, size).await?;
             }
+            Ok(())
+        };
+        let ended: Result<Result<()>, _> = tokio::time::timeout(DEADLINE, wait).await;
+        ended.unwrap_or_else(|_elapsed| {
+            bail!("only {} of {size} are provisioned in time", done.len());
+        })
+    }
+
+    /// Watches, from all that there is, until so many are provisioned or the API server ends the watch.
+    async fn watch(&self, admin: &Client, done: &mut HashSet<String>, size: usize) -> Result<()> {
+        let path = format!(
+            "{}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+            self.path_of_infra_machines()
+        );
+        let request = http::Request::get(path).body(Vec::new())?;
+        let stream = admin
+            .request_stream(request)
+            .await
+            .context("watching the machines")?;
+        let mut lines = std::pin::pin!(stream.lines());
+        while let Some(line) = lines.next().await {
+            // The connection may break off: then it is watched anew.
+            let Ok(line) = line else { return Ok(()) };
+            if !line.contains(r#""provisioned":true"#) {
+                continue;
+            }
+            let seen: Seen = serde_json::from_str(&line).context("reading a machine")?;
+            done.insert(seen.object.metadata.name);
             if done.len() == size {
                 return Ok(());
             }
         }
-        ensure!(
-            done.len() == size,
-            "only {} of {size} are provisioned",
-            done.len()
-        );
         Ok(())
-    };
-    tokio::time::timeout(DEADLINE, wait)
-        .await
-        .context("the machines were not provisioned in time")?
+    }
 }
 
-/// Takes the machines away, finalizers and all, so that the next run has the API server for itself.
-pub async fn remove(admin: &Client, namespace: &str) -> Result<()> {
-    let infra = Api::<PartialObjectMeta<InfraMachine>>::namespaced(admin.clone(), namespace);
-    let names: Vec<String> = infra
-        .list_metadata(&ListParams::default())
-        .await?
-        .items
-        .iter()
-        .map(kube::ResourceExt::name_any)
-        .collect();
-    let infra = Api::<InfraMachine>::namespaced(admin.clone(), namespace);
-    let machines = objects(admin, namespace, "Machine");
-    // One by one: a collection of thousands takes longer than the API server gives a request.
-    futures::stream::iter(names.into_iter().map(Ok))
-        .try_for_each_concurrent(MAKING, async |name| remove_one(&machines, &infra, &name).await)
-        .await
+/// Of a line of the watch, what counts.
+#[derive(Deserialize)]
+struct Seen {
+    object: SeenObject,
 }
 
-async fn remove_one(machines: &Api<DynamicObject>, infra: &Api<InfraMachine>, name: &str) -> Result<()> {
-    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    infra
-        .patch_metadata(name, &PatchParams::default(), &free)
+#[derive(Deserialize)]
+struct SeenObject {
+    metadata: SeenMetadata,
+}
+
+#[derive(Deserialize)]
+struct SeenMetadata {
+    name: String,
+}
+
+/// The name of a machine.
+pub fn name(prefix: &str, index: usize) -> String {
+    format!("{prefix}-{index:06}")
+}
+
+/// Patches a machine's object, as an administrator.
+pub async fn patch(connection: &Connection, path: &str, changes: &Value) -> Result<()> {
+    connection
+        .write(Method::PATCH, &format!("{path}?fieldManager=bench"), changes)
         .await
-        .with_context(|| format!("removing the finalizers of InfraMachine {name}"))?;
-    infra
-        .delete(name, &DeleteParams::default())
-        .await
-        .with_context(|| format!("deleting InfraMachine {name}"))?;
-    machines
-        .delete(name, &DeleteParams::default())
-        .await
-        .with_context(|| format!("deleting Machine {name}"))?;
-    Ok(())
 }
 
 fn objects(admin: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {

@@ -1,27 +1,97 @@
 //! What a fleet costs: N machines wait in the API server when the provider starts; Cluster API's core does
-//! not run, so that only the provider acts. In the same run, the floor: a bare client that makes the same
-//! requests at the same concurrency against the same API server.
+//! not run, so that only the provider acts. In the same run, two floors: a bare kube client that makes the
+//! same requests, and the best bare client that is known. Each contestant has a fresh management cluster, so
+//! that no database is older than another's.
 //!
-//! `make bench`, or `cargo bench --bench fleet -- 2000 10000`. Not a test: it measures time.
+//! `make bench`, or `cargo bench --bench fleet -- 2000 10000`. Not a test: it measures time. What it counts
+//! is compared with `counts.json` by `make bench-counts`.
 
+mod bare;
+mod bring_up;
+mod cloud;
+mod counts;
 mod floor;
+mod http2;
+mod latency;
 mod machines;
 mod measure;
+mod profile;
 mod provider;
 mod report;
+mod requests;
+mod shards;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use management_cluster::ManagementCluster;
+use clap::{Parser, ValueEnum};
 
-use self::measure::{Requests, Usage};
-use self::report::{Report, Run};
+use self::cloud::Place;
 
 /// Machines at a time, for the provider and for the floor.
 const CONCURRENCY: usize = 32;
 /// How long the idle fleet and the restarted provider are watched.
 const WINDOW: Duration = Duration::from_secs(10);
+/// Writes that bring a machine up, without its Event.
+const WRITES: u8 = 3;
+
+/// What is measured, and at which size.
+#[derive(Debug, Parser)]
+#[command(name = "fleet")]
+struct Args {
+    /// Numbers of machines.
+    #[arg(value_name = "MACHINES", default_value = "2000")]
+    sizes: Vec<usize>,
+    /// What is measured.
+    #[arg(long, value_enum, default_value_t = Scenario::BringUp)]
+    scenario: Scenario,
+    /// How often; figures are medians.
+    #[arg(long, env = "BENCH_ROUNDS", default_value_t = 3)]
+    rounds: usize,
+    /// Where the driver runs; several are measured one after the other.
+    #[arg(
+        long = "driver",
+        env = "BENCH_DRIVER",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "in-process"
+    )]
+    places: Vec<Place>,
+    /// Patches that the floors make for a machine.
+    #[arg(long, env = "BENCH_WRITES", default_value_t = WRITES, value_parser = clap::value_parser!(u8).range(2..=3))]
+    writes: u8,
+    /// The most machines of a floor, which is compared by its rate.
+    #[arg(long, env = "BENCH_FLOOR_MACHINES", default_value_t = 10_000)]
+    floor_machines: usize,
+    /// Creates that wait for a slow driver, of the latency scenario.
+    #[arg(long, env = "BENCH_BACKLOG", default_value_t = 2000)]
+    backlog: usize,
+    /// Deletions, changes and silent Nodes, each, of the latency scenario.
+    #[arg(long, env = "BENCH_SAMPLES", default_value_t = 200)]
+    samples: usize,
+    /// Where perf writes what the CPU does while the fleet comes up.
+    #[arg(long, value_name = "FILE")]
+    perf: Option<PathBuf>,
+    /// What cargo gives to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// A fleet comes up, idles, and its provider is restarted; beside the floors.
+    BringUp,
+    /// The same, without floors, compared with the counts that are expected.
+    Counts,
+    /// How soon the driver is called while creates wait for it.
+    Latency,
+    /// Two providers with half of the fleet each.
+    Shards,
+    /// Where the CPU goes while a fleet comes up.
+    Profile,
+}
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -33,116 +103,17 @@ fn main() -> Result<()> {
         println!("{}", runtime.block_on(measure::be_simulated_cloud(size))?);
         return Ok(());
     }
-    let arguments: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| !argument.starts_with("--"))
-        .collect();
-    if let [kubeconfig, namespace] = arguments.as_slice()
-        && std::env::var_os(floor::MARK).is_some()
-    {
-        return runtime.block_on(floor::run(kubeconfig, namespace));
+    if let Some(client) = floor::Client::asked_for()? {
+        return runtime.block_on(client.run());
     }
-    let sizes: Result<Vec<usize>, _> = arguments.iter().map(|argument| argument.parse()).collect();
-    let sizes = sizes.context("arguments are numbers of machines")?;
-    runtime.block_on(bench(if sizes.is_empty() { &[2000] } else { &sizes }))
-}
-
-async fn bench(sizes: &[usize]) -> Result<()> {
-    println!("{}", Report::HEADER);
-    for size in sizes {
-        // A management cluster of its own: a database that grows from run to run would
-        // slow the later ones down.
-        let management = provider::management_cluster().await?;
-        let floor = measure_floor(&management, *size).await?;
-        println!(
-            "{}",
-            Report {
-                what: "floor",
-                size: *size,
-                run: &floor,
-                floor: None
-            }
-        );
-        let (run, phases) = measure_provider(&management, *size).await?;
-        println!(
-            "{}",
-            Report {
-                what: "capcmi",
-                size: *size,
-                run: &run,
-                floor: Some(&floor)
-            }
-        );
-        println!("{phases}");
-        println!("{}", measure::simulated_cloud(*size)?);
-    }
-    Ok(())
-}
-
-async fn measure_floor(management: &ManagementCluster, size: usize) -> Result<Run> {
-    let admin = management.admin_client().await?;
-    let namespace = machines::create(management, "floor", size).await?;
-    let before = Requests::read(&admin).await?;
-    let mut floor = floor::start(management, &namespace).await?;
-    let started = std::time::Instant::now();
-    machines::provisioned(&admin, &namespace, size).await?;
-    let took = started.elapsed();
-    let usage = Usage::of(floor.pid)?;
-    floor.process.kill();
-    let requests = Requests::read(&admin).await?.since(&before);
-    machines::remove(&admin, &namespace).await?;
-    Ok(Run {
-        took,
-        usage,
-        requests,
-        driver_calls: None,
+    let args = Args::parse();
+    runtime.block_on(async {
+        match args.scenario {
+            Scenario::BringUp => bring_up::measure(&args).await,
+            Scenario::Counts => counts::check(&args).await,
+            Scenario::Latency => latency::measure(&args).await,
+            Scenario::Shards => shards::measure(&args).await,
+            Scenario::Profile => profile::record(&args).await,
+        }
     })
-}
-
-async fn measure_provider(management: &ManagementCluster, size: usize) -> Result<(Run, String)> {
-    let admin = management.admin_client().await?;
-    let namespace = machines::create(management, "capcmi", size).await?;
-    let before = Requests::read(&admin).await?;
-    let mut replica = provider::start(management, &namespace).await?;
-    let started = std::time::Instant::now();
-    machines::provisioned(&admin, &namespace, size).await?;
-    let took = started.elapsed();
-    let usage = Usage::of(replica.pid)?;
-    let requests = Requests::read(&admin).await?.since(&before);
-    let driver_calls = Some(replica.driver_calls().await?);
-    let idle = watch(&admin, replica.pid, "idle").await?;
-    replica.process.kill();
-    let replica = provider::start(management, &namespace).await?;
-    let restart = watch(&admin, replica.pid, "restart").await?;
-    let calls = replica.driver_calls().await?;
-    let phases = format!("{idle}\n{restart}, {calls} driver calls");
-    Ok((
-        Run {
-            took,
-            usage,
-            requests,
-            driver_calls,
-        },
-        phases,
-    ))
-}
-
-/// What a process costs in a window in which nothing has to be done.
-async fn watch(admin: &kube::Client, pid: u32, what: &str) -> Result<String> {
-    let (requests, usage) = (Requests::read(admin).await?, Usage::of(pid)?);
-    tokio::time::sleep(WINDOW).await;
-    let (after, now) = (Requests::read(admin).await?.since(&requests), Usage::of(pid)?);
-    let cpu = if what == "restart" {
-        now.cpu
-    } else {
-        now.cpu.saturating_sub(usage.cpu)
-    };
-    let seconds = WINDOW.as_secs();
-    Ok(format!(
-        "  {what}: {:.2} s CPU in {seconds} s, {} writes, {} lists, peak {} MiB",
-        cpu.as_secs_f64(),
-        after.writes(),
-        after.lists,
-        now.peak_mib
-    ))
 }

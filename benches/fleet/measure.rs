@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use cmi_driver::{
     CreateMachineRequest, Driver, GetMachineStatusRequest, MachineClass, MachineRef, ProviderSpec, Secrets,
     USER_DATA,
@@ -13,13 +13,142 @@ use cmi_driver::{
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 use futures::StreamExt as _;
 use kube::Client;
+use management_cluster::{ManagementCluster, Process};
 
 use super::CONCURRENCY;
 
 /// Clock ticks a second: fixed at 100 for what Linux shows to processes.
 const TICKS: u64 = 100;
+/// How often a process is asked whether it has ended.
+const POLL: Duration = Duration::from_millis(200);
+/// How long a start may take.
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// A process that is measured.
+pub struct Measured {
+    /// The process.
+    pub process: Process,
+    /// Its id.
+    pub pid: u32,
+    /// `127.0.0.1:port` of its /metrics, if it is a provider.
+    pub diagnostics: String,
+}
+
+impl Measured {
+    /// Finds a process by a word of its command line that no other has.
+    pub async fn find(mut process: Process, word: &str, diagnostics: String) -> Result<Self> {
+        let mut found = None;
+        process
+            .wait_until(DEADLINE, async || {
+                found = pid_of(word);
+                found.is_some()
+            })
+            .await?;
+        Ok(Self {
+            process,
+            pid: found.context("the process is not to be found")?,
+            diagnostics,
+        })
+    }
+
+    /// Waits for something that this process does, and fails when it ends instead.
+    pub async fn has<T>(&mut self, done: impl Future<Output = Result<T>>) -> Result<T> {
+        let ended = async {
+            loop {
+                match self.process.status() {
+                    Ok(None) => tokio::time::sleep(POLL).await,
+                    Ok(Some(status)) => {
+                        let log = self.process.log().display();
+                        return anyhow!("a process ended with {status}; its log is {log}");
+                    }
+                    Err(error) => return error,
+                }
+            }
+        };
+        tokio::select! {
+            done = done => done,
+            ended = ended => Err(ended),
+        }
+    }
+
+    /// What it has used.
+    pub fn usage(&self) -> Result<Usage> {
+        Usage::of(self.pid)
+    }
+
+    /// Calls on the driver about one machine each, as the provider counts them. Its lists come at an
+    /// interval.
+    pub async fn driver_calls(&self) -> Result<u64> {
+        sum(&self.diagnostics, "capcmi_driver_calls_total{", |line| {
+            line.contains("Machine") && !line.contains("ListMachines")
+        })
+        .await
+    }
+}
+
+/// Reconciles of InfraMachines that have ended in a provider.
+pub async fn reconciles(diagnostics: &str) -> Result<u64> {
+    sum(diagnostics, "capcmi_reconciles_total{", |line| {
+        line.contains(r#""InfraMachine""#)
+    })
+    .await
+}
+
+/// Machines that are up, as a provider counts those in its caches.
+pub async fn provisioned(diagnostics: &str) -> Result<u64> {
+    sum(diagnostics, "capcmi_machines{", |line| {
+        line.contains(r#"phase="Provisioned""#)
+    })
+    .await
+}
+
+async fn sum(diagnostics: &str, prefix: &str, counts: impl Fn(&str) -> bool) -> Result<u64> {
+    let (_, text) = testbed::get(diagnostics, "/metrics").await?;
+    let lines = text
+        .lines()
+        .filter(|line| line.starts_with(prefix) && counts(line));
+    Ok(lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+        .sum())
+}
+
+/// The process, not the shell that supervises it, whose command line has this word.
+fn pid_of(word: &str) -> Option<u32> {
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let is_shell = words.first().is_some_and(|program| program.ends_with(b"sh"));
+        (!is_shell && words.contains(&word.as_bytes())).then_some(pid)
+    })
+}
+
+/// The processes that a management cluster has, for what they cost.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlPlane {
+    api_server: u32,
+    etcd: u32,
+}
+
+impl ControlPlane {
+    /// Finds them.
+    pub fn of(management: &ManagementCluster) -> Result<Self> {
+        let folder = management.folder().path();
+        let certificates = format!("--cert-dir={}", folder.join("management").join(".").display());
+        Ok(Self {
+            api_server: pid_of(&certificates).context("the API server is not to be found")?,
+            etcd: pid_of(&folder.join("etcd").display().to_string()).context("etcd is not to be found")?,
+        })
+    }
+
+    /// What they have used: the API server, then etcd.
+    pub fn usage(self) -> Result<[Usage; 2]> {
+        Ok([Usage::of(self.api_server)?, Usage::of(self.etcd)?])
+    }
+}
 
 /// What a process has used since it began.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// CPU time, user and system.
     pub cpu: Duration,
@@ -30,6 +159,25 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// That of two processes together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu + other.cpu,
+            resident_mib: self.resident_mib + other.resident_mib,
+            peak_mib: self.peak_mib + other.peak_mib,
+        }
+    }
+
+    /// The same without the CPU time of before.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            ..self
+        }
+    }
+
     /// Reads what the kernel has counted.
     pub fn of(pid: u32) -> Result<Self> {
         let read = |name: &str| {
@@ -66,13 +214,13 @@ impl Usage {
 }
 
 /// The requests that the API server has answered.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// Successful patches of InfraMachines and their status.
     pub patches: u64,
     /// Successful creations of Events.
     pub events: u64,
-    /// Answers 409.
+    /// Answers 409 about InfraMachines and Events.
     pub conflicts: u64,
     /// Reads of Secrets by name.
     pub secrets: u64,
@@ -107,7 +255,8 @@ impl Requests {
             let count = count.parse::<f64>().context("reading a count")? as u64;
             let is = |label: &str, value: &str| labels.get(label).copied() == Some(value);
             let ok = labels.get("code").is_some_and(|code| code.starts_with('2'));
-            if is("code", "409") {
+            let is_ours = is("resource", "inframachines") || is("resource", "events");
+            if is("code", "409") && is_ours {
                 requests.conflicts += count;
             } else if ok && is("resource", "inframachines") && is("verb", "PATCH") {
                 requests.patches += count;
@@ -166,6 +315,7 @@ pub async fn be_simulated_cloud(size: usize) -> Result<String> {
     let config = SimulatedConfig {
         boot_seconds: 0.0,
         boot_jitter_seconds: 0.0,
+        pools: serde_json::from_value(serde_json::json!({"default": {"subnet": "10.0.0.0/8"}}))?,
         state_file: Some(folder.path().join("cloud.jsonl")),
         ..SimulatedConfig::default()
     };

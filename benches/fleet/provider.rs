@@ -2,53 +2,23 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use management_cluster::{ManagementCluster, Process};
-use serde_json::json;
+use anyhow::Result;
+use management_cluster::ManagementCluster;
 use testbed::{Launch, Launched};
 
 use super::CONCURRENCY;
+use super::cloud::Cloud;
+use super::machines::Fleet;
+use super::measure::{self, Measured};
 
 /// How long a start may take.
-const DEADLINE: Duration = Duration::from_mins(2);
+const DEADLINE: Duration = Duration::from_mins(5);
 
-/// A process that is measured.
-pub struct Measured {
-    /// The process.
-    pub process: Process,
-    /// Its id.
-    pub pid: u32,
-    diagnostics: String,
-}
-
-impl Measured {
-    /// Finds a process by a word of its command line that no other has.
-    pub async fn find(mut process: Process, word: &str, diagnostics: String) -> Result<Self> {
-        let mut found = None;
-        process
-            .wait_until(DEADLINE, async || {
-                found = pid_of(word);
-                found.is_some()
-            })
-            .await?;
-        Ok(Self {
-            process,
-            pid: found.context("the process is not to be found")?,
-            diagnostics,
-        })
-    }
-
-    /// Calls on the driver about machines, as the provider counts them.
-    pub async fn driver_calls(&self) -> Result<u64> {
-        let (_, text) = testbed::get(&self.diagnostics, "/metrics").await?;
-        let calls = text
-            .lines()
-            .filter(|line| line.starts_with("capcmi_driver_calls_total{") && line.contains("Machine"));
-        Ok(calls
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
-            .sum())
-    }
-}
+/// Flags of a provider that is elected, by a Lease where the shipped roles allow one.
+pub const ELECTED: &[&str] = &[
+    "--leader-elect",
+    "--leader-elect-resource-namespace=capcmi-system",
+];
 
 /// A management cluster without core, with what is shipped installed.
 pub async fn management_cluster() -> Result<ManagementCluster> {
@@ -60,27 +30,31 @@ pub async fn management_cluster() -> Result<ManagementCluster> {
         .await
 }
 
-/// Starts the provider as its ServiceAccount, and waits until it runs.
-pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Measured> {
-    let drivers = management.folder().path().join("drivers.yaml");
-    let driver = json!({
-        "name": "simulated", "maxConcurrentCalls": CONCURRENCY, "callsPerSecond": 10000, "burst": 10000,
-        "simulated": {
-            "bootSeconds": 0, "bootJitterSeconds": 0,
-            "stateFile": management.folder().path().join("cloud.jsonl"),
-        },
-    });
-    std::fs::write(&drivers, json!({"drivers": [driver]}).to_string()).context("writing the drivers file")?;
+/// Starts the provider of a fleet as its ServiceAccount, and waits until it runs.
+pub async fn start(
+    management: &ManagementCluster,
+    name: &str,
+    cloud: &Cloud,
+    fleet: &Fleet,
+    flags: &[&str],
+) -> Result<Measured> {
+    let scope = match &fleet.watch_filter {
+        Some(value) => format!("--watch-filter={value}"),
+        None => format!("--namespace={}", fleet.namespace),
+    };
     let launch = Launch {
         binary: env!("CARGO_BIN_EXE_capcmi").into(),
-        name: "capcmi".to_owned(),
-        drivers,
+        name: name.to_owned(),
+        drivers: cloud.drivers.clone(),
         kubeconfig: testbed::service_account(management).await?,
-        flags: vec![
-            format!("--namespace={namespace}"),
+        flags: [
+            scope,
             format!("--inframachine-concurrency={CONCURRENCY}"),
             "--insecure-diagnostics".to_owned(),
-        ],
+        ]
+        .into_iter()
+        .chain(flags.iter().map(|&flag| flag.to_owned()))
+        .collect(),
     };
     let Launched {
         process,
@@ -90,13 +64,42 @@ pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Me
     Measured::find(process, &format!("--health-addr={health}"), diagnostics).await
 }
 
-/// The process, not the shell that supervises it, whose command line has this word.
-fn pid_of(word: &str) -> Option<u32> {
-    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        let is_shell = words.first().is_some_and(|program| program.ends_with(b"sh"));
-        (!is_shell && words.contains(&word.as_bytes())).then_some(pid)
-    })
+/// Waits until a provider that was restarted has looked at so many machines.
+pub async fn looked_at(replica: &mut Measured, machines: usize) -> Result<()> {
+    let Measured {
+        process, diagnostics, ..
+    } = replica;
+    process
+        .wait_until(DEADLINE, async || {
+            let done = measure::reconciles(diagnostics).await;
+            done.is_ok_and(|done| usize::try_from(done).is_ok_and(|done| done >= machines))
+        })
+        .await
+}
+
+/// Waits until a provider, which need not lead, has so many machines that are up in its caches.
+pub async fn knows(replica: &mut Measured, machines: usize) -> Result<()> {
+    let Measured {
+        process, diagnostics, ..
+    } = replica;
+    process
+        .wait_until(DEADLINE, async || {
+            let known = measure::provisioned(diagnostics).await;
+            known.is_ok_and(|known| usize::try_from(known).is_ok_and(|known| known >= machines))
+        })
+        .await
+}
+
+/// Waits until a provider leads.
+pub async fn leads(replica: &mut Measured) -> Result<()> {
+    let Measured {
+        process, diagnostics, ..
+    } = replica;
+    process
+        .wait_until(DEADLINE, async || {
+            testbed::get(diagnostics, "/metrics")
+                .await
+                .is_ok_and(|(_, text)| text.lines().any(|line| line == "capcmi_leader 1"))
+        })
+        .await
 }

@@ -1,65 +1,211 @@
-//! The table.
+//! The tables, as Markdown that documents can take.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::measure::{Requests, Usage};
 
-/// What a run came to.
+/// What one round of a contestant came to.
+#[derive(Clone, Debug, Default)]
 pub struct Run {
+    /// Machines.
+    pub size: usize,
     /// From the start of the process until all machines were provisioned.
     pub took: Duration,
-    /// Of the process.
+    /// Of the process, or of several together.
     pub usage: Usage,
+    /// Of the plugin, if there is one.
+    pub plugin: Option<Usage>,
+    /// Of the API server and of etcd.
+    pub control_plane: [Usage; 2],
     /// At the API server.
     pub requests: Requests,
     /// On the driver.
     pub driver_calls: Option<u64>,
+    /// What it cost when nothing was to do, and at a restart.
+    pub rest: Vec<Rest>,
 }
 
-/// A line of the table.
-pub struct Report<'a> {
+/// What a process costs in a window in which nothing has to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Rest {
+    /// `idle` or `restart`.
+    pub what: &'static str,
+    /// How long it was watched; at a restart, until all machines were looked at.
+    pub window: Duration,
+    /// Of the process, in the window; at a restart, from its start.
+    pub usage: Usage,
+    /// At the API server.
+    pub requests: Requests,
+    /// On the driver.
+    pub driver_calls: u64,
+}
+
+/// The rounds of a contestant.
+#[derive(Clone, Debug)]
+pub struct Row {
     /// Floor or provider.
-    pub what: &'a str,
-    /// Machines.
-    pub size: usize,
-    /// What it came to.
-    pub run: &'a Run,
-    /// What it is compared with.
-    pub floor: Option<&'a Run>,
-}
-
-impl Report<'_> {
-    /// The first two lines of the table.
-    pub const HEADER: &'static str = "\
-| what | machines | seconds | machines a second | CPU ms a machine | peak MiB | writes a machine | Events a machine | conflicts | Secret reads | driver calls a machine | time / floor |\n\
-|---|---|---|---|---|---|---|---|---|---|---|---|";
+    pub what: String,
+    /// Its rounds.
+    pub runs: Vec<Run>,
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of thousands
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (run, size) = (self.run, self.size as f64);
-        let seconds = run.took.as_secs_f64();
-        let calls = run
-            .driver_calls
-            .map_or_else(|| "–".to_owned(), |calls| format!("{:.2}", calls as f64 / size));
-        let ratio = self.floor.map_or_else(
-            || "–".to_owned(),
-            |floor| format!("{:.2}", seconds / floor.took.as_secs_f64()),
-        );
-        write!(
-            f,
-            "| {} | {} | {seconds:.1} | {:.0} | {:.2} | {} | {:.2} | {:.2} | {} | {} | {calls} | {ratio} |",
-            self.what,
-            self.size,
-            size / seconds,
-            run.usage.cpu.as_secs_f64() * 1000.0 / size,
-            run.usage.peak_mib,
-            run.requests.patches as f64 / size,
-            run.requests.events as f64 / size,
-            run.requests.conflicts,
-            run.requests.secrets,
-        )
+impl Run {
+    fn seconds_each(&self) -> f64 {
+        self.took.as_secs_f64() / self.size as f64
     }
+
+    fn cpu_ms_each(&self) -> f64 {
+        ms(self.usage.cpu) / self.size as f64
+    }
+}
+
+impl Row {
+    /// The median of a figure over the rounds.
+    pub fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+        median(self.runs.iter().map(figure).collect())
+    }
+
+    /// The median of the ratios to another contestant in the same round.
+    fn ratio(&self, other: &Self, figure: impl Fn(&Run) -> f64) -> f64 {
+        let pairs = self.runs.iter().zip(&other.runs);
+        median(pairs.map(|(own, other)| figure(own) / figure(other)).collect())
+    }
+}
+
+/// All contestants at one size.
+pub struct Report {
+    /// They, the floors among them.
+    pub rows: Vec<Row>,
+    /// How many of them are floors: the first ones, the last of which the others are compared with.
+    pub floors: usize,
+}
+
+#[allow(clippy::cast_precision_loss)] // counts of thousands
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let floor = self.floors.checked_sub(1).and_then(|index| self.rows.get(index));
+        writeln!(
+            f,
+            "| what | machines | seconds | machines a second | time / floor | CPU ms a machine | CPU / floor | \
+             peak MiB | writes a machine | Events a machine | conflicts | Secret reads | \
+             driver calls a machine |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+        )?;
+        for (index, row) in self.rows.iter().enumerate() {
+            let size = row.runs.first().map_or(0, |run| run.size) as f64;
+            let floor = floor.filter(|_| index >= self.floors);
+            let ratio = |figure: fn(&Run) -> f64| {
+                floor.map_or_else(
+                    || "–".to_owned(),
+                    |floor| format!("{:.2}", row.ratio(floor, figure)),
+                )
+            };
+            let calls = row.runs.iter().all(|run| run.driver_calls.is_some()).then(|| {
+                let calls = row.median(|run| run.driver_calls.unwrap_or_default() as f64);
+                format!("{:.2}", calls / size)
+            });
+            writeln!(
+                f,
+                "| {} | {size} | {:.1} | {:.0} | {} | {:.2} | {} | {:.0} | {:.2} | {:.2} | {} | {} | {} |",
+                row.what,
+                row.median(|run| run.took.as_secs_f64()),
+                1.0 / row.median(Run::seconds_each),
+                ratio(Run::seconds_each),
+                row.median(Run::cpu_ms_each),
+                ratio(Run::cpu_ms_each),
+                row.median(|run| run.usage.peak_mib as f64),
+                row.median(|run| run.requests.patches as f64) / size,
+                row.median(|run| run.requests.events as f64) / size,
+                row.median(|run| run.requests.conflicts as f64),
+                row.median(|run| run.requests.secrets as f64),
+                calls.unwrap_or_else(|| "–".to_owned()),
+            )?;
+        }
+        writeln!(
+            f,
+            "\n| beside | machines | process | CPU ms a machine | peak MiB |\n|---|---|---|---|---|"
+        )?;
+        for row in &self.rows {
+            processes(f, row)?;
+        }
+        writeln!(
+            f,
+            "\n| what | machines | phase | seconds | CPU s | writes | lists | driver calls | resident MiB | \
+             peak MiB |\n|---|---|---|---|---|---|---|---|---|---|"
+        )?;
+        for row in &self.rows {
+            rests(f, row)?;
+        }
+        Ok(())
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts of thousands
+fn processes(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+    let size = row.runs.first().map_or(0, |run| run.size) as f64;
+    let mut line = |process: &str, usage: &dyn Fn(&Run) -> Usage| {
+        writeln!(
+            f,
+            "| {} | {size} | {process} | {:.2} | {:.0} |",
+            row.what,
+            row.median(|run| ms(usage(run).cpu)) / size,
+            row.median(|run| usage(run).peak_mib as f64),
+        )
+    };
+    line("kube-apiserver", &|run| run.control_plane[0])?;
+    line("etcd", &|run| run.control_plane[1])?;
+    if row.runs.iter().all(|run| run.plugin.is_some()) {
+        line("plugin", &|run| run.plugin.unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss)] // counts of thousands
+fn rests(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+    let Some(first) = row.runs.first() else {
+        return Ok(());
+    };
+    for (index, rest) in first.rest.iter().enumerate() {
+        let median = |figure: fn(&Rest) -> f64| row.median(|run| run.rest.get(index).map_or(0.0, figure));
+        writeln!(
+            f,
+            "| {} | {} | {} | {:.0} | {:.2} | {} | {} | {} | {:.0} | {:.0} |",
+            row.what,
+            first.size,
+            rest.what,
+            rest.window.as_secs_f64(),
+            median(|rest| rest.usage.cpu.as_secs_f64()),
+            median(|rest| rest.requests.writes() as f64),
+            median(|rest| rest.requests.lists as f64),
+            median(|rest| rest.driver_calls as f64),
+            median(|rest| rest.usage.resident_mib as f64),
+            median(|rest| rest.usage.peak_mib as f64),
+        )?;
+    }
+    Ok(())
+}
+
+/// Milliseconds.
+pub fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+/// The middle one, or between the two that are; 0 of none.
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    let middle = figures.len() / 2;
+    match figures.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => figures[middle],
+        _ => f64::midpoint(figures[middle - 1], figures[middle]),
+    }
+}
+
+/// The figure that so many of a hundred do not exceed.
+pub fn percentile(figures: &[f64], percent: usize) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
 }

@@ -1,0 +1,126 @@
+//! The best bare client that is known: HTTP/2 on one connection, 64 requests at a time, answers unparsed,
+//! watches on another connection and unparsed as well. It guards no write and keeps nothing: no provider can
+//! do with less.
+
+use anyhow::{Context, Result};
+use futures::TryStreamExt as _;
+use http::Method;
+use serde::Deserialize;
+
+use super::floor::Client;
+use super::http2::Connection;
+use super::requests::Target;
+
+/// Requests at a time.
+const AT_ONCE: usize = 64;
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMetadata,
+    items: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+struct PageMetadata {
+    #[serde(default, rename = "continue")]
+    more: String,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    metadata: ItemMetadata,
+}
+
+#[derive(Deserialize)]
+struct ItemMetadata {
+    name: String,
+    uid: String,
+}
+
+/// Brings up all machines of a namespace.
+pub async fn run(floor: &Client) -> Result<()> {
+    let (writes, watches) = (
+        Connection::open(&floor.kubeconfig).await?,
+        Connection::open(&floor.kubeconfig).await?,
+    );
+    for kind in [
+        "cluster.x-k8s.io/v1beta2/machines",
+        "cluster.x-k8s.io/v1beta2/clusters",
+        "infrastructure.capcmi.io/v1alpha1/inframachines",
+    ] {
+        tokio::spawn(watch(watches.clone(), floor.namespace.clone(), kind));
+    }
+    let targets = targets(&writes, &floor.namespace).await?;
+    futures::stream::iter(targets.into_iter().map(Ok))
+        .try_for_each_concurrent(AT_ONCE, |target| {
+            let writes = writes.clone();
+            async move { bring_up(&writes, &target, floor.writes).await }
+        })
+        .await
+}
+
+/// Gets all objects of a kind and what becomes of them, and drops it.
+async fn watch(connection: Connection, namespace: String, kind: &str) {
+    let (group, plural) = kind.rsplit_once('/').unwrap_or_default();
+    let path = format!(
+        "/apis/{group}/namespaces/{namespace}/{plural}?watch=1&sendInitialEvents=true\
+         &resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+    );
+    loop {
+        if let Err(error) = connection.read(&path).await {
+            eprintln!("watching {plural}: {error:#}");
+            std::process::exit(1);
+        }
+    }
+}
+
+async fn targets(connection: &Connection, namespace: &str) -> Result<Vec<Target>> {
+    let path = format!(
+        "/apis/infrastructure.capcmi.io/v1alpha1/namespaces/{namespace}/inframachines?limit=500&continue="
+    );
+    let (mut targets, mut more) = (Vec::new(), String::new());
+    loop {
+        let page = connection.metadata(&format!("{path}{more}")).await?;
+        let page: Page = serde_json::from_slice(&page).context("reading a page")?;
+        targets.extend(page.items.into_iter().map(|item| Target {
+            namespace: namespace.to_owned(),
+            name: item.metadata.name,
+            uid: item.metadata.uid,
+        }));
+        more = page.metadata.more;
+        if more.is_empty() {
+            return Ok(targets);
+        }
+    }
+}
+
+async fn bring_up(connection: &Connection, target: &Target, writes: u8) -> Result<()> {
+    let namespace = &target.namespace;
+    let path = format!(
+        "/apis/infrastructure.capcmi.io/v1alpha1/namespaces/{namespace}/inframachines/{}",
+        target.name
+    );
+    let by = "fieldManager=floor";
+    connection
+        .read(&format!("/api/v1/namespaces/{namespace}/secrets/boot"))
+        .await?;
+    let id = target.provider_id();
+    let claim = target.claim(None, (writes == 2).then_some(id.as_str()));
+    connection
+        .write(Method::PATCH, &format!("{path}?{by}"), &claim)
+        .await?;
+    if writes == 3 {
+        connection
+            .write(Method::PATCH, &format!("{path}?{by}"), &target.identified(None))
+            .await?;
+    }
+    connection
+        .write(
+            Method::PATCH,
+            &format!("{path}/status?{by}"),
+            &target.status(None),
+        )
+        .await?;
+    let events = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+    connection.write(Method::POST, &events, &target.event()).await
+}

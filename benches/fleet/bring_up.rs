@@ -1,0 +1,220 @@
+//! A fleet comes up, idles, and its provider is restarted; beside the floors.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use management_cluster::ManagementCluster;
+
+use super::cloud::{Cloud, Place};
+use super::floor::{self, Kind};
+use super::machines::Fleet;
+use super::measure::{self, ControlPlane, Measured, Requests, Usage};
+use super::report::{Report, Rest, Row, Run};
+use super::{Args, WINDOW, provider};
+
+/// How long nothing is written when all is done.
+const QUIET: Duration = Duration::from_secs(1);
+/// How long an Event may take after what it is about.
+const EVENTS_DEADLINE: Duration = Duration::from_mins(1);
+
+/// Machines in the management cluster of a provider, as they come up.
+pub struct Bench {
+    /// The management cluster.
+    pub management: ManagementCluster,
+    /// The cloud.
+    pub cloud: Cloud,
+    /// The machines.
+    pub fleet: Fleet,
+    admin: kube::Client,
+    control_plane: ControlPlane,
+    size: usize,
+}
+
+/// Measures all contestants at all sizes.
+pub async fn measure(args: &Args) -> Result<()> {
+    for size in &args.sizes {
+        let mut rows: Vec<Row> = Kind::ALL
+            .iter()
+            .map(|kind| kind.name())
+            .chain(args.places.iter().map(|place| place.provider()))
+            .map(|what| Row {
+                what: what.to_owned(),
+                runs: Vec::new(),
+            })
+            .collect();
+        for round in 1..=args.rounds.max(1) {
+            for (kind, row) in Kind::ALL.into_iter().zip(&mut rows) {
+                row.runs.push(of_floor(args, kind, *size).await?);
+                said(round, row);
+            }
+            for (place, row) in args.places.iter().zip(rows.iter_mut().skip(Kind::ALL.len())) {
+                row.runs.push(of_provider(*place, *size).await?);
+                said(round, row);
+            }
+        }
+        let floors = Kind::ALL.len();
+        println!("{}", Report { rows, floors });
+        println!("{}", measure::simulated_cloud(*size)?);
+    }
+    Ok(())
+}
+
+/// Tells on the way how far it is.
+fn said(round: usize, row: &Row) {
+    if let Some(run) = row.runs.last() {
+        eprintln!(
+            "round {round}: {}: {} machines in {:.1} s, {:.2} s of CPU",
+            row.what,
+            run.size,
+            run.took.as_secs_f64(),
+            run.usage.cpu.as_secs_f64()
+        );
+    }
+}
+
+async fn of_floor(args: &Args, kind: Kind, size: usize) -> Result<Run> {
+    let size = size.min(args.floor_machines);
+    let management = provider::management_cluster().await?;
+    let admin = management.admin_client().await?;
+    let fleet = Fleet::found(&management, "floor", None).await?;
+    fleet.create(&management, "m", size).await?;
+    let control_plane = ControlPlane::of(&management)?;
+    let (before, requests) = (control_plane.usage()?, Requests::read(&admin).await?);
+    let mut floor = floor::start(&management, kind, &fleet.namespace, args.writes).await?;
+    let started = Instant::now();
+    floor.has(fleet.provisioned(&admin, size)).await?;
+    let took = started.elapsed();
+    settled(&admin, &requests, size).await?;
+    let usage = floor.usage()?;
+    let control_plane = since(control_plane.usage()?, before);
+    floor.process.kill();
+    Ok(Run {
+        size,
+        took,
+        usage,
+        control_plane,
+        requests: Requests::read(&admin).await?.since(&requests),
+        ..Run::default()
+    })
+}
+
+async fn of_provider(place: Place, size: usize) -> Result<Run> {
+    let bench = Bench::set(place, size).await?;
+    let (run, _) = bench.run(&[]).await?;
+    Ok(run)
+}
+
+impl Bench {
+    /// Machines that wait, and no provider.
+    pub async fn set(place: Place, size: usize) -> Result<Self> {
+        let management = provider::management_cluster().await?;
+        let cloud = Cloud::start(&management, place, false).await?;
+        let fleet = Fleet::found(&management, "capcmi", None).await?;
+        let started = Instant::now();
+        fleet.create(&management, "m", size).await?;
+        eprintln!("{size} machines made in {:.1} s", started.elapsed().as_secs_f64());
+        Ok(Self {
+            admin: management.admin_client().await?,
+            control_plane: ControlPlane::of(&management)?,
+            management,
+            cloud,
+            fleet,
+            size,
+        })
+    }
+
+    /// The machines come up, then nothing is to do, and then the provider is restarted; that one is returned.
+    pub async fn run(&self, flags: &[&str]) -> Result<(Run, Measured)> {
+        let (mut replica, mut run) = self.come_up(flags).await?;
+        run.rest.push(self.idle(&replica).await?);
+        replica.process.kill();
+        let (restarted, replica) = self.restart(flags).await?;
+        run.rest.push(restarted);
+        Ok((run, replica))
+    }
+
+    /// The machines come up.
+    pub async fn come_up(&self, flags: &[&str]) -> Result<(Measured, Run)> {
+        let before = self.control_plane.usage()?;
+        let plugin = self.cloud.plugin.as_ref().map(Measured::usage).transpose()?;
+        let requests = Requests::read(&self.admin).await?;
+        let mut replica =
+            provider::start(&self.management, "capcmi", &self.cloud, &self.fleet, flags).await?;
+        let started = Instant::now();
+        replica
+            .has(self.fleet.provisioned(&self.admin, self.size))
+            .await?;
+        let took = started.elapsed();
+        settled(&self.admin, &requests, self.size).await?;
+        let plugin = match (&self.cloud.plugin, plugin) {
+            (Some(process), Some(before)) => Some(process.usage()?.since(before)),
+            _ => None,
+        };
+        let run = Run {
+            size: self.size,
+            took,
+            usage: replica.usage()?,
+            plugin,
+            control_plane: since(self.control_plane.usage()?, before),
+            requests: Requests::read(&self.admin).await?.since(&requests),
+            driver_calls: Some(replica.driver_calls().await?),
+            rest: Vec::new(),
+        };
+        Ok((replica, run))
+    }
+
+    /// What a provider costs that has nothing to do.
+    async fn idle(&self, replica: &Measured) -> Result<Rest> {
+        let (requests, usage) = (Requests::read(&self.admin).await?, replica.usage()?);
+        let calls = replica.driver_calls().await?;
+        tokio::time::sleep(WINDOW).await;
+        Ok(Rest {
+            what: "idle",
+            window: WINDOW,
+            usage: replica.usage()?.since(usage),
+            requests: Requests::read(&self.admin).await?.since(&requests),
+            driver_calls: replica.driver_calls().await?.saturating_sub(calls),
+        })
+    }
+
+    /// What a provider costs that starts when all machines are up, until it has looked at each, and for a
+    /// while after.
+    async fn restart(&self, flags: &[&str]) -> Result<(Rest, Measured)> {
+        let requests = Requests::read(&self.admin).await?;
+        let started = Instant::now();
+        let mut replica =
+            provider::start(&self.management, "restarted", &self.cloud, &self.fleet, flags).await?;
+        provider::looked_at(&mut replica, self.size).await?;
+        let window = started.elapsed();
+        tokio::time::sleep(WINDOW).await;
+        let rest = Rest {
+            what: "restart",
+            window,
+            usage: replica.usage()?,
+            requests: Requests::read(&self.admin).await?.since(&requests),
+            driver_calls: replica.driver_calls().await?,
+        };
+        Ok((rest, replica))
+    }
+}
+
+/// Waits until every machine has its Event, which comes after what it is about, and nothing is written for a
+/// while. A contestant that makes fewer Events is shown by its counts.
+pub async fn settled(admin: &kube::Client, since: &Requests, size: usize) -> Result<()> {
+    let begun = Instant::now();
+    let mut before = Requests::read(admin).await?;
+    loop {
+        tokio::time::sleep(QUIET).await;
+        let now = Requests::read(admin).await?;
+        let has_all = usize::try_from(now.since(since).events).is_ok_and(|events| events >= size);
+        if now.writes() == before.writes() && (has_all || begun.elapsed() > EVENTS_DEADLINE) {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// What processes have used since then.
+pub fn since(now: [Usage; 2], before: [Usage; 2]) -> [Usage; 2] {
+    [now[0].since(before[0]), now[1].since(before[1])]
+}

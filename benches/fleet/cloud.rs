@@ -1,0 +1,133 @@
+//! The simulated cloud of a run, and the place where its driver runs.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use cmi_simulated::{CallLine, Phase};
+use management_cluster::{ManagementCluster, Process};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+
+use super::CONCURRENCY;
+use super::measure::Measured;
+
+/// How long a start may take.
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// Where the driver runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Place {
+    /// In the provider's process.
+    InProcess,
+    /// In a plugin, which is called over gRPC.
+    Grpc,
+}
+
+impl Place {
+    /// What the table calls a provider with such a driver.
+    pub const fn provider(self) -> &'static str {
+        match self {
+            Self::InProcess => "capcmi",
+            Self::Grpc => "capcmi, plugin over gRPC",
+        }
+    }
+}
+
+/// A simulated cloud.
+pub struct Cloud {
+    /// Where its driver is configured.
+    pub drivers: PathBuf,
+    /// The process of its driver, if that is another.
+    pub plugin: Option<Measured>,
+    faults: PathBuf,
+    calls: Option<PathBuf>,
+}
+
+impl Cloud {
+    /// A cloud that is empty, and whose driver can be called.
+    pub async fn start(management: &ManagementCluster, place: Place, log_calls: bool) -> Result<Self> {
+        let file = |name: &str| management.folder().path().join(name);
+        let calls = log_calls.then(|| file("calls.jsonl"));
+        let config = config(&file("cloud.jsonl"), &file("faults.json"), calls.as_deref());
+        let (driver, plugin) = match place {
+            Place::InProcess => (json!({"simulated": config}), None),
+            Place::Grpc => {
+                let (endpoint, plugin) = plugin(management, &config).await?;
+                (json!({"grpc": {"endpoint": endpoint}}), Some(plugin))
+            }
+        };
+        let mut entry = json!({
+            "name": "simulated", "maxConcurrentCalls": CONCURRENCY, "callsPerSecond": 10000, "burst": 10000,
+        });
+        if let (Some(entry), Value::Object(driver)) = (entry.as_object_mut(), driver) {
+            entry.extend(driver);
+        }
+        let drivers = file("drivers.yaml");
+        std::fs::write(&drivers, json!({"drivers": [entry]}).to_string())
+            .context("writing the drivers file")?;
+        Ok(Self {
+            drivers,
+            plugin,
+            faults: file("faults.json"),
+            calls,
+        })
+    }
+
+    /// Has every create take so long, from now on; no time at all is as without this.
+    pub fn slow_down_creates(&self, latency: Duration) -> Result<()> {
+        let millis = u64::try_from(latency.as_millis())?;
+        let slow = json!({"operation": "CreateMachine", "latencyMs": millis});
+        // A fault that does nothing is refused.
+        let faults: Vec<Value> = (millis > 0).then_some(slow).into_iter().collect();
+        let beside = self.faults.with_extension("new");
+        std::fs::write(&beside, json!(faults).to_string()).context("writing the faults")?;
+        std::fs::rename(&beside, &self.faults).context("putting the faults in place")
+    }
+
+    /// The calls that have begun, as far as they were logged.
+    pub fn calls(&self) -> Result<Vec<CallLine>> {
+        let path = self.calls.as_ref().context("calls are not logged")?;
+        let text = std::fs::read_to_string(path).context("reading the call log")?;
+        // The last line may be half written.
+        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let lines = whole.lines().filter(|line| line.contains(r#""started""#));
+        let lines = lines.map(|line| serde_json::from_str(line).with_context(|| format!("reading {line}")));
+        let lines: Result<Vec<CallLine>> = lines.collect();
+        Ok(lines?
+            .into_iter()
+            .filter(|line| line.phase == Phase::Started)
+            .collect())
+    }
+}
+
+/// The configuration of the driver. Its subnet has room for more machines than any fleet.
+fn config(state: &std::path::Path, faults: &std::path::Path, calls: Option<&std::path::Path>) -> Value {
+    let mut config = json!({
+        "bootSeconds": 0, "bootJitterSeconds": 0, "deleteSeconds": 0, "shutDownSeconds": 0,
+        "pools": {"default": {"subnet": "10.0.0.0/8"}}, "stateFile": state, "faultsFile": faults,
+    });
+    if let Some(calls) = calls {
+        config["callLog"] = json!(calls);
+    }
+    config
+}
+
+async fn plugin(management: &ManagementCluster, config: &Value) -> Result<(String, Measured)> {
+    let folder = management.folder().path();
+    let (file, socket) = (folder.join("plugin.yaml"), folder.join("plugin.sock"));
+    std::fs::write(&file, config.to_string()).context("writing the plugin's configuration")?;
+    let endpoint = format!("unix://{}", socket.display());
+    let word = format!("--endpoint={endpoint}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    command
+        .args(["driver", "serve", "simulated", &word])
+        .arg(format!("--config={}", file.display()));
+    let mut process = Process::start(management.folder(), "plugin", &command)?;
+    process
+        .wait_until(DEADLINE, async || UnixStream::connect(&socket).await.is_ok())
+        .await?;
+    Ok((endpoint, Measured::find(process, &word, String::new()).await?))
+}

@@ -1,0 +1,233 @@
+//! How soon the driver is called about a machine while creates wait for it: after a deletion, a change of
+//! the spec, and a Node that goes silent; and about a new machine after a fail-over and after a restart.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cmi_simulated::{Clock as _, WallClock};
+use futures::{StreamExt as _, TryStreamExt as _};
+use http::Method;
+use management_cluster::eventually;
+use serde_json::json;
+
+use super::cloud::{Cloud, Place};
+use super::http2::Connection;
+use super::machines::{Fleet, name, patch};
+use super::report::{ms, percentile};
+use super::{Args, CONCURRENCY, provider};
+
+/// How long a create of the backlog takes.
+const SLOW: Duration = Duration::from_secs(2);
+/// How long a call may take to come: more than this is none.
+const DEADLINE: Duration = Duration::from_mins(3);
+
+/// What is done to a machine that is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stimulus {
+    Deletion,
+    SpecChange,
+    SilentNode,
+}
+
+impl Stimulus {
+    const ALL: [Self; 3] = [Self::Deletion, Self::SpecChange, Self::SilentNode];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Deletion => "a deletion",
+            Self::SpecChange => "a change of the spec",
+            Self::SilentNode => "a Node that goes silent",
+        }
+    }
+}
+
+/// A management cluster with machines that are up, and a connection to it.
+struct Stage {
+    cloud: Cloud,
+    fleet: Fleet,
+    connection: Connection,
+}
+
+/// Measures at all sizes.
+pub async fn measure(args: &Args) -> Result<()> {
+    for size in &args.sizes {
+        for place in &args.places {
+            of(*place, *size, args).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
+    let samples = args.samples.min(size / Stimulus::ALL.len());
+    let management = provider::management_cluster().await?;
+    let admin = management.admin_client().await?;
+    let stage = Stage {
+        cloud: Cloud::start(&management, place, true).await?,
+        fleet: Fleet::found(&management, "latency", None).await?,
+        connection: Connection::open(management.admin_kubeconfig()).await?,
+    };
+    let Stage { cloud, fleet, .. } = &stage;
+    fleet.create(&management, "m", size).await?;
+    let mut alone = provider::start(&management, "alone", cloud, fleet, &[]).await?;
+    alone.has(fleet.provisioned(&admin, size)).await?;
+    // The Machines of the last third report.
+    let reporting = (2 * samples..3 * samples).map(|index| stage.node_reports(index, "True"));
+    futures::stream::iter(reporting)
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<Vec<()>>()
+        .await?;
+
+    println!(
+        "{}, {size} machines up, {} creates of {SLOW:?} each wait for {CONCURRENCY} calls at a time:\n",
+        place.provider(),
+        args.backlog
+    );
+    println!(
+        "| from … to the driver's call | samples | p50 ms | p99 ms | longest ms |\n|---|---|---|---|---|"
+    );
+    cloud.slow_down_creates(SLOW)?;
+    fleet.create(&management, "b", args.backlog).await?;
+    let made = stage.creates()?;
+    ensure!(
+        made < size + args.backlog,
+        "the backlog was gone before anything was asked beside it: make it longer"
+    );
+    let begun = stage.stimulate(samples, args.backlog).await?;
+    let waiting = (size + args.backlog).saturating_sub(stage.creates()?);
+    for (stimulus, took) in stage.latencies(&begun).await? {
+        println!(
+            "| {} | {} | {:.0} | {:.0} | {:.0} |",
+            stimulus.name(),
+            took.len(),
+            percentile(&took, 50),
+            percentile(&took, 99),
+            percentile(&took, 100)
+        );
+    }
+    println!("\n{waiting} creates of the backlog had not begun when the last of these was asked for.");
+
+    cloud.slow_down_creates(Duration::ZERO)?;
+    let up = size - samples + args.backlog;
+    alone.has(fleet.provisioned(&admin, up)).await?;
+    alone.process.kill();
+    let mut leader = provider::start(&management, "leader", cloud, fleet, provider::ELECTED).await?;
+    provider::leads(&mut leader).await?;
+    let mut warm = provider::start(&management, "warm", cloud, fleet, provider::ELECTED).await?;
+    provider::knows(&mut warm, up).await?;
+    let since = WallClock.now().as_millis();
+    leader.process.kill();
+    let fail_over = warm.has(stage.act_on_new("failed-over", since)).await?;
+    provider::leads(&mut warm).await?;
+    warm.process.kill();
+    let (since, started) = (WallClock.now().as_millis(), Instant::now());
+    let mut restarted = provider::start(&management, "restarted", cloud, fleet, &[]).await?;
+    let restart = restarted.has(stage.act_on_new("restarted", since)).await?;
+    println!(
+        "From the kill of the leader to the warm replica's call about a new machine: {:.1} s; from the start \
+         of a process to the same: {:.1} s (the whole took {:.1} s).",
+        fail_over.as_secs_f64(),
+        restart.as_secs_f64(),
+        started.elapsed().as_secs_f64(),
+    );
+    drop(restarted);
+    Ok(())
+}
+
+impl Stage {
+    /// Does everything to so many machines each, spread over the time that the backlog takes, and says when.
+    async fn stimulate(&self, samples: usize, backlog: usize) -> Result<BTreeMap<(Stimulus, String), u64>> {
+        let creates_at_once = CONCURRENCY - CONCURRENCY / 8;
+        let lasts = SLOW * u32::try_from(backlog / creates_at_once).context("a backlog of billions")?;
+        // Some of it goes by while the backlog is made.
+        let pause = lasts.mul_f64(0.6) / u32::try_from(samples.max(1))?;
+        let mut begun = BTreeMap::new();
+        let mut pace = tokio::time::interval(pause.max(Duration::from_millis(10)));
+        for index in 0..samples {
+            pace.tick().await;
+            for (third, stimulus) in Stimulus::ALL.into_iter().enumerate() {
+                let index = third * samples + index;
+                begun.insert((stimulus, name("m", index)), WallClock.now().as_millis());
+                match stimulus {
+                    Stimulus::Deletion => {
+                        let path = self.infra_machine(index);
+                        self.connection.write(Method::DELETE, &path, &json!({})).await?;
+                    }
+                    Stimulus::SpecChange => {
+                        let labels = json!({"spec": {"providerSpec": {"labels": {"round": "1"}}}});
+                        patch(&self.connection, &self.infra_machine(index), &labels).await?;
+                    }
+                    Stimulus::SilentNode => self.node_reports(index, "Unknown").await?,
+                }
+            }
+        }
+        Ok(begun)
+    }
+
+    fn infra_machine(&self, index: usize) -> String {
+        format!("{}/{}", self.fleet.path_of_infra_machines(), name("m", index))
+    }
+
+    /// The Node of a Machine reports, or does not.
+    async fn node_reports(&self, index: usize, status: &str) -> Result<()> {
+        let path = format!("{}/{}/status", self.fleet.path_of_machines(), name("m", index));
+        let condition = json!({
+            "type": "NodeHealthy", "status": status, "reason": "Bench", "message": "",
+            "lastTransitionTime": jiff::Timestamp::now().to_string(),
+        });
+        let status = json!({"status": {"nodeRef": {"name": name("m", index)}, "conditions": [condition]}});
+        patch(&self.connection, &path, &status).await
+    }
+
+    /// Creates that have begun.
+    fn creates(&self) -> Result<usize> {
+        let calls = self.cloud.calls()?;
+        let creates = calls
+            .iter()
+            .filter(|call| call.operation == cmi_driver::Operation::CreateMachine);
+        Ok(creates.count())
+    }
+
+    /// How long after each the first call about its machine began; some may still have to come.
+    async fn latencies(
+        &self,
+        begun: &BTreeMap<(Stimulus, String), u64>,
+    ) -> Result<BTreeMap<Stimulus, Vec<f64>>> {
+        eventually(DEADLINE, "calls about all of them", async || {
+            let mut calls: HashMap<String, Vec<u64>> = HashMap::new();
+            for call in self.cloud.calls()? {
+                calls.entry(call.machine).or_default().push(call.at.as_millis());
+            }
+            let mut latencies: BTreeMap<Stimulus, Vec<f64>> = BTreeMap::new();
+            for ((stimulus, machine), since) in begun {
+                let mut own = calls.get(machine).into_iter().flatten();
+                let first = own.find(|at| *at >= since);
+                let first = first.with_context(|| format!("none about {machine}"))?;
+                let took = Duration::from_millis(first - since);
+                latencies.entry(*stimulus).or_default().push(ms(took));
+            }
+            Ok(latencies)
+        })
+        .await
+    }
+
+    /// How long after an instant the first call about a machine began; it may still have to come.
+    async fn call_since(&self, machine: &str, since: u64) -> Result<Duration> {
+        eventually(DEADLINE, &format!("a call about {machine}"), async || {
+            let calls = self.cloud.calls()?;
+            let mut own = calls.iter().filter(|call| call.machine == machine);
+            let first = own
+                .find(|call| call.at.as_millis() >= since)
+                .context("none has come")?;
+            Ok(Duration::from_millis(first.at.as_millis() - since))
+        })
+        .await
+    }
+
+    /// Makes a machine, and says how long after an instant the driver is called about it.
+    async fn act_on_new(&self, machine: &str, since: u64) -> Result<Duration> {
+        self.fleet.create_one(&self.connection, machine).await?;
+        self.call_since(machine, since).await
+    }
+}

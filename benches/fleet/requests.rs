@@ -1,0 +1,115 @@
+//! What a bare client sends for a machine: as much as the provider does.
+
+use capcmi::api::v1alpha1::InfraMachine;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::Resource as _;
+use serde_json::{Value, json};
+
+/// A machine that a bare client brings up.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+impl Target {
+    /// The id of its VM.
+    pub fn provider_id(&self) -> String {
+        format!("simulated://zone-a/{}", self.uid)
+    }
+
+    /// Finalizer, identity and provider spec, and the providerID as well where that is written with them.
+    pub fn claim(&self, version: Option<&str>, provider_id: Option<&str>) -> Value {
+        let Self { namespace, name, uid } = self;
+        let mut claim = json!({"metadata": {
+            "finalizers": [capcmi::api::MACHINE_FINALIZER],
+            "annotations": {
+                "infrastructure.capcmi.io/cluster-id": uid,
+                "infrastructure.capcmi.io/machine-id": format!("{namespace}/{name}/{uid}"),
+                "infrastructure.capcmi.io/instance": "may-exist",
+                "infrastructure.capcmi.io/driver": "simulated",
+                "infrastructure.capcmi.io/secret": "",
+                "infrastructure.capcmi.io/applied-provider-spec": r#"{"size":"small","tags":{"capcmi.io/machine":"00000000-0000-0000-0000-000000000000","kubernetes.io/cluster":"00000000-0000-0000-0000-000000000000","kubernetes.io/role":"node"},"vmPool":"default"}"#,
+            },
+        }});
+        if let Some(version) = version {
+            claim["metadata"]["resourceVersion"] = json!(version);
+        }
+        if let Some(provider_id) = provider_id {
+            claim["spec"] = json!({"providerID": provider_id});
+        }
+        claim
+    }
+
+    /// The providerID alone.
+    pub fn identified(&self, version: Option<&str>) -> Value {
+        let mut identified = json!({"spec": {"providerID": self.provider_id()}});
+        if let Some(version) = version {
+            identified["metadata"] = json!({"resourceVersion": version});
+        }
+        identified
+    }
+
+    /// A status as large as the provider's.
+    pub fn status(&self, version: Option<&str>) -> Value {
+        let now = Timestamp::now().to_string();
+        let condition = |type_: &str, status: &str, reason: &str| {
+            json!({"type": type_, "status": status,
+            "reason": reason, "message": "", "lastTransitionTime": now, "observedGeneration": 2})
+        };
+        let mut status = json!({"status": {
+            "ready": true, "initialization": {"provisioned": true}, "nodeName": self.name,
+            "powerState": "Running", "failureDomain": "zone-a", "observedGeneration": 2,
+            "addresses": [{"type": "InternalIP", "address": "10.100.0.1"},
+                {"type": "Hostname", "address": self.name}],
+            "lastOperation": {"type": "Create", "state": "Successful", "attempts": 0, "lastUpdateTime": now},
+            "conditions": [
+                condition("Paused", "False", "NotPaused"),
+                condition("VirtualMachineCreated", "True", "Created"),
+                condition("VirtualMachineInitialized", "True", "Initialized"),
+                condition("DriverReachable", "True", "Reachable"),
+                condition("VirtualMachineUpToDate", "True", "UpToDate"),
+                condition("Ready", "True", "Ready"),
+            ],
+        }});
+        if let Some(version) = version {
+            status["metadata"] = json!({"resourceVersion": version});
+        }
+        status
+    }
+
+    /// The Event at the end.
+    pub fn event(&self) -> Event {
+        let now = Timestamp::now();
+        Event {
+            metadata: kube::api::ObjectMeta {
+                name: Some(format!("{}.{:x}", self.name, now.as_nanosecond())),
+                namespace: Some(self.namespace.clone()),
+                ..kube::api::ObjectMeta::default()
+            },
+            type_: Some("Normal".to_owned()),
+            reason: Some("Provisioned".to_owned()),
+            action: Some("CreateMachine".to_owned()),
+            note: Some(format!("the VM {} is provisioned", self.provider_id())),
+            event_time: Some(MicroTime(now)),
+            regarding: Some(ObjectReference {
+                api_version: Some(InfraMachine::api_version(&()).into_owned()),
+                kind: Some(InfraMachine::kind(&()).into_owned()),
+                name: Some(self.name.clone()),
+                namespace: Some(self.namespace.clone()),
+                uid: Some(self.uid.clone()),
+                ..ObjectReference::default()
+            }),
+            reporting_controller: Some("infrastructure.capcmi.io/floor".to_owned()),
+            reporting_instance: Some("floor".to_owned()),
+            ..Event::default()
+        }
+    }
+}
