@@ -118,6 +118,17 @@ bench-shards: ## Measure two providers with half of the fleet each, beside one.
 bench-counts: ## Fail when a machine costs other writes, Events, conflicts or driver calls than benches/fleet/counts.json has.
 	$(CARGO) bench --locked --profile dev --bench fleet -- --scenario counts --driver in-process,grpc 200
 
+# Where `make profile` puts what perf has recorded, and the flame graph.
+PROFILE_DIR ?= out/profile
+
+# Its build has symbols and frame pointers. perf is in Debian's linux-perf.
+.PHONY: profile
+profile: ## Say by part where the provider's CPU time goes, and draw a flame graph, PROFILE_DIR/flame-graph.svg; wants perf.
+	@mkdir -p '$(PROFILE_DIR)'
+	RUSTFLAGS='-C force-frame-pointers=yes' BENCH_DRIVER='$(BENCH_DRIVER)' $(CARGO) bench --locked --profile profiling \
+		--bench fleet -- --scenario profile --perf '$(abspath $(PROFILE_DIR))/perf.data' $(firstword $(MACHINES))
+	$(CARGO) run -q -p xtask -- profile '$(PROFILE_DIR)/perf.data' --svg '$(PROFILE_DIR)/flame-graph.svg'
+
 # How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?=

@@ -1,11 +1,13 @@
 //! What a developer runs, and no user: `cargo run -p xtask -- docs FILE…` writes into the documentation what
-//! the code knows better (`make generate`).
+//! the code knows better (`make generate`), and `cargo run -p xtask -- profile FILE` says where the CPU time
+//! went (`make profile`).
 
 mod api;
 mod compliance;
 mod errors;
 mod flags;
 mod metrics;
+mod profile;
 mod reasons;
 
 use std::fs;
@@ -28,6 +30,8 @@ const END: &str = "<!-- end -->";
 enum Task {
     /// Write into the documentation what the code knows.
     Docs(DocsArgs),
+    /// Say where the CPU time went that perf has sampled, and draw it.
+    Profile(profile::ProfileArgs),
 }
 
 /// Writes what is between `<!-- generated: NAME -->` and `<!-- end -->` anew.
@@ -44,6 +48,7 @@ struct DocsArgs {
 fn main() -> Result<()> {
     match Task::parse() {
         Task::Docs(args) => execute(&args),
+        Task::Profile(args) => profile::execute(&args),
     }
 }
 
