@@ -226,6 +226,8 @@ impl<'a> Hosts<'a> {
             .arg(format!("--net={}", namespaces.join("net").display()))
             .arg(format!("--mount={}", namespaces.join("mnt").display()))
             .args(command)
+            // Another libvirt, which this computer may have.
+            .env_remove("LIBVIRT_DEFAULT_URI")
             .kill_on_drop(true)
             .output();
         Ok(output.await?)

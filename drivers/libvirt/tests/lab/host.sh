@@ -12,7 +12,8 @@ set -euo pipefail
 here=$(realpath "$0")
 command=$1
 folder=$(realpath -m "$2")
-export LIBVIRT_DEFAULT_URI="qemu+unix:///system?socket=$folder/run/libvirt-sock"
+# A host has the libvirt of its own folders, and not what the caller may mean by libvirt.
+unset LIBVIRT_DEFAULT_URI
 
 configure() {
     mkdir -p "$folder"/{run,lib,etc/hooks,log,cache,images,machines}
@@ -88,6 +89,7 @@ supervise)
     done
     ;;
 ready)
+    export LIBVIRT_DEFAULT_URI="qemu+unix:///system?socket=$folder/run/libvirt-sock"
     tries=0
     until virsh -q uri >/dev/null 2>&1; do
         tries=$((tries + 1))
