@@ -12,14 +12,19 @@ folder=$(realpath -m "$1")
 busybox=/usr/bin/busybox
 [ -x "$busybox" ] || busybox=/bin/busybox
 mkdir -p "$folder"
-work=$(mktemp -d)
+# Beside what is made, so that it is moved in one piece: two may make it at once.
+work=$(mktemp -d "$folder/.making.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/{print $2; exit}')
-[ -n "$package" ] || { echo "there is no package linux-image-cloud-amd64: run apt-get update" >&2; exit 1; }
-(cd "$work" && apt-get download -qq -o APT::Sandbox::User=root "$package" && dpkg -x "$package"_*.deb kernel)
+# Lists of its own: those of the computer may be missing or old, and are root's.
+mkdir -p "$work/lists/partial" "$work/archives/partial"
+options=(-q -o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work" -o "APT::Sandbox::User=$(id -un)"
+    -o Acquire::Retries=3)
+apt-get "${options[@]}" update >&2
+package=$(apt-cache "${options[@]}" depends linux-image-cloud-amd64 | awk '/Depends: linux-image/{print $2; exit}')
+[ -n "$package" ] || { echo "apt's sources have no package linux-image-cloud-amd64: is this Debian?" >&2; exit 1; }
+(cd "$work" && apt-get "${options[@]}" download "$package" >&2 && dpkg -x "$package"_*.deb kernel)
 version=$(ls "$work/kernel/lib/modules")
-cp "$work/kernel/boot/vmlinuz-$version" "$folder/vmlinuz"
 
 root=$work/root
 modules=$root/lib/modules/$version
@@ -74,5 +79,7 @@ fi
 while :; do sleep 3600; done
 END
 chmod +x "$root/init" "$root/etc/acpi/PWRF/00000080" "$root/etc/udhcpc/default.script"
-(cd "$root" && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$folder/initrd.gz"
-qemu-img create -q -f qcow2 "$folder/base.qcow2" 64M
+(cd "$root" && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$work/initrd.gz"
+qemu-img create -q -f qcow2 "$work/base.qcow2" 64M
+cp "$work/kernel/boot/vmlinuz-$version" "$work/vmlinuz"
+mv "$work/vmlinuz" "$work/initrd.gz" "$work/base.qcow2" "$folder"

@@ -36,10 +36,12 @@ if [ ! -e $policy ]; then
     chmod +x $policy
     trap 'rm -f $policy' EXIT
 fi
-apt-get update -qq
+# Another installation may run, and a mirror may stumble.
+apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+"${apt[@]}" update
 # An image may bring QEMU's tools from backports, which do not go with the QEMU of the release.
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --allow-downgrades \
+DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends --allow-downgrades \
     "${packages[@]/#qemu-utils/qemu-utils/$release}" >/dev/null
 # Debian makes it with a package that also starts libvirt with the computer.
 getent passwd libvirt-qemu >/dev/null || useradd -r -M -d /var/lib/libvirt -s /usr/sbin/nologin libvirt-qemu
