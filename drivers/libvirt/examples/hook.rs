@@ -258,6 +258,7 @@ fn plant_on(uri: &str, host: &str, config: &Config, key: &MachineKey) -> Result<
         provider_id: key.vm_id(host).to_string(),
         created_at: jiff::Timestamp::now(),
         started: true,
+        started_at: Some(jiff::Timestamp::now()),
         deleting: false,
         vm_pool: pool.clone(),
         size: "small".to_owned(),
@@ -306,6 +307,7 @@ fn uninitialize(domain: &Domain) -> Result<()> {
         Record::parse(&domain.get_metadata(ELEMENT, Some(NAMESPACE), 0)?).map_err(anyhow::Error::msg)?;
     let record = Record {
         started: false,
+        started_at: None,
         ..record
     };
     let element = record.to_element().map_err(anyhow::Error::msg)?;

@@ -140,13 +140,15 @@ impl ImageFormat {
 
 /// What starts a boot loader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Firmware {
     /// SeaBIOS.
     #[default]
     Bios,
-    /// UEFI; the host needs OVMF.
+    /// UEFI that starts any boot loader; the host needs OVMF.
     Efi,
+    /// UEFI that starts only what is signed with the keys that the host's OVMF has enrolled.
+    EfiSecureBoot,
 }
 
 /// A kernel on the host.

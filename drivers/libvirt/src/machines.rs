@@ -14,6 +14,7 @@ use std::time::Instant;
 use cmi_driver::{
     Address, AddressType, Code, ListedMachine, Machine, PowerState, Result, Status, UpdateMachineRequest,
 };
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use virt::connect::Connect;
 use virt::domain::{Domain, SchedulerInfo};
@@ -33,6 +34,10 @@ pub use remove::delete;
 const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
 const LIVE: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE;
 const CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
+
+/// How long a guest without an address counts as one that boots. One that took longer has an address that its
+/// host does not see, as on a bridge without an agent in the guest, or none.
+const BOOT: SignedDuration = SignedDuration::from_mins(10);
 
 /// The domain of a machine.
 #[derive(Debug)]
@@ -244,7 +249,13 @@ impl Vm {
             kind: AddressType::Hostname,
             address: key.hostname(),
         });
-        machine.power_state = Some(unless_it_boots(power_state, &machine.addresses));
+        let since = self.record.started_at.unwrap_or(self.record.created_at);
+        let may_boot = Timestamp::now().duration_since(since) < BOOT;
+        machine.power_state = Some(if may_boot {
+            unless_it_boots(power_state, &machine.addresses)
+        } else {
+            power_state
+        });
         Ok(machine)
     }
 
@@ -351,14 +362,16 @@ impl Vm {
         self.is_not_locked()?;
         match self.domain.create() {
             Ok(_) => {}
-            Err(error) if is_running_already(&error) && self.is_active()? => {}
+            Err(error) if is_running_already(&error) && self.is_active()? => {
+                if self.record.started {
+                    return Ok(());
+                }
+            }
             Err(error) => return Err(status("starting the domain", error)),
-        }
-        if self.record.started {
-            return Ok(());
         }
         let record = Record {
             started: true,
+            started_at: Some(Timestamp::now()),
             ..self.record.clone()
         };
         self.note(record)

@@ -36,6 +36,9 @@ pub struct Record {
     pub created_at: Timestamp,
     /// Whether it was started once. One that was not is not a machine yet.
     pub started: bool,
+    /// When the driver started it last. Earlier versions did not note it.
+    #[serde(default)]
+    pub started_at: Option<Timestamp>,
     /// Whether its deletion has begun.
     pub deleting: bool,
     /// What it was made from.
@@ -160,6 +163,7 @@ pub(crate) mod tests {
             provider_id: "libvirt://host-a/x".to_owned(),
             created_at: Timestamp::UNIX_EPOCH,
             started: false,
+            started_at: None,
             deleting: false,
             vm_pool: "default".to_owned(),
             size: "small".to_owned(),

@@ -131,13 +131,14 @@ impl Domain<'_> {
     fn write_boot(&self, xml: &mut Xml) -> io::Result<()> {
         let firmware: &[_] = match self.firmware {
             Firmware::Bios => &[],
-            Firmware::Efi => &[("firmware", "efi")],
+            Firmware::Efi | Firmware::EfiSecureBoot => &[("firmware", "efi")],
         };
         element(xml, "os", firmware, |xml| {
             let machine = [("arch", "x86_64"), ("machine", "q35")];
             element(xml, "type", &machine, |xml| {
                 xml.write_event(quick_xml::events::Event::Text(BytesText::new("hvm")))
             })?;
+            self.write_secure_boot(xml)?;
             let Some(boot) = self.direct_boot else {
                 return empty(xml, "boot", &[("dev", "hd")]);
             };
@@ -146,6 +147,22 @@ impl Domain<'_> {
                 text(xml, "initrd", initrd)?;
             }
             text(xml, "cmdline", &boot.command_line)
+        })
+    }
+
+    /// Of several files of UEFI, libvirt takes the first that nothing is said against, which on Debian is the
+    /// one that starts only what is signed.
+    fn write_secure_boot(&self, xml: &mut Xml) -> io::Result<()> {
+        let enabled = match self.firmware {
+            Firmware::Bios => return Ok(()),
+            Firmware::Efi => "no",
+            Firmware::EfiSecureBoot => "yes",
+        };
+        element(xml, "firmware", &[], |xml| {
+            for feature in ["secure-boot", "enrolled-keys"] {
+                empty(xml, "feature", &[("enabled", enabled), ("name", feature)])?;
+            }
+            Ok(())
         })
     }
 
@@ -342,6 +359,8 @@ mod tests {
             "<cpu mode=\"host-model\"/>",
             "<sysinfo type=\"fwcfg\"><entry name=\"opt/com.coreos/config\" file=\"/pool/i.ign\"/></sysinfo>",
             "<os firmware=\"efi\">",
+            "<firmware><feature enabled=\"no\" name=\"secure-boot\"/>\
+                <feature enabled=\"no\" name=\"enrolled-keys\"/></firmware>",
             "<kernel>/k</kernel><initrd>/i</initrd><cmdline>a=&quot;&lt;b&gt;&quot; &amp; c</cmdline>",
             "<interface type=\"bridge\">",
             "<source bridge=\"br0\"/>",
@@ -349,6 +368,15 @@ mod tests {
             assert!(xml.contains(part), "{part} is not in {xml}");
         }
         assert!(!xml.contains("vdb") && !xml.contains("cputune"), "{xml}");
+        let signed = Domain {
+            firmware: Firmware::EfiSecureBoot,
+            ..domain
+        };
+        let xml = signed.to_xml().unwrap();
+        assert!(
+            xml.contains("<feature enabled=\"yes\" name=\"secure-boot\"/>"),
+            "{xml}"
+        );
     }
 
     #[test]

@@ -261,6 +261,7 @@ fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
         provider_id: id,
         created_at: jiff::Timestamp::now(),
         started: false,
+        started_at: None,
         deleting: false,
         vm_pool: order.spec.vm_pool.clone(),
         size: order.spec.size.clone(),

@@ -17,9 +17,8 @@ use serde_json::{Value, json};
 use testbed::{Launch, Launched};
 use tokio::sync::OnceCell;
 
-use crate::DEADLINE;
 use crate::hosts::Hosts;
-use crate::lab::Lab;
+use crate::lab::{DEADLINE, Lab};
 use crate::plugin::Plugin;
 
 /// How long the health check lets a machine be without a VM, seconds: longer than it takes to make one.

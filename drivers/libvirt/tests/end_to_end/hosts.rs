@@ -18,9 +18,8 @@ use serde_json::{Value, json};
 use testbed::{Seed, seeded_guests};
 use tokio::process::Command;
 
-use crate::DEADLINE;
 use crate::cluster::Vm;
-use crate::lab::{HOSTS, Lab};
+use crate::lab::{DEADLINE, HOSTS, Lab};
 
 /// Room for one guest of 128 MiB, MiB.
 const ROOM: u64 = 200;

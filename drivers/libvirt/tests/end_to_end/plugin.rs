@@ -10,7 +10,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::DEADLINE;
+use crate::lab::DEADLINE;
 
 /// The name in the plugin's certificate.
 const NAME: &str = "libvirt.example.com";

@@ -4,9 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod crashes;
+mod guests;
 mod interference;
 #[path = "../lab/mod.rs"]
 mod lab;
+mod remote;
 mod room;
 
 use std::collections::BTreeSet;

@@ -69,7 +69,9 @@ supervise)
     rm -f "$folder/stop"
     trap 'touch "$folder/stop"; kill "$daemon" 2>/dev/null || true' TERM INT
     while [ ! -e "$folder/stop" ]; do
-        libvirtd --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid >>"$folder/log/stdout" 2>&1 &
+        listen=()
+        ! grep -q '^listen_tls = 1' "$folder/etc/libvirtd.conf" || listen=(--listen)
+        libvirtd "${listen[@]}" --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid >>"$folder/log/stdout" 2>&1 &
         daemon=$!
         code=0
         wait "$daemon" || code=$?

@@ -32,6 +32,8 @@ pub const CLUSTER: &str = "lab";
 const DIRECTLY: &str = "run";
 /// Where the end of the wire to it is.
 const OVER_A_WIRE: &str = "wire";
+/// How long anything may take: far above what is usual for emulated guests on a busy machine.
+pub const DEADLINE: Duration = Duration::from_mins(4);
 /// Guests are emulated: one lab at a time is enough for two processors.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
@@ -212,7 +214,7 @@ impl Lab {
     }
 
     /// The process id of a host's libvirtd.
-    fn libvirtd(&self, host: &str) -> Result<String> {
+    pub fn libvirtd(&self, host: &str) -> Result<String> {
         let pid = fs::read_to_string(self.of(host).join("run/libvirtd.pid"))?;
         Ok(pid.trim().to_owned())
     }
@@ -247,7 +249,7 @@ impl Lab {
         Ok(left)
     }
 
-    /// Everything that machines have on a host: domains, files and guests that run.
+    /// Everything that machines have on a host: domains, files, settings of UEFI and guests that run.
     pub fn left_on(&self, host: &str) -> Result<Vec<String>> {
         let mut left = Vec::new();
         let mut connect = self.connect(host)?;
@@ -257,6 +259,17 @@ impl Lab {
         connect.close()?;
         for file in fs::read_dir(self.of(host).join("machines"))? {
             left.push(format!("{host}: {}", file?.file_name().to_string_lossy()));
+        }
+        let nvram = self.of(host).join("lib/qemu/nvram");
+        // libvirt makes the folder with the first.
+        for file in nvram
+            .exists()
+            .then(|| fs::read_dir(nvram))
+            .transpose()?
+            .into_iter()
+            .flatten()
+        {
+            left.push(format!("{host}: NVRAM {}", file?.file_name().to_string_lossy()));
         }
         let folder = self.of(host).display().to_string();
         for process in fs::read_dir("/proc")? {
@@ -317,6 +330,22 @@ fn guest() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// The folder of the guest with what `images.sh` adds, made once for each version of that, too.
+pub fn images() -> Result<PathBuf> {
+    let (folder, script) = (guest()?, scripts().join("images.sh"));
+    let made = folder.join(format!("made-{}", &sha256(&fs::read(&script)?)[..16]));
+    if !made.exists() {
+        let ran = Command::new(script).arg(&folder).output()?;
+        ensure!(
+            ran.status.success(),
+            "no images: {}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
+        fs::write(made, "")?;
+    }
+    Ok(folder)
+}
+
 /// A JSON merge patch that takes nothing away.
 fn merge(value: &mut Value, change: &Value) {
     match change {
@@ -358,7 +387,7 @@ pub fn machine(name: &str, change: &serde_json::Value, user_data: &[u8]) -> Mach
 
 /// Calls `probe` until it is OK, and returns its value.
 pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    let deadline = Instant::now() + Duration::from_mins(1);
+    let deadline = Instant::now() + DEADLINE;
     loop {
         match probe().await {
             Ok(value) => return Ok(value),

@@ -1,0 +1,197 @@
+//! How guests boot, get their bootstrap data, and say their addresses.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use capcmi_driver_libvirt::metadata::Record;
+use cmi_driver::{
+    AddressType, Driver as _, Machine, MachineRef, PowerState, SecretValue, ShutDownMachineRequest,
+    USER_DATA_FORMAT,
+};
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use crate::lab::machines::{create, delete, domain, key, note, status};
+use crate::lab::{self, HOSTS, Lab, eventually, machine, sha256};
+
+const HOST: &str = HOSTS[0];
+
+fn on_host(name: &str, change: &Value, user_data: &[u8]) -> MachineRef {
+    let mut spec = json!({"failureDomain": HOST});
+    for (field, value) in change.as_object().into_iter().flatten() {
+        spec[field] = value.clone();
+    }
+    machine(name, &spec, user_data)
+}
+
+/// The console of a machine once its guest says that it is done.
+async fn booted(lab: &Lab, machine: &MachineRef) -> Result<String> {
+    let uuid = key(machine).uuid().to_string();
+    eventually("the guest's start", async || {
+        let console = lab.console(&uuid)?;
+        ensure!(console.contains("GUEST done"), "{console}");
+        Ok(console)
+    })
+    .await
+}
+
+fn has(console: &str, words: &str) -> Result<()> {
+    ensure!(console.contains(words), "{words} is not in {console}");
+    Ok(())
+}
+
+fn addresses(machine: &Machine) -> Vec<&str> {
+    let internal = machine
+        .addresses
+        .iter()
+        .filter(|address| address.kind == AddressType::InternalIP);
+    internal.map(|address| address.address.as_str()).collect()
+}
+
+/// DRV-CR-08
+#[tokio::test]
+async fn a_disk_with_a_boot_loader_boots_with_bios_and_with_uefi_and_takes_its_settings_along() -> Result<()>
+{
+    let Some(lab) = lab::lab_of(&[HOST]).await? else {
+        return Ok(());
+    };
+    let disk = lab::images()?.join("boot.raw");
+    fs::copy(&disk, lab.of(HOST).join("images/boot.raw"))?;
+    let sha256 = sha256(&fs::read(&disk)?);
+    let image = |firmware: &str| {
+        json!({"storagePool": "images", "volume": "boot.raw", "format": "raw", "sha256": sha256,
+            "firmware": firmware})
+    };
+    let driver = lab.driver_with(&json!({"images": {
+        "with-bios": image("bios"), "with-uefi": image("efi"), "with-secure-boot": image("efi-secure-boot"),
+    }}))?;
+    for (name, firmware, loader) in [
+        ("with-bios", "GUEST firmware=bios", "loader=syslinux"),
+        ("with-uefi", "GUEST firmware=efi", "loader=systemd-boot"),
+    ] {
+        let machine = on_host(name, &json!({"image": name, "size": "large"}), b"#!/bin/sh\n");
+        create(&driver, &machine).await?;
+        let console = booted(&lab, &machine).await?;
+        has(&console, firmware)?;
+        has(&console, loader)?;
+        has(&console, &format!("GUEST seed hostname={name} "))?;
+        ensure!(
+            lab.left()?.iter().any(|left| left.contains("NVRAM")) == (name == "with-uefi"),
+            "{:?}",
+            lab.left()?
+        );
+        delete(&driver, &machine, None).await?;
+        assert_eq!(lab.left()?, Vec::<String>::new());
+    }
+
+    // The boot loader of this disk is not signed.
+    let change = json!({"image": "with-secure-boot", "size": "large"});
+    let machine = on_host("with-secure-boot", &change, b"#!/bin/sh\n");
+    create(&driver, &machine).await?;
+    let uuid = key(&machine).uuid().to_string();
+    eventually("the firmware's refusal", async || {
+        let console = lab.console(&uuid)?;
+        ensure!(console.contains("Access Denied"), "{console}");
+        Ok(())
+    })
+    .await?;
+    delete(&driver, &machine, None).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn ignition_is_read_by_the_guest_from_its_firmware_and_there_is_no_seed_beside_it() -> Result<()> {
+    let Some(lab) = lab::lab_of(&[HOST]).await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let ignition: Vec<u8> = (0..200_000_u32).map(|at| (at % 251) as u8).collect();
+    let mut machine = on_host("ignited", &json!({}), &ignition);
+    let format = SecretValue::from(b"ignition".to_vec());
+    machine
+        .class
+        .secrets
+        .insert(USER_DATA_FORMAT.to_owned(), format)
+        .map_err(anyhow::Error::msg)?;
+    create(&driver, &machine).await?;
+    let console = booted(&lab, &machine).await?;
+    has(
+        &console,
+        &format!("GUEST ignition user-data={} disks=1", sha256(&ignition)),
+    )?;
+    delete(&driver, &machine, None).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// The bridge of libvirt's network gives out addresses, though not in the name of libvirt; on the other one there
+/// are none.
+///
+/// DRV-14
+#[tokio::test]
+async fn on_a_bridge_the_agent_says_the_address_and_a_guest_without_one_starts_for_a_time() -> Result<()> {
+    let Some(lab) = lab::lab_of(&[HOST]).await? else {
+        return Ok(());
+    };
+    let initrd = lab::images()?.join("agent-initrd.gz");
+    let mut config: Value = serde_json::from_str(&lab.config()?)?;
+    let mut with_agent = config["images"]["tiny"].take();
+    with_agent["directBoot"]["initrd"] = json!(initrd);
+    let driver = lab.driver_with(&json!({
+        "images": {"with-agent": with_agent},
+        "vmPools": {
+            "bridged": {"storagePool": "machines", "bridge": "virbr0", "image": "with-agent"},
+            "silent": {"storagePool": "machines", "bridge": "silent", "image": "tiny"},
+        },
+    }))?;
+    lab.on_host(HOST, &["ip", "link", "add", "silent", "up", "type", "bridge"])?;
+    let talks = on_host("talks", &json!({"vmPool": "bridged"}), b"#!/bin/sh\n");
+    let silent = on_host("silent", &json!({"vmPool": "silent"}), b"#!/bin/sh\n");
+    create(&driver, &talks).await?;
+    create(&driver, &silent).await?;
+
+    let seen = eventually("the address of the agent", async || {
+        let seen = status(&driver, &talks, None).await?;
+        ensure!(!addresses(&seen).is_empty(), "{seen:?}");
+        Ok(seen)
+    })
+    .await?;
+    assert_eq!(seen.power_state, Some(PowerState::Running));
+    let console = booted(&lab, &talks).await?;
+    assert_eq!(addresses(&seen).len(), 1, "{seen:?}");
+    has(&console, &format!("GUEST address={} ", addresses(&seen)[0]))?;
+    eventually("the guest's stop", async || {
+        let request = ShutDownMachineRequest {
+            machine: talks.clone(),
+            provider_id: None,
+            last_known_state: None,
+        };
+        Ok(driver.shut_down_machine(request).await?)
+    })
+    .await?;
+    has(&booted(&lab, &talks).await?, "GUEST stops by its agent")?;
+
+    let seen = status(&driver, &silent, None).await?;
+    assert_eq!(
+        (seen.power_state, addresses(&seen)),
+        (Some(PowerState::Starting), vec![])
+    );
+    let connect = lab.connect(HOST)?;
+    note(&domain(&connect, &silent)?, |record| Record {
+        started_at: record.started_at.map(|at| at - SignedDuration::from_mins(11)),
+        ..record
+    })?;
+    let seen = status(&driver, &silent, None).await?;
+    assert_eq!(
+        (seen.power_state, addresses(&seen)),
+        (Some(PowerState::Running), vec![])
+    );
+    for machine in [&talks, &silent] {
+        delete(&driver, machine, None)
+            .await
+            .context(machine.name.clone())?;
+    }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
