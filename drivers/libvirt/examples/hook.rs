@@ -187,7 +187,7 @@ fn note_lock(domain: &Domain, lock: Option<&str>) -> Result<()> {
 }
 
 fn eventually(what: &str, mut probe: impl FnMut(&str) -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !probe(what) {
         ensure!(
             Instant::now() < deadline,

@@ -13,8 +13,6 @@ use serde_json::json;
 
 /// How long it is waited for what a process does.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// How long a driver may take to end: its calls, and the jobs of them.
-const ENDS_WITHIN: Duration = Duration::from_secs(8);
 
 /// A process that ends with this.
 struct Process(Child);
@@ -27,10 +25,10 @@ impl Drop for Process {
     }
 }
 
-fn eventually(what: &str, within: Duration, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + within;
+fn eventually(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
     while !probe()? {
-        ensure!(Instant::now() < deadline, "{what} was awaited for {within:?}");
+        ensure!(Instant::now() < deadline, "{what} was awaited for {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -74,14 +72,14 @@ fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Res
             .arg(at("driver.yaml"))
             .spawn()?,
     );
-    eventually("the driver", PATIENCE, || Ok(at("driver.sock").exists()))?;
+    eventually("the driver", || Ok(at("driver.sock").exists()))?;
     let _asks = Process(
         Command::new(capcmi)
             .args(["driver", "info", "--endpoint", &endpoint])
             .spawn()?,
     );
     let mut connection = None;
-    eventually("the driver's connection to libvirt", PATIENCE, || {
+    eventually("the driver's connection to libvirt", || {
         connection = silent.accept().ok();
         Ok(connection.is_some())
     })?;
@@ -89,7 +87,7 @@ fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Res
     let pid = plugin.0.id().to_string();
     ensure!(Command::new("kill").arg(&pid).status()?.success());
     let mut ended = None;
-    eventually("the driver's end", ENDS_WITHIN, || {
+    eventually("the driver's end", || {
         ended = plugin.0.try_wait()?;
         Ok(ended.is_some())
     })?;

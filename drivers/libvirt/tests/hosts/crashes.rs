@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::lab::machines::{code, create_with, delete, domain, status, volumes};
 use crate::lab::wire::{Fate, Message, Way, procedure};
-use crate::lab::{self, Lab, machine};
+use crate::lab::{self, DEADLINE, Lab, machine};
 
 /// A host for each point, so that all points are tried at once: a daemon that is stopped is given up late.
 const HOSTS: [&str; 8] = [
@@ -25,7 +25,7 @@ const HOSTS: [&str; 8] = [
 /// How long libvirtd works on a call before it goes away in the middle of it.
 const IN_THE_MIDDLE: Duration = Duration::from_millis(100);
 /// How long a call may take, whatever becomes of libvirtd.
-const CALL_ENDS_WITHIN: Duration = Duration::from_mins(1);
+const CALL_ENDS_WITHIN: Duration = Duration::from_mins(2);
 
 /// When libvirtd goes away.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +106,8 @@ struct Breaker {
     host: &'static str,
     armed: Mutex<Option<(Point, Crash)>>,
     is_stopped: AtomicBool,
+    /// What makes libvirtd go away in the middle of a call.
+    crashes: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Breaker {
@@ -116,6 +118,7 @@ impl Breaker {
             host,
             armed: Mutex::default(),
             is_stopped: AtomicBool::default(),
+            crashes: Mutex::default(),
         });
         // The wire stays as long as the process, and must not keep the hosts.
         let on_the_wire = Arc::downgrade(&breaker);
@@ -138,10 +141,11 @@ impl Breaker {
         };
         if point.way == Way::There {
             let breaker = Arc::clone(self);
-            thread::spawn(move || {
+            let crashes = thread::spawn(move || {
                 thread::sleep(IN_THE_MIDDLE);
                 breaker.crash(crash);
             });
+            *self.crashes.lock().unwrap() = Some(crashes);
             return Fate::Passes;
         }
         self.crash(crash);
@@ -173,8 +177,12 @@ impl Breaker {
         *self.armed.lock().unwrap() = Some((point, crash));
         let started = Instant::now();
         let answer = timeout(CALL_ENDS_WITHIN, call).await;
-        // In the middle of a call that has ended already.
-        sleep(IN_THE_MIDDLE * 2).await;
+        // The call may have ended before its middle.
+        let crashes = self.crashes.lock().unwrap().take();
+        ensure!(
+            crashes.is_none_or(|crashes| crashes.join().is_ok()),
+            "libvirtd did not go away"
+        );
         ensure!(!self.is_armed(), "the point was not reached");
         if self.is_stopped.swap(false, Ordering::SeqCst) {
             self.lab.signal(self.host, "CONT")?;
@@ -191,7 +199,7 @@ impl Breaker {
 
 /// Repeats a call as a provider does, until it is OK.
 async fn until_ok<T>(mut call: impl AsyncFnMut() -> cmi_driver::Result<T>) -> Result<T> {
-    let deadline = Instant::now() + CALL_ENDS_WITHIN;
+    let deadline = Instant::now() + DEADLINE;
     loop {
         match call().await {
             Ok(value) => return Ok(value),

@@ -56,6 +56,8 @@ up)
     exec unshare --mount --net --propagation private "$here" inside "$folder"
     ;;
 inside)
+    rm -f "$folder/ended"
+    trap 'touch "$folder/ended"' EXIT
     ip link set lo up
     for place in run:/run/libvirt lib:/var/lib/libvirt etc:/etc/libvirt log:/var/log/libvirt cache:/var/cache/libvirt; do
         mkdir -p "${place#*:}"
@@ -67,12 +69,17 @@ inside)
 supervise)
     # A libvirtd that is killed is started again, and finds its guests.
     rm -f "$folder/stop"
-    trap 'touch "$folder/stop"; kill "$daemon" 2>/dev/null || true' TERM INT
+    trap 'touch "$folder/ended"' EXIT
+    daemon=
+    # One that a test has stopped does not end before it goes on.
+    end() { [ -z "$daemon" ] || kill -TERM "$daemon" 2>/dev/null && kill -CONT "$daemon" 2>/dev/null || true; }
+    trap 'touch "$folder/stop"; end' TERM INT
     while [ ! -e "$folder/stop" ]; do
         listen=()
         ! grep -q '^listen_tls = 1' "$folder/etc/libvirtd.conf" || listen=(--listen)
         libvirtd "${listen[@]}" --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid >>"$folder/log/stdout" 2>&1 &
         daemon=$!
+        [ ! -e "$folder/stop" ] || end
         code=0
         wait "$daemon" || code=$?
         # One that fails by itself can't run here; one that was killed, or asked to end, is started again.
@@ -95,7 +102,7 @@ ready)
     tries=0
     until virsh -q uri >/dev/null 2>&1; do
         tries=$((tries + 1))
-        [ $tries -lt 200 ] || { tail -n 20 "$folder"/log/* >&2; echo "libvirtd does not answer" >&2; exit 1; }
+        [ $tries -lt 1200 ] && [ ! -e "$folder/ended" ] || { find "$folder/log" -type f -exec tail -n 20 {} + >&2; echo "libvirtd does not answer" >&2; exit 1; }
         sleep 0.05
     done
     if ! virsh -q net-info default >/dev/null 2>&1; then

@@ -109,9 +109,11 @@ impl Lab {
             .arg("ready")
             .arg(self.of(host))
             .output()?;
+        let log = self.folder.path().join(format!("{host}.log"));
         ensure!(
             ready.status.success(),
-            "{}",
+            "{host} did not start: {}{}",
+            fs::read_to_string(log)?,
             String::from_utf8_lossy(&ready.stderr)
         );
         Ok(())

@@ -5,18 +5,18 @@
 #   prepare.sh [--check]   with --check it installs nothing
 set -euo pipefail
 
-programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox curl unshare setpriv nsenter qemu-ga
-    syslinux mcopy openssl ssh ssh-keygen dropbear)
+programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox curl mount kill unshare setpriv nsenter
+    qemu-ga syslinux mcopy openssl ssh ssh-keygen dropbear)
 files=(/usr/share/OVMF/OVMF_CODE_4M.fd /usr/lib/systemd/boot/efi/systemd-bootx64.efi)
 packages=(qemu-utils qemu-system-x86 libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev dnsmasq-base
     iptables iproute2 tini busybox-static curl pkg-config qemu-guest-agent ovmf syslinux mtools systemd-boot-efi openssl
-    openssh-client dropbear-bin)
+    openssh-client dropbear-bin mount procps)
 # Debian puts some of them where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
 
 missing() {
     local program file
-    for program in "${programs[@]}"; do command -v "$program" >/dev/null || printf '%s ' "$program"; done
+    for program in "${programs[@]}"; do type -P "$program" >/dev/null || printf '%s ' "$program"; done
     for file in "${files[@]}"; do [ -e "$file" ] || printf '%s ' "$file"; done
     pkg-config --exists libvirt 2>/dev/null || printf 'libvirt.pc '
     getent passwd libvirt-qemu >/dev/null || printf 'the-user-libvirt-qemu '
