@@ -72,6 +72,12 @@ test-libvirt: ## Check and test the libvirt driver, on a libvirtd and QEMU of it
 	$(CARGO) build --locked --bin capcmi --example quickstart
 	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 
+# As it is tested, without optimisation: libvirt and QEMU take the time, and what the tests have built is there.
+.PHONY: bench-libvirt
+bench-libvirt: ## Measure what the libvirt driver takes to make and delete VMs, on a libvirtd and QEMU of its own.
+	@drivers/libvirt/tests/lab/prepare.sh
+	$(CARGO) bench -p capcmi-driver-libvirt --locked --profile dev --bench machines
+
 .PHONY: e2e-libvirt
 e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
 	@drivers/libvirt/image/prepare.sh
