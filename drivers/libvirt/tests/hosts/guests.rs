@@ -65,37 +65,34 @@ async fn a_disk_with_a_boot_loader_boots_with_bios_and_with_uefi_and_takes_its_s
     let driver = lab.driver_with(&json!({"images": {
         "with-bios": image("bios"), "with-uefi": image("efi"), "with-secure-boot": image("efi-secure-boot"),
     }}))?;
-    for (name, firmware, loader) in [
-        ("with-bios", "GUEST firmware=bios", "loader=syslinux"),
-        ("with-uefi", "GUEST firmware=efi", "loader=systemd-boot"),
+    let on = |image: &str| on_host(image, &json!({"image": image, "size": "large"}), b"#!/bin/sh\n");
+    let machines = ["with-bios", "with-uefi", "with-secure-boot"].map(on);
+    for machine in &machines {
+        create(&driver, machine).await?;
+    }
+    let [bios, uefi, secure_boot] = &machines;
+    for (machine, firmware, loader) in [
+        (bios, "GUEST firmware=bios", "loader=syslinux"),
+        (uefi, "GUEST firmware=efi", "loader=systemd-boot"),
     ] {
-        let machine = on_host(name, &json!({"image": name, "size": "large"}), b"#!/bin/sh\n");
-        create(&driver, &machine).await?;
-        let console = booted(&lab, &machine).await?;
+        let console = booted(&lab, machine).await?;
         has(&console, firmware)?;
         has(&console, loader)?;
-        has(&console, &format!("GUEST seed hostname={name} "))?;
-        ensure!(
-            lab.left()?.iter().any(|left| left.contains("NVRAM")) == (name == "with-uefi"),
-            "{:?}",
-            lab.left()?
-        );
-        delete(&driver, &machine, None).await?;
-        assert_eq!(lab.left()?, Vec::<String>::new());
+        has(&console, &format!("GUEST seed hostname={} ", machine.name))?;
     }
-
     // The boot loader of this disk is not signed.
-    let change = json!({"image": "with-secure-boot", "size": "large"});
-    let machine = on_host("with-secure-boot", &change, b"#!/bin/sh\n");
-    create(&driver, &machine).await?;
-    let uuid = key(&machine).uuid().to_string();
+    let uuid = key(secure_boot).uuid().to_string();
     eventually("the firmware's refusal", async || {
-        let console = lab.console(&uuid)?;
-        ensure!(console.contains("Access Denied"), "{console}");
-        Ok(())
+        has(&lab.console(&uuid)?, "Access Denied")
     })
     .await?;
-    delete(&driver, &machine, None).await?;
+
+    let left = lab.left()?;
+    let with_settings = left.iter().filter(|left| left.contains("NVRAM")).count();
+    ensure!(with_settings == 2, "{left:?}");
+    for machine in &machines {
+        delete(&driver, machine, None).await?;
+    }
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }
@@ -125,8 +122,8 @@ async fn ignition_is_read_by_the_guest_from_its_firmware_and_there_is_no_seed_be
     Ok(())
 }
 
-/// The bridge of libvirt's network gives out addresses, though not in the name of libvirt; on the other one there
-/// are none.
+/// The bridge of libvirt's network gives out addresses, though not in the name of libvirt; on the other one
+/// there are none.
 ///
 /// DRV-14
 #[tokio::test]

@@ -77,7 +77,8 @@ supervise)
     while [ ! -e "$folder/stop" ]; do
         listen=()
         ! grep -q '^listen_tls = 1' "$folder/etc/libvirtd.conf" || listen=(--listen)
-        libvirtd "${listen[@]}" --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid >>"$folder/log/stdout" 2>&1 &
+        libvirtd "${listen[@]}" --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid \
+            >>"$folder/log/stdout" 2>&1 &
         daemon=$!
         [ ! -e "$folder/stop" ] || end
         code=0
@@ -102,7 +103,11 @@ ready)
     tries=0
     until virsh -q uri >/dev/null 2>&1; do
         tries=$((tries + 1))
-        [ $tries -lt 1200 ] && [ ! -e "$folder/ended" ] || { find "$folder/log" -type f -exec tail -n 20 {} + >&2; echo "libvirtd does not answer" >&2; exit 1; }
+        if [ $tries -eq 1200 ] || [ -e "$folder/ended" ]; then
+            find "$folder/log" -type f -exec tail -n 20 {} + >&2
+            echo "libvirtd does not answer" >&2
+            exit 1
+        fi
         sleep 0.05
     done
     if ! virsh -q net-info default >/dev/null 2>&1; then
