@@ -245,6 +245,10 @@ pub enum Flaw {
     InitializeMakes,
     /// InitializeMachine answers with another VM.
     InitializeOtherId,
+    /// InitializeMachine answers another node name than CreateMachine.
+    InitializeOtherNodeName,
+    /// InitializeMachine answers no node name.
+    InitializeNoNodeName,
 
     /// UpdateMachine replaces the VM.
     UpdateReplaces,

@@ -153,6 +153,8 @@ enum Flaw {
     DeclaresNothing,
     /// These bytes are the answer of this call.
     Answers(&'static str, &'static [u8]),
+    /// This call answers OK, and nothing, where it should refuse a request as invalid.
+    NeedsNot(&'static str),
     /// This call is not served.
     NotServed(&'static str),
     /// It ends after so many calls.
@@ -256,6 +258,9 @@ impl Wire for Mutant {
             Flaw::Says(wrong, said) if answer.code.as_deref() == Some(wrong) => {
                 answer.code = Some(said.to_owned());
             }
+            Flaw::NeedsNot(call) if path.ends_with(call) && answer.code.as_deref() == Some("3") => {
+                return Ok(response("0", b""));
+            }
             Flaw::Code17 if failed => answer.code = Some("17".to_owned()),
             Flaw::NoStatus if failed => answer.code = None,
             Flaw::Breaks if failed => anyhow::bail!("the stream was reset"),
@@ -331,6 +336,10 @@ const BOTH: &[u8] = &[10, 4, 10, 2, 8, 1, 10, 4, 10, 2, 8, 2];
 /// Name and version.
 const BAD_NAME: &[u8] = b"\x0a\x09-bad_name\x12\x050.1.0";
 const EMPTY_LABEL: &[u8] = b"\x0a\x08foo..bar\x12\x050.1.0";
+/// A number where a text belongs.
+const NUMBER: &[u8] = b"\x08\x07";
+/// An id and no node name.
+const NO_NODE_NAME: &[u8] = b"\x0a\x0fanother-machine";
 /// The place of the tags: no JSON pointer.
 const BAD_TAG_PATH: &[u8] = b"\x22\x01a";
 /// Provider id and node name of a VM that was not asked for.
@@ -363,6 +372,20 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::NotServed("DescribeClass"), "CAP-05"),
     (Flaw::NotServed("RestartMachine"), "CAP-05"),
     (Flaw::NotServed("GetMachine"), "CAP-05"),
+    (Flaw::Answers("/InitializeMachine", b""), "CAP-22"),
+    (Flaw::Answers("/InitializeMachine", NUMBER), "CAP-22"),
+    (Flaw::Answers("/InitializeMachine", NO_NODE_NAME), "CAP-22"),
+    (Flaw::Answers("/InitializeMachine", ANOTHER_MACHINES), "CAP-22"),
+    (Flaw::Answers("/GetMachine", b""), "CAP-22"),
+    (Flaw::Answers("/GetMachine", NUMBER), "CAP-22"),
+    (Flaw::Answers("/GetMachine", ANOTHER_MACHINES), "CAP-22"),
+    (Flaw::Answers("/UpdateMachine", b"\xff"), "CAP-22"),
+    (Flaw::Answers("/RestartMachine", b"\xff"), "CAP-22"),
+    (Flaw::NeedsNot("/InitializeMachine"), "CAP-21"),
+    (Flaw::NeedsNot("/UpdateMachine"), "CAP-21"),
+    (Flaw::NeedsNot("/RestartMachine"), "CAP-21"),
+    (Flaw::NeedsNot("/GetMachine"), "CAP-21"),
+    (Flaw::Says("3", "13"), "CAP-21"),
     (Flaw::NotServed("ListMachinesPaged"), "CAP-05"),
     (Flaw::Answers("GetExtensionCapabilities", b""), "DRV-48"),
     (Flaw::Answers("GetExtensionCapabilities", b""), "CAP-05"),

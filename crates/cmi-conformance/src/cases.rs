@@ -5,6 +5,7 @@ mod concurrency;
 mod create;
 mod credentials;
 mod delete;
+mod extension;
 mod faults;
 mod field_types;
 mod given_up;
@@ -54,6 +55,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         secrets::CASES,
         wire::CASES,
         published::CASES,
+        extension::CASES,
         sizes::CASES,
         faults::CASES,
         restart::CASES,

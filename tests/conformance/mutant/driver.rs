@@ -135,14 +135,16 @@ impl Driver for Mutant {
         .await
     }
 
-    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
+    async fn update_machine(&self, mut request: UpdateMachineRequest) -> Result<()> {
+        self.misread(&mut request.machine);
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.update(request);
         self.call(Operation::UpdateMachine, &class, &name, call, || ())
             .await
     }
 
-    async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
+    async fn restart_machine(&self, mut request: RestartMachineRequest) -> Result<()> {
+        self.misread(&mut request.machine);
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.restart(request);
         self.call(Operation::RestartMachine, &class, &name, call, || ())

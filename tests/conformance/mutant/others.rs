@@ -55,8 +55,13 @@ impl Mutant {
             _ => {}
         }
         let mut machine = self.inner.initialize_machine(request).await?;
-        if self.has(Flaw::InitializeOtherId) {
-            machine.provider_id = format!("{}-b", machine.provider_id).parse().unwrap();
+        match self.flaw {
+            Flaw::InitializeOtherId => {
+                machine.provider_id = format!("{}-b", machine.provider_id).parse().unwrap();
+            }
+            Flaw::InitializeOtherNodeName => machine.node_name += "-b",
+            Flaw::InitializeNoNodeName => machine.node_name.clear(),
+            _ => {}
         }
         Ok(machine)
     }

@@ -33,6 +33,21 @@ pub(super) const CASES: &[Case] = cases! {
          driver"
         ["PLG-SD-03", "CMI-30", "CMI-48"],
         [Need::Call(Operation::ShutDownMachine)] => |t| field_types(t, Operation::ShutDownMachine);
+    "initialize-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["CAP-21"], [Need::Call(Operation::InitializeMachine)]
+        => |t| field_types_of_a_vm(t, Operation::InitializeMachine);
+    "update-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, also in what can be \
+         updated, and never breaks the driver"
+        ["CAP-21"], [Need::Call(Operation::UpdateMachine)]
+        => |t| field_types_of_a_vm(t, Operation::UpdateMachine);
+    "restart-machine-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["CAP-21"], [Need::Call(Operation::RestartMachine)]
+        => |t| field_types_of_a_vm(t, Operation::RestartMachine);
 };
 
 /// Every place of the sample with what it holds, but for the tags: these are the suite's.
@@ -45,6 +60,24 @@ fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
         .filter_map(|(place, value)| Some((place.parse().ok()?, value)));
     parsed
         .filter(|(place, _)| !tags.covers(place) && !place.covers(tags))
+        .collect()
+}
+
+/// Every place that a hot update has a value for, with the value.
+fn hot_places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
+    let mut all = Vec::new();
+    for change in &t.config().hot_updates {
+        if let Value::Object(change) = change {
+            walk("", change, &mut all);
+        }
+    }
+    let tags = &t.capabilities().tag_path;
+    let parsed = all
+        .into_iter()
+        .filter_map(|(place, value)| Some((place.parse().ok()?, value)));
+    // Where a value is null, the update removes a field.
+    parsed
+        .filter(|(place, value): &(JsonPointer, Value)| !place.covers(tags) && !value.is_null())
         .collect()
 }
 
@@ -103,4 +136,43 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
     }
     t.settle().await;
     t.has_none(&t.machine_request("n1")).await
+}
+
+/// The same of a call about a VM that is there, which stays as it was. What a spec asks for may be another
+/// VM, and a VM may be in a state that the call is not for.
+async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let (mut sample, mut places) = (request.clone(), places(&t));
+    if operation == Operation::UpdateMachine {
+        for change in &t.config().hot_updates {
+            sample = sample.changed(change);
+        }
+        places.extend(hot_places(&t));
+    }
+    let mandatory = t.config().mandatory();
+    for (place, value) in places {
+        for value in wrong_values(&value) {
+            let what = format!("by a provider spec with {value} as {place}");
+            let wrong = sample.clone().with_value(&place, value);
+            let answer = t.touch_vm(operation, &wrong, &id).await?;
+            let judged = if mandatory.contains(&place) {
+                answer.refused(Code::InvalidArgument).map(drop)
+            } else {
+                let fine = [
+                    Code::InvalidArgument,
+                    Code::OutOfRange,
+                    Code::NotFound,
+                    Code::Aborted,
+                    Code::AlreadyExists,
+                    Code::FailedPrecondition,
+                    Code::Uninitialized,
+                ];
+                answer.ok_or(&fine).map(drop)
+            };
+            judged.map_err(|error| error.after(&what))?;
+        }
+    }
+    t.settle().await;
+    t.has_exactly(&request, &[(&request, &id)]).await
 }

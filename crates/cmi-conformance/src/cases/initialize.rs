@@ -14,6 +14,8 @@ const FAILURES: u64 = 3;
 pub(super) const CASES: &[Case] = cases! {
     "initialize-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
         ["INI-11", "CAP-05"], [] => offered;
+    "initialize-like-create": "the answer names the VM as CreateMachine did, with and without its id"
+        ["INI-22", "CAP-22"], [INITIALIZE] => like_create;
     "initialize-ten-times": "to initialize ten more times is OK, and it is the same VM"
         ["INI-22"], [INITIALIZE] => ten_times;
     "initialize-changes-once": "a VM that is initialized is not changed again"
@@ -32,7 +34,7 @@ async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     // What has to be initialized is, in here; that it fails is what this case is about.
     let made = t.make(&request).await?;
-    let answer = t.initialize(&request).await?;
+    let answer = t.initialize(&request, None).await?;
     if !t.offers(Operation::InitializeMachine) {
         return answer.refused(Code::Unimplemented).map(|_| ());
     }
@@ -42,11 +44,29 @@ async fn offered(t: TestContext) -> CaseResult {
     })
 }
 
+async fn like_create(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let made = t.prepare(&request).await?;
+    for id in [None, Some(&made.provider_id)] {
+        let initialized = t.initialize(&request, id).await?.ok()?;
+        ensure(
+            (&initialized.provider_id, &initialized.node_name) == (&made.provider_id, &made.node_name),
+            || {
+                format!(
+                    "CreateMachine answered `{}` and `{}`, InitializeMachine `{}` and `{}`",
+                    made.provider_id, made.node_name, initialized.provider_id, initialized.node_name
+                )
+            },
+        )?;
+    }
+    Ok(())
+}
+
 async fn ten_times(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
     for _ in 0..10 {
-        let again = t.initialize(&request).await?.ok()?;
+        let again = t.initialize(&request, None).await?.ok()?;
         ensure(again.provider_id == made.provider_id, || {
             "InitializeMachine answered with another VM".to_owned()
         })?;
@@ -58,7 +78,7 @@ async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     counted(&t, &request).await?;
     let before = mutations(&t).await?;
-    t.initialize(&request).await?.ok()?;
+    t.initialize(&request, None).await?.ok()?;
     let after = mutations(&t).await?;
     ensure(before == after, || {
         "a VM that was initialized was changed again".to_owned()
@@ -67,7 +87,7 @@ async fn changes_once(t: TestContext) -> CaseResult {
 
 async fn never_made(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    t.initialize(&request).await?.refused(Code::NotFound)?;
+    t.initialize(&request, None).await?.refused(Code::NotFound)?;
     t.has_none(&request).await
 }
 
@@ -77,9 +97,9 @@ async fn fails(t: TestContext) -> CaseResult {
     let id = made.map_err(CaseError::in_preparation)?.provider_id;
     t.pull(Pull::new(Hook::FailInitialize).amount(FAILURES)).await?;
     for _ in 0..FAILURES {
-        t.initialize(&request).await?.refused(Code::Uninitialized)?;
+        t.initialize(&request, None).await?.refused(Code::Uninitialized)?;
     }
-    let initialized = t.initialize(&request).await?.ok()?;
+    let initialized = t.initialize(&request, None).await?.ok()?;
     ensure(initialized.provider_id == id, || {
         "the VM is another one since its initialization failed".to_owned()
     })?;
@@ -98,6 +118,6 @@ async fn taken_back(t: TestContext) -> CaseResult {
     ensure(known == Some((&made.provider_id, &made.node_name)), || {
         "code 17 has to come with the id and the node name of the VM".to_owned()
     })?;
-    t.initialize(&request).await?.ok()?;
+    t.initialize(&request, None).await?.ok()?;
     t.status(&request, None).await?.ok().map(|_| ())
 }

@@ -71,6 +71,20 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
         [Need::Call(Operation::ListMachines), Need::Setting(Setting::MandatoryFields)]
             => |t| mandatory_fields(t, Operation::ListMachines);
+    "initialize-missing-fields":
+        "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
+         INVALID_ARGUMENT"
+        ["CAP-21"], [Need::Call(Operation::InitializeMachine)]
+        => |t| missing_fields(t, Operation::InitializeMachine);
+    "update-missing-fields":
+        "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
+         INVALID_ARGUMENT"
+        ["CAP-21"], [Need::Call(Operation::UpdateMachine)] => |t| missing_fields(t, Operation::UpdateMachine);
+    "restart-machine-missing-fields":
+        "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
+         INVALID_ARGUMENT"
+        ["CAP-21"], [Need::Call(Operation::RestartMachine)]
+        => |t| missing_fields(t, Operation::RestartMachine);
     "create-invalid-specs": "a spec that is not valid is INVALID_ARGUMENT and makes nothing"
         ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
         [Need::Setting(Setting::InvalidSpecs)] => invalid_specs;
@@ -160,6 +174,34 @@ fn without_cluster(t: &TestContext, request: &MachineRequest) -> Vec<(String, Ma
     let renamed = request.clone().in_other_case(tags);
     all.extend(renamed.map(|request| (format!("with {tags} in another case"), request)));
     all
+}
+
+/// Of a call about a VM that is there, which stays as it was.
+async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
+    let there = t.machine_request("b");
+    let id = t.prepare(&there).await?.provider_id;
+    let mut empty = there.clone();
+    empty.class.provider_spec = ProviderSpec(Map::new());
+    let mut wrong = vec![
+        ("with an empty name".to_owned(), there.clone().named("")),
+        ("with a blank name".to_owned(), there.clone().named(" ")),
+        ("by an empty provider spec".to_owned(), empty),
+    ];
+    let clusterless = without_cluster(&t, &there).into_iter();
+    wrong.extend(clusterless.map(|(how, request)| (format!("by a provider spec {how}"), request)));
+    for field in t.config().mandatory() {
+        let what = format!("by a provider spec without {field}");
+        wrong.push((what, there.clone().without(&field)));
+        let renamed = there.clone().in_other_case(&field);
+        let what = format!("by a provider spec that has {field} in another case alone");
+        wrong.extend(renamed.map(|request| (what, request)));
+    }
+    for (what, request) in wrong {
+        let answer = t.touch_vm(operation, &request, &id).await?;
+        let refused = answer.refused(Code::InvalidArgument);
+        speaks(&refused.map_err(|error| error.after(&what))?)?;
+    }
+    t.has_exactly(&there, &[(&there, &id)]).await
 }
 
 async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {

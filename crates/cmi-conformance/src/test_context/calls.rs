@@ -101,11 +101,15 @@ impl TestContext {
         self.of_machine(machine_request, request).await
     }
 
-    /// Initializes.
-    pub async fn initialize(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Machine>> {
+    /// Initializes, with the provider id when it is given.
+    pub async fn initialize(
+        &self,
+        machine_request: &MachineRequest,
+        id: Option<&ProviderId>,
+    ) -> CaseResult<Answer<Machine>> {
         let request = InitializeMachineRequest {
             machine: machine_request.reference(),
-            provider_id: None,
+            provider_id: id.cloned(),
             last_known_state: None,
         };
         let answer = self.of_machine(machine_request, request).await?;
@@ -190,7 +194,7 @@ impl TestContext {
             Operation::GetMachineStatus => Ok(self.status(machine_request, None).await?.bare()),
             Operation::ListMachines => Ok(self.list(machine_request).await?.bare()),
             Operation::ShutDownMachine => Ok(self.shut_down(machine_request).await?.bare()),
-            Operation::InitializeMachine => Ok(self.initialize(machine_request).await?.bare()),
+            Operation::InitializeMachine => Ok(self.initialize(machine_request, None).await?.bare()),
             Operation::GetVolumeIds => {
                 let own = &self.shared.config.persistent_volumes.own;
                 let specs = own.iter().map(|volume| volume.spec.clone()).collect();
@@ -206,6 +210,25 @@ impl TestContext {
             | Operation::GetPluginCapabilities => Err(CaseError::Failed(format!(
                 "the suite can't make {operation} of a machine alone"
             ))),
+        }
+    }
+
+    /// The same of a machine whose VM has this id, for calls that can't be made without it, too. An update
+    /// leads from the request to itself.
+    ///
+    /// # Errors
+    /// [`CaseError::Failed`] when the call hangs, or is not about machines.
+    pub async fn touch_vm(
+        &self,
+        operation: Operation,
+        machine_request: &MachineRequest,
+        id: &ProviderId,
+    ) -> CaseResult<Answer<()>> {
+        match operation {
+            Operation::UpdateMachine => self.update(machine_request, machine_request, id).await,
+            Operation::RestartMachine => self.restart(machine_request, id).await,
+            Operation::InitializeMachine => Ok(self.initialize(machine_request, Some(id)).await?.bare()),
+            _ => self.touch(operation, machine_request).await,
         }
     }
 

@@ -23,7 +23,7 @@ impl TestContext {
         if self.offers(Operation::InitializeMachine) {
             let mut repeats = self.repeats();
             while self
-                .initialize(request)
+                .initialize(request, None)
                 .await?
                 .ok_or(&[Code::Uninitialized, Code::Aborted, Code::NotFound])?
                 .is_none()
