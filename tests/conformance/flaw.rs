@@ -260,6 +260,12 @@ pub enum Flaw {
     UpdateTrustsTheLastApplied,
     /// UpdateMachine changes the VM when there is nothing to change.
     UpdateWritesNothing,
+    /// UpdateMachine writes other values than those that are asked for, and compares with these.
+    UpdateWritesOtherValues,
+    /// Of several new values, UpdateMachine writes the first.
+    UpdateWritesTheFirst,
+    /// UpdateMachine leaves on the VM what it has set before.
+    UpdateTakesNothingBack,
     /// UpdateMachine of what is not there is OK.
     UpdateNotThere,
     /// UpdateMachine updates the VM of another cluster.

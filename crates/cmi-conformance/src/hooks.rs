@@ -54,6 +54,9 @@ pub enum Hook {
     Mutations,
     /// Prints the user data that the VM `{machine}` was given, byte for byte.
     UserData,
+    /// Prints what the VM `{machine}` has of what UpdateMachine can change, as a JSON object with the places
+    /// of the provider spec.
+    VmSpec,
 }
 
 impl Hook {
@@ -77,7 +80,8 @@ impl Hook {
             | Self::Vanish
             | Self::Uninitialize
             | Self::Mutations
-            | Self::UserData => false,
+            | Self::UserData
+            | Self::VmSpec => false,
         }
     }
 
@@ -102,7 +106,8 @@ impl Hook {
             | Self::Vanish
             | Self::Uninitialize
             | Self::Mutations
-            | Self::UserData => false,
+            | Self::UserData
+            | Self::VmSpec => false,
         }
     }
 
@@ -127,6 +132,7 @@ impl Hook {
             Self::Uninitialize => "uninitialize",
             Self::Mutations => "mutations",
             Self::UserData => "userData",
+            Self::VmSpec => "vmSpec",
         }
     }
 }
@@ -286,6 +292,7 @@ mod tests {
         for hook in [
             Hook::LoseResponse,
             Hook::UserData,
+            Hook::VmSpec,
             Hook::FailInitialize,
             Hook::Plant,
         ] {

@@ -102,6 +102,7 @@ fn main() -> Result<()> {
             Ok(())
         }
         ["userData", name, cluster] => on_domain(&uris, name, cluster, print_user_data),
+        ["vmSpec", name, cluster] => on_domain(&uris, name, cluster, print_vm_spec),
         _ => bail!("there is no hook {}", hook.join(" ")),
     }
 }
@@ -318,6 +319,23 @@ fn uninitialize(domain: &Domain) -> Result<()> {
         Some(NAMESPACE),
         virt_sys::VIR_DOMAIN_AFFECT_CONFIG,
     )?;
+    Ok(())
+}
+
+/// What can be changed while the VM lives: libvirt changes what runs before what is started the next time.
+fn print_vm_spec(domain: &Domain) -> Result<()> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Defined {
+        /// KiB.
+        current_memory: u64,
+    }
+    let record =
+        Record::parse(&domain.get_metadata(ELEMENT, Some(NAMESPACE), 0)?).map_err(anyhow::Error::msg)?;
+    let xml = domain.get_xml_desc(virt_sys::VIR_DOMAIN_XML_INACTIVE)?;
+    let defined: Defined = quick_xml::de::from_str(&xml)?;
+    let spec = serde_json::json!({"tags": record.tags, "memoryMib": defined.current_memory / 1024});
+    println!("{spec}");
     Ok(())
 }
 

@@ -122,6 +122,7 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
             "uninitialize": hook("uninitialize", &machine),
             "mutations": hook("mutations", &[]),
             "userData": hook("userData", &machine),
+            "vmSpec": hook("vmSpec", &machine),
             "restart": start,
         },
     });

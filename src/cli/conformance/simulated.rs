@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
+use serde_json::json;
 use tempfile::TempDir;
 
 use cmi_conformance::{Config, Hook, Hooks, Pull};
@@ -90,6 +91,16 @@ impl SimulatedHooks {
             .with_context(|| format!("cluster `{}` has no VM `{}`", pull.cluster, pull.machine))
     }
 
+    /// What UpdateMachine can change.
+    fn vm_spec(&self, pull: &Pull) -> Result<Vec<u8>> {
+        let id = self.vm(pull)?;
+        let labels = self
+            .console
+            .look(|cloud, _| cloud.vm(id).map(|vm| vm.labels.clone()))?
+            .context("the VM is gone")?;
+        Ok(json!({ "labels": labels }).to_string().into_bytes())
+    }
+
     fn user_data(&self, pull: &Pull) -> Result<Vec<u8>> {
         let id = self.vm(pull)?;
         let data = self
@@ -137,6 +148,7 @@ impl Hooks for SimulatedHooks {
             Hook::Uninitialize => self.console.set_source_dest_check(self.vm(pull)?, true)?,
             Hook::Mutations => return Ok(self.console.mutations()?.to_string().into_bytes()),
             Hook::UserData => return self.user_data(pull),
+            Hook::VmSpec => return self.vm_spec(pull),
         }
         Ok(Vec::new())
     }

@@ -6,6 +6,7 @@ use cmi_driver::{
     ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::Vm;
+use serde_json::{Map, Value};
 
 use super::{Mutant, tag};
 use crate::flaw::Flaw;
@@ -86,6 +87,9 @@ impl Mutant {
             {
                 self.console.set_quota(None)?;
             }
+            Flaw::UpdateWritesOtherValues | Flaw::UpdateWritesTheFirst | Flaw::UpdateTakesNothingBack => {
+                self.mislabel(&mut request);
+            }
             Flaw::UpdateAnyCluster => {
                 let name = request.machine.name.clone();
                 if let Some(vm) = self.vms(|vm| vm.name == name).first() {
@@ -112,6 +116,42 @@ impl Mutant {
             _ => {}
         }
         self.inner.update_machine(request).await
+    }
+
+    /// What a driver makes of the labels that it is to write.
+    fn mislabel(&self, request: &mut UpdateMachineRequest) {
+        let spec = &mut request.machine.class.provider_spec.0;
+        let id = request.provider_id.as_str();
+        if self.has(Flaw::UpdateTakesNothingBack)
+            && let Some(vm) = self.vms(|vm| vm.provider_id() == id).first()
+        {
+            let has = vm
+                .labels
+                .iter()
+                .map(|(key, value)| (key.clone(), value.as_str().into()));
+            let mut kept: Map<String, Value> = has.collect();
+            if let Some(Value::Object(wanted)) = spec.get("labels") {
+                kept.extend(wanted.clone());
+            }
+            spec.insert("labels".to_owned(), kept.into());
+        }
+        if let Some(Value::Object(labels)) = spec.get_mut("labels") {
+            match self.flaw {
+                Flaw::UpdateWritesOtherValues => {
+                    for value in labels.values_mut() {
+                        *value = value.as_str().map(str::to_uppercase).into();
+                    }
+                }
+                Flaw::UpdateWritesTheFirst => {
+                    let first = labels
+                        .iter()
+                        .next()
+                        .map(|(key, value)| (key.clone(), value.clone()));
+                    *labels = first.into_iter().collect();
+                }
+                _ => {}
+            }
+        }
     }
 
     pub(super) async fn restart(&self, mut request: RestartMachineRequest) -> Result<()> {
@@ -188,7 +228,7 @@ impl Mutant {
             Flaw::VolumesForgetOne => drop(ids.pop()),
             Flaw::VolumesFirstAlone => ids.truncate(1),
             Flaw::VolumesUntilForeign => {
-                let is_foreign = |spec: &serde_json::Value| spec.get("nfs").is_some();
+                let is_foreign = |spec: &Value| spec.get("nfs").is_some();
                 let first = request.pv_specs.iter().position(|spec| !is_foreign(spec));
                 let mine = request.pv_specs.iter().skip(first.unwrap_or_default());
                 ids.truncate(mine.take_while(|spec| !is_foreign(spec)).count());

@@ -27,6 +27,9 @@ pub(super) const CASES: &[Case] = cases! {
         "what the VM really has is brought to the spec that is given, step by step, and whatever the request \
          says was applied last"
         ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => any_state;
+    "update-written":
+        "the VM has each value that a change asks for, and after the way back what it had before"
+        ["UPD-03", "CAP-23"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::VmSpec)] => written;
     "update-nothing": "an update that changes nothing makes no change"
         ["UPD-03"], [UPDATE, Need::Hook(Hook::Mutations)] => nothing;
     "update-status": "a VM that was updated is found, and is whole, by the spec that it was updated to"
@@ -165,6 +168,75 @@ async fn any_state(t: TestContext) -> CaseResult {
     is_the_same(&t, &last, &id).await
 }
 
+/// What the VM has, as the back end shows it.
+async fn vm_spec(t: &TestContext, request: &MachineRequest) -> CaseResult<Value> {
+    let printed = t.pull_on(Hook::VmSpec, request).await?;
+    match serde_json::from_slice(&printed) {
+        Ok(Value::Object(spec)) => Ok(Value::Object(spec)),
+        _ => Err(CaseError::Inconclusive(format!(
+            "the hook `vmSpec` has to print a JSON object, and printed `{}`",
+            String::from_utf8_lossy(&printed).trim()
+        ))),
+    }
+}
+
+/// The places that a change sets or removes, as JSON pointers.
+fn changed_places(change: &Value) -> Vec<String> {
+    let Value::Object(fields) = change else {
+        return vec![String::new()];
+    };
+    let inner = fields.iter().flat_map(|(key, value)| {
+        let key = key.replace('~', "~0").replace('/', "~1");
+        let below = changed_places(value).into_iter();
+        below.map(move |place| format!("/{key}{place}"))
+    });
+    inner.collect()
+}
+
+fn shown(value: Option<&Value>) -> String {
+    value.map_or_else(|| "nothing".to_owned(), Value::to_string)
+}
+
+/// A value that is wrong is as much a change as the right one, and a driver that compares with what it has
+/// written itself makes it once: only the back end shows it.
+async fn written(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let before = vm_spec(&t, &request).await?;
+    for (wanted, change) in updated(&t, &request)? {
+        t.update(&request, &wanted, &id).await?.ok()?;
+        t.settle().await;
+        let (has, asked) = (vm_spec(&t, &request).await?, spec(&wanted));
+        for place in changed_places(&change) {
+            // Where the change removes a field, what the VM has then is the back end's own choice.
+            let Some(asked) = asked.pointer(&place) else {
+                continue;
+            };
+            ensure(has.pointer(&place) == Some(asked), || {
+                format!(
+                    "UpdateMachine answered OK, {place} of the provider spec was {asked}, and the VM has {} \
+                     there, says the hook `vmSpec`",
+                    shown(has.pointer(&place))
+                )
+            })?;
+        }
+        t.update(&wanted, &request, &id).await?.ok()?;
+        t.settle().await;
+        let has = vm_spec(&t, &request).await?;
+        for place in changed_places(&change) {
+            ensure(has.pointer(&place) == before.pointer(&place), || {
+                format!(
+                    "{place} of the VM was {} before the change {change}, and is {} since UpdateMachine took \
+                     it back, says the hook `vmSpec`",
+                    shown(before.pointer(&place)),
+                    shown(has.pointer(&place))
+                )
+            })?;
+        }
+    }
+    Ok(())
+}
+
 async fn nothing(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = counted(&t, &request).await?;
@@ -233,6 +305,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_change_names_each_place_that_it_sets() {
+        let change = json!({"size": 2, "labels": {"a/b": "1", "c": null}});
+        let mut places = changed_places(&change);
+        places.sort();
+        assert_eq!(places, ["/labels/a~1b", "/labels/c", "/size"]);
+    }
 
     #[test]
     fn a_removal_sets_nothing_and_another_value_does() {

@@ -34,4 +34,5 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-21"     Must   "InitializeMachine, UpdateMachine and RestartMachine check every field of their requests \
                         first";
     "CAP-22"     Must   "What calls of the extension answer can be read, and names the VM that is meant";
+    "CAP-23"     Must   "UpdateMachine writes what is asked for, and takes it back";
 };

@@ -26,7 +26,7 @@ impl TestContext {
                     fault.is_on = false;
                 }
             }
-            Hook::Mutations | Hook::UserData => {}
+            Hook::Mutations | Hook::UserData | Hook::VmSpec => {}
             Hook::Unavailable
             | Hook::Unknown
             | Hook::Internal

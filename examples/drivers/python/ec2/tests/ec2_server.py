@@ -197,6 +197,10 @@ class Server:
                 console.ec2.modify_instance_attribute(InstanceId=found[0], SourceDestCheck={"Value": True})
             case "userData":
                 return b64decode(console.user_data(found[0]))
+            case "vmSpec":
+                raw = next(raw for raw in console.alive(cluster) if raw["InstanceId"] == found[0])
+                tags = {tag["Key"]: tag["Value"] for tag in raw["Tags"]}
+                return json.dumps({"tags": tags, "sourceDestCheck": raw["SourceDestCheck"]}).encode()
             case _:
                 raise LookupError(f"there is no hook {hook}")
         return b""
