@@ -57,11 +57,14 @@ impl Mutant {
             }
             Flaw::CreateRacesAtOnce => {
                 let first = self.vms(ours).first().map(super::machine);
-                // What a back end on the same computer takes between a look and a change. Both have to run at
-                // the same time for that: on a busy computer, two threads seldom do for much less.
+                // What a back end on the same computer takes between a look and a change. On a busy computer
+                // two threads seldom run at the same time: there the others run while this one gives way.
                 let until = Instant::now() + Duration::from_micros(500);
-                while Instant::now() < until {
-                    std::hint::spin_loop();
+                loop {
+                    std::thread::yield_now();
+                    if Instant::now() >= until {
+                        break;
+                    }
                 }
                 first.unwrap_or_else(make)
             }
