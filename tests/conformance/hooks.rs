@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{
-    CaseReport, Compliance, Config, Hook, Hooks, Layer, Ledger, Progress, Pull, Report, Selection, Target,
-    Verdict, Waiting, run,
+    CaseReport, Compliance, Config, Hook, HookCall, Hooks, Layer, Ledger, Progress, Report, Selection,
+    Target, Verdict, Waiting, run,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -36,14 +36,14 @@ impl Hooks for Otherwise {
         self.cloud.offers(hook)
     }
 
-    async fn pull(&self, pull: &Pull) -> anyhow::Result<Vec<u8>> {
-        if pull.hook != self.hook {
-            return self.cloud.pull(pull).await;
+    async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {
+        if call.hook != self.hook {
+            return self.cloud.run(call).await;
         }
         match &self.does {
             Does::Nothing => Ok(Vec::new()),
             Does::Prints(text) => Ok(text.as_bytes().to_vec()),
-            Does::Fails(why) => anyhow::bail!("the hook `{}` failed: {why}", pull.hook),
+            Does::Fails(why) => anyhow::bail!("the hook `{}` failed: {why}", call.hook),
             Does::Kills(server) => {
                 server.kill().await;
                 Ok(Vec::new())
@@ -273,13 +273,13 @@ impl Hooks for OneVmOfAName {
         self.0.offers(hook)
     }
 
-    async fn pull(&self, pull: &Pull) -> anyhow::Result<Vec<u8>> {
-        if pull.hook == Hook::Plant {
-            let mut other = pull.clone();
+    async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {
+        if call.hook == Hook::Plant {
+            let mut other = call.clone();
             other.hook = Hook::UserData;
-            anyhow::ensure!(self.0.pull(&other).await.is_err(), "there is a VM of this name");
+            anyhow::ensure!(self.0.run(&other).await.is_err(), "there is a VM of this name");
         }
-        self.0.pull(pull).await
+        self.0.run(call).await
     }
 }
 

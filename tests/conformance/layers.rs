@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{Compliance, Hook, Hooks, Layer, NoHooks, Pull, Report, Selection, report, run};
+use cmi_conformance::{Compliance, Hook, HookCall, Hooks, Layer, NoHooks, Report, Selection, report, run};
 use cmi_driver::{
     Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
@@ -109,10 +109,10 @@ impl Hooks for PlainHooks {
         self.0.offers(hook)
     }
 
-    async fn pull(&self, pull: &Pull) -> anyhow::Result<Vec<u8>> {
-        let mut pull = pull.clone();
-        pull.identity.clear();
-        self.0.pull(&pull).await
+    async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {
+        let mut call = call.clone();
+        call.identity.clear();
+        self.0.run(&call).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{Hook, Hooks, Pull, Report, Selection, Target, Verdict, run};
+use cmi_conformance::{Hook, HookCall, Hooks, Report, Selection, Target, Verdict, run};
 use cmi_driver::Operation;
 use cmi_grpc::server::{Listener, serve};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -25,7 +25,7 @@ impl Hooks for Idle {
         true
     }
 
-    async fn pull(&self, _pull: &Pull) -> anyhow::Result<Vec<u8>> {
+    async fn run(&self, _call: &HookCall) -> anyhow::Result<Vec<u8>> {
         Ok(Vec::new())
     }
 }

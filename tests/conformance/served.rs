@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use capcmi::cli::conformance::connect;
-use cmi_conformance::{ConnectionWire, Hook, Hooks, Pull, Target};
+use cmi_conformance::{ConnectionWire, Hook, HookCall, Hooks, Target};
 use cmi_driver::{Driver, Operation};
 use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use cmi_grpc::server::{Listener, serve};
@@ -108,9 +108,9 @@ impl Hooks for RestartingHooks {
         self.cloud.offers(hook)
     }
 
-    async fn pull(&self, pull: &Pull) -> anyhow::Result<Vec<u8>> {
-        let answer = self.cloud.pull(pull).await?;
-        if pull.hook == Hook::Restart {
+    async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {
+        let answer = self.cloud.run(call).await?;
+        if call.hook == Hook::Restart {
             self.server.restart().await;
         }
         Ok(answer)

@@ -143,9 +143,9 @@ impl fmt::Display for Hook {
     }
 }
 
-/// A hook with what it is about.
+/// A call of a hook, with what it is about.
 #[derive(Clone, Debug)]
-pub struct Pull {
+pub struct HookCall {
     /// What is to happen.
     pub hook: Hook,
     /// The name of the machine that it happens to; empty when it is about none.
@@ -158,7 +158,7 @@ pub struct Pull {
     pub amount: u64,
 }
 
-impl Pull {
+impl HookCall {
     /// A hook that is about nothing.
     pub fn new(hook: Hook) -> Self {
         Self {
@@ -184,8 +184,8 @@ pub trait Hooks: Send + Sync + 'static {
     /// Whether there is this hook.
     fn offers(&self, hook: Hook) -> bool;
 
-    /// Pulls it; answers what it prints.
-    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>>;
+    /// Runs it; answers what it prints.
+    async fn run(&self, call: &HookCall) -> Result<Vec<u8>>;
 }
 
 /// No hooks: every case that needs one is skipped.
@@ -198,8 +198,8 @@ impl Hooks for NoHooks {
         false
     }
 
-    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>> {
-        anyhow::bail!("there is no hook `{}`", pull.hook)
+    async fn run(&self, call: &HookCall) -> Result<Vec<u8>> {
+        anyhow::bail!("there is no hook `{}`", call.hook)
     }
 }
 
@@ -222,14 +222,14 @@ impl Hooks for CommandHooks {
         self.commands.contains_key(&hook)
     }
 
-    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>> {
+    async fn run(&self, call: &HookCall) -> Result<Vec<u8>> {
         let (program, arguments) = self
             .commands
-            .get(&pull.hook)
+            .get(&call.hook)
             .and_then(|command| command.split_first())
-            .with_context(|| format!("there is no command for the hook `{}`", pull.hook))?;
+            .with_context(|| format!("there is no command for the hook `{}`", call.hook))?;
         let run = Command::new(program)
-            .args(arguments.iter().map(|argument| fill(argument, pull)))
+            .args(arguments.iter().map(|argument| fill(argument, call)))
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();
@@ -238,15 +238,15 @@ impl Hooks for CommandHooks {
             .with_context(|| {
                 format!(
                     "the hook `{}` did not end within {} s",
-                    pull.hook,
+                    call.hook,
                     LONGEST_COMMAND.as_secs()
                 )
             })?
-            .with_context(|| format!("starting `{program}` for the hook `{}`", pull.hook))?;
+            .with_context(|| format!("starting `{program}` for the hook `{}`", call.hook))?;
         ensure!(
             output.status.success(),
             "the hook `{}` failed with {}: {}",
-            pull.hook,
+            call.hook,
             output.status,
             String::from_utf8_lossy(&output.stderr).trim()
         );
@@ -254,12 +254,12 @@ impl Hooks for CommandHooks {
     }
 }
 
-fn fill(argument: &str, pull: &Pull) -> String {
+fn fill(argument: &str, call: &HookCall) -> String {
     argument
-        .replace("{machine}", &pull.machine)
-        .replace("{cluster}", &pull.cluster)
-        .replace("{identity}", &pull.identity)
-        .replace("{amount}", &pull.amount.to_string())
+        .replace("{machine}", &call.machine)
+        .replace("{cluster}", &call.cluster)
+        .replace("{identity}", &call.identity)
+        .replace("{amount}", &call.amount.to_string())
 }
 
 #[cfg(test)]
@@ -274,16 +274,20 @@ mod tests {
     #[tokio::test]
     async fn a_command_is_told_what_it_is_about_and_its_output_is_the_answer() {
         let hooks = hooks(Hook::Slow, &["echo", "{machine}/{cluster}/{identity}/{amount}"]);
-        let mut pull = Pull::new(Hook::Slow).amount(7);
-        (pull.machine, pull.cluster, pull.identity) = ("a".into(), "b".into(), "c".into());
-        assert_eq!(hooks.pull(&pull).await.unwrap(), b"a/b/c/7\n");
+        let mut call = HookCall::new(Hook::Slow).amount(7);
+        (call.machine, call.cluster, call.identity) = ("a".into(), "b".into(), "c".into());
+        assert_eq!(hooks.run(&call).await.unwrap(), b"a/b/c/7\n");
         assert!(hooks.offers(Hook::Slow) && !hooks.offers(Hook::Lock));
     }
 
     #[tokio::test]
     async fn a_command_that_fails_says_what_it_wrote() {
         let hooks = hooks(Hook::Lock, &["sh", "-c", "echo no such VM >&2; exit 3"]);
-        let error = hooks.pull(&Pull::new(Hook::Lock)).await.unwrap_err().to_string();
+        let error = hooks
+            .run(&HookCall::new(Hook::Lock))
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("lock") && error.contains("no such VM"), "{error}");
     }
 

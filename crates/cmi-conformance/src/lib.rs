@@ -40,7 +40,7 @@ pub use answer::{Answer, CaseError, CaseResult};
 pub use answer_metadata::AnswerMetadata;
 pub use case::{Case, Need};
 pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap, Setting};
-pub use hooks::{CommandHooks, Hook, Hooks, NoHooks, Pull};
+pub use hooks::{CommandHooks, Hook, HookCall, Hooks, NoHooks};
 pub use ledger::Ledger;
 pub use leftover::Leftover;
 pub use machine_request::MachineRequest;

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
 use super::config::{Config, secrets};
-use super::hooks::{Hook, Hooks, LONGEST_COMMAND, Pull};
+use super::hooks::{Hook, HookCall, Hooks, LONGEST_COMMAND};
 use super::judge::{Judge, SECRET_RULES};
 use super::ledger::Ledger;
 use super::liveness::Liveness;
@@ -210,29 +210,29 @@ impl TestContext {
             .collect()
     }
 
-    /// Pulls a hook that is about nothing.
+    /// Runs a hook that is about nothing.
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when the hook does not work.
-    pub async fn pull(&self, pull: Pull) -> CaseResult<Vec<u8>> {
-        let name = pull.hook;
+    pub async fn run_hook(&self, call: HookCall) -> CaseResult<Vec<u8>> {
+        let name = call.hook;
         let named = self.waits_for(&format!("the hook `{name}` to end"), LONGEST_COMMAND);
-        let pulled = self.shared.hooks.pull(&pull).await;
+        let ran = self.shared.hooks.run(&call).await;
         drop(named);
-        self.pulled(name);
-        pulled.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
+        self.hook_ran(name);
+        ran.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
     }
 
-    /// Pulls a hook that is about a machine.
+    /// Runs a hook that is about a machine.
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when the hook does not work.
-    pub async fn pull_on(&self, hook: Hook, request: &MachineRequest) -> CaseResult<Vec<u8>> {
-        self.pull(Pull {
+    pub async fn run_hook_on(&self, hook: Hook, request: &MachineRequest) -> CaseResult<Vec<u8>> {
+        self.run_hook(HookCall {
             machine: request.name.clone(),
             cluster: request.cluster(),
             identity: request.tag(tags::MACHINE),
-            ..Pull::new(hook)
+            ..HookCall::new(hook)
         })
         .await
     }
@@ -242,6 +242,6 @@ impl TestContext {
     /// # Errors
     /// [`CaseError::Inconclusive`] when the hook does not work.
     pub async fn restore(&self) -> CaseResult {
-        self.pull(Pull::new(Hook::Restore)).await.map(|_| ())
+        self.run_hook(HookCall::new(Hook::Restore)).await.map(|_| ())
     }
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use tempfile::TempDir;
 
-use cmi_conformance::{Config, Hook, Hooks, Pull};
+use cmi_conformance::{Config, Hook, HookCall, Hooks};
 use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, VmId};
 
 /// What the suite knows of the driver.
@@ -85,15 +85,15 @@ impl SimulatedHooks {
         fs::rename(&new, &path).context("replacing the faults")
     }
 
-    fn vm(&self, pull: &Pull) -> Result<VmId> {
+    fn vm(&self, call: &HookCall) -> Result<VmId> {
         self.console
-            .look(|cloud, _| cloud.named(&pull.cluster, &pull.machine).next().map(|vm| vm.id))?
-            .with_context(|| format!("cluster `{}` has no VM `{}`", pull.cluster, pull.machine))
+            .look(|cloud, _| cloud.named(&call.cluster, &call.machine).next().map(|vm| vm.id))?
+            .with_context(|| format!("cluster `{}` has no VM `{}`", call.cluster, call.machine))
     }
 
     /// What UpdateMachine can change.
-    fn vm_spec(&self, pull: &Pull) -> Result<Vec<u8>> {
-        let id = self.vm(pull)?;
+    fn vm_spec(&self, call: &HookCall) -> Result<Vec<u8>> {
+        let id = self.vm(call)?;
         let labels = self
             .console
             .look(|cloud, _| cloud.vm(id).map(|vm| vm.labels.clone()))?
@@ -101,8 +101,8 @@ impl SimulatedHooks {
         Ok(json!({ "labels": labels }).to_string().into_bytes())
     }
 
-    fn user_data(&self, pull: &Pull) -> Result<Vec<u8>> {
-        let id = self.vm(pull)?;
+    fn user_data(&self, call: &HookCall) -> Result<Vec<u8>> {
+        let id = self.vm(call)?;
         let data = self
             .console
             .look(|cloud, _| cloud.vm(id).map(|vm| vm.user_data.expose().to_vec()))?;
@@ -116,19 +116,19 @@ impl Hooks for SimulatedHooks {
         true
     }
 
-    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>> {
-        match pull.hook {
+    async fn run(&self, call: &HookCall) -> Result<Vec<u8>> {
+        match call.hook {
             Hook::Unavailable => self.faults("[{code: Unavailable}]")?,
             Hook::Unknown => self.faults("[{code: Unknown}]")?,
             Hook::Internal => self.faults("[{code: Internal}]")?,
-            Hook::Slow => self.faults(&format!("[{{latencyMs: {}}}]", pull.amount))?,
+            Hook::Slow => self.faults(&format!("[{{latencyMs: {}}}]", call.amount))?,
             Hook::LoseResponse => self.faults(
                 "[{operation: CreateMachine, count: 1, loseResponse: Unavailable},
                   {operation: DeleteMachine, count: 1, loseResponse: Unavailable}]",
             )?,
             Hook::FailInitialize => self.faults(&format!(
                 "[{{operation: InitializeMachine, count: {}, code: Uninitialized}}]",
-                pull.amount
+                call.amount
             ))?,
             Hook::Unhealthy => self.faults("[{operation: Probe, code: FailedPrecondition}]")?,
             Hook::Starting => self.faults("[{operation: Probe, notReady: true}]")?,
@@ -139,16 +139,16 @@ impl Hooks for SimulatedHooks {
             }
             Hook::Restart => self.driver.restart(),
             Hook::Plant => {
-                let planted = PlantedVm::new(&pull.cluster, &pull.machine, &pull.identity);
+                let planted = PlantedVm::new(&call.cluster, &call.machine, &call.identity);
                 return Ok(self.console.plant(planted)?.into_bytes());
             }
-            Hook::Lock => self.console.set_condition(self.vm(pull)?, Condition::Locked)?,
-            Hook::Unlock => self.console.set_condition(self.vm(pull)?, Condition::Sound)?,
-            Hook::Vanish => self.console.vanish(self.vm(pull)?)?,
-            Hook::Uninitialize => self.console.set_source_dest_check(self.vm(pull)?, true)?,
+            Hook::Lock => self.console.set_condition(self.vm(call)?, Condition::Locked)?,
+            Hook::Unlock => self.console.set_condition(self.vm(call)?, Condition::Sound)?,
+            Hook::Vanish => self.console.vanish(self.vm(call)?)?,
+            Hook::Uninitialize => self.console.set_source_dest_check(self.vm(call)?, true)?,
             Hook::Mutations => return Ok(self.console.mutations()?.to_string().into_bytes()),
-            Hook::UserData => return self.user_data(pull),
-            Hook::VmSpec => return self.vm_spec(pull),
+            Hook::UserData => return self.user_data(call),
+            Hook::VmSpec => return self.vm_spec(call),
         }
         Ok(Vec::new())
     }

@@ -68,7 +68,7 @@ async fn offered(t: TestContext, operation: Operation) -> CaseResult {
     reaches_the_plugin(&t, operation)?;
     let request = t.machine_request("a");
     for _ in 0..3 {
-        let answer = t.touch(operation, &request).await?;
+        let answer = t.invoke(operation, &request).await?;
         if t.offers(operation) {
             answer.ok()?;
         } else {

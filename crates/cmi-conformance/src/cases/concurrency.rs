@@ -114,7 +114,7 @@ pub(super) const CASES: &[Case] = cases! {
 };
 
 async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> CaseResult {
-    let answers = join_all((0..AT_ONCE).map(|_| t.touch(operation, request))).await;
+    let answers = join_all((0..AT_ONCE).map(|_| t.invoke(operation, request))).await;
     for answer in answers {
         answer?.ok_or(&[Code::Aborted])?;
     }
@@ -268,7 +268,7 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
         if !matches!(operation, Operation::CreateMachine | Operation::GetVolumeIds) {
             t.prepare(&request).await?;
         }
-        let call = t.touch(operation, &request);
+        let call = t.invoke(operation, &request);
         if let Some(ended) = give_up.run(call).await {
             // It was faster; a repeat has to be sound all the same.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
@@ -278,7 +278,7 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
             t.is_gone(&request).await?;
             continue;
         }
-        t.touch(operation, &request).await?.ok_or(&[Code::Aborted])?;
+        t.invoke(operation, &request).await?.ok_or(&[Code::Aborted])?;
         if operation != Operation::GetVolumeIds {
             let id = t.make(&request).await?.provider_id;
             t.has_exactly(&request, &[(&request, &id)]).await?;

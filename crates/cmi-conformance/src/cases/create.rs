@@ -243,7 +243,7 @@ async fn user_data(t: TestContext) -> CaseResult {
 
 /// Fails unless the VM was given the bootstrap data of its request.
 async fn was_given(t: &TestContext, request: &MachineRequest) -> CaseResult {
-    let found = t.pull_on(Hook::UserData, request).await?;
+    let found = t.run_hook_on(Hook::UserData, request).await?;
     let Some(wanted) = request.class.secrets.get(USER_DATA).map(SecretValue::expose) else {
         return Err(CaseError::failed("the suite gave no user data"));
     };
@@ -311,7 +311,7 @@ async fn planted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let foreign = request.clone().with_identity("another-machine");
     t.track(&foreign);
-    t.pull_on(Hook::Plant, &foreign).await?;
+    t.run_hook_on(Hook::Plant, &foreign).await?;
     t.settle().await;
     t.create(&request).await?.refused(Code::AlreadyExists)?;
     ensure(t.seen(&request).await?.is_none(), || {

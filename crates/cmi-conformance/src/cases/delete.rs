@@ -120,7 +120,7 @@ async fn planted(t: TestContext) -> CaseResult {
         .in_cluster(&t.other_cluster())
         .with_identity("another-machine");
     t.track(&foreign);
-    t.pull_on(Hook::Plant, &foreign).await?;
+    t.run_hook_on(Hook::Plant, &foreign).await?;
     t.settle().await;
     t.delete(&request, None).await?.ok()?;
     ensure(t.seen(&foreign).await?.is_some(), || {
@@ -131,7 +131,7 @@ async fn planted(t: TestContext) -> CaseResult {
 async fn vanished(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Vanish, &request).await?;
+    t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
     // Or the deletion below would do what the hook has not done.
     t.has_none(&request).await.map_err(|error| match error {
@@ -145,7 +145,7 @@ async fn vanished(t: TestContext) -> CaseResult {
 async fn uninitialized(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Uninitialize, &request).await?;
+    t.run_hook_on(Hook::Uninitialize, &request).await?;
     is_uninitialized(&t, &request).await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::cases;
 use crate::answer::{Answer, CaseResult, ensure};
-use crate::{Case, CaseError, Hook, MachineRequest, Need, Pull, TestContext};
+use crate::{Case, CaseError, Hook, HookCall, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
 /// How much longer than the deadline a slow call takes.
@@ -151,7 +151,7 @@ pub(super) async fn sound(
     id: Option<&ProviderId>,
 ) -> CaseResult {
     if operation == Operation::GetVolumeIds {
-        return t.touch(operation, request).await?.ok();
+        return t.invoke(operation, request).await?.ok();
     }
     if let Some(id) = id {
         t.survives(request, id).await?;
@@ -177,8 +177,8 @@ async fn internal(t: TestContext, operation: Operation) -> CaseResult {
 
 async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
     let (request, id) = prepared(t, operation).await?;
-    t.pull(Pull::new(hook)).await?;
-    let answer = t.touch(operation, &request).await?;
+    t.run_hook(HookCall::new(hook)).await?;
+    let answer = t.invoke(operation, &request).await?;
     t.restore().await?;
     needs_back_end(operation, &answer)?;
     answer.refused_with(codes)?;
@@ -197,9 +197,9 @@ fn needs_back_end(operation: Operation, answer: &Answer<()>) -> CaseResult {
 async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Lock, &request).await?;
-    let answer = t.touch(operation, &request).await;
-    let unlocked = t.pull_on(Hook::Unlock, &request).await;
+    t.run_hook_on(Hook::Lock, &request).await?;
+    let answer = t.invoke(operation, &request).await;
+    let unlocked = t.run_hook_on(Hook::Unlock, &request).await;
     // What was done to a VM that was not locked may keep it from being unlocked.
     answer?.refused(Code::FailedPrecondition)?;
     unlocked?;
@@ -210,9 +210,9 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
 async fn locked_and_adopted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Lock, &request).await?;
+    t.run_hook_on(Hook::Lock, &request).await?;
     let answer = t.create(&request).await;
-    t.pull_on(Hook::Unlock, &request).await?;
+    t.run_hook_on(Hook::Unlock, &request).await?;
     let adopted = answer?.ok_or(&[Code::FailedPrecondition])?;
     ensure(adopted.as_ref().is_none_or(|vm| vm.provider_id == id), || {
         format!("CreateMachine of a machine whose VM, `{id}`, is locked answered another one")
@@ -224,9 +224,9 @@ async fn locked_and_adopted(t: TestContext) -> CaseResult {
 async fn locked_and_read(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Lock, &request).await?;
+    t.run_hook_on(Hook::Lock, &request).await?;
     let answer = t.status(&request, None).await;
-    t.pull_on(Hook::Unlock, &request).await?;
+    t.run_hook_on(Hook::Unlock, &request).await?;
     let read = answer?.ok_or(&[Code::FailedPrecondition])?;
     ensure(read.as_ref().is_none_or(|read| read.provider_id == id), || {
         format!("GetMachineStatus of a locked VM, `{id}`, answered another one")
@@ -238,7 +238,7 @@ async fn locked_and_read(t: TestContext) -> CaseResult {
 /// longer.
 pub(super) async fn slow_down(t: &TestContext) -> CaseResult<Duration> {
     let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
-    t.pull(Pull::new(Hook::Slow).amount(slow)).await?;
+    t.run_hook(HookCall::new(Hook::Slow).amount(slow)).await?;
     Ok(Duration::from_millis(slow))
 }
 
@@ -261,7 +261,7 @@ async fn deadline(t: TestContext, operation: Operation) -> CaseResult {
     let deadline = t.config().short_deadline();
     slow_down(&t).await?;
     // What a caller in the process does at its deadline is to drop the call.
-    let ended = tokio::time::timeout(deadline, t.touch(operation, &request)).await;
+    let ended = tokio::time::timeout(deadline, t.invoke(operation, &request)).await;
     t.restore().await?;
     if let Ok(answer) = ended {
         let answer = answer?;
@@ -273,7 +273,7 @@ async fn deadline(t: TestContext, operation: Operation) -> CaseResult {
 
 async fn create_lost(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    t.pull(Pull::new(Hook::LoseResponse)).await?;
+    t.run_hook(HookCall::new(Hook::LoseResponse)).await?;
     let answer = t.create(&request).await?.ok_or(TRANSIENT)?;
     was_lost(&t, Operation::CreateMachine, answer.is_none());
     t.restore().await?;
@@ -292,7 +292,7 @@ fn was_lost(t: &TestContext, operation: Operation, is_error: bool) {
 async fn delete_lost(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull(Pull::new(Hook::LoseResponse)).await?;
+    t.run_hook(HookCall::new(Hook::LoseResponse)).await?;
     let answer = t.delete(&request, Some(&id)).await?.ok_or(TRANSIENT)?;
     was_lost(&t, Operation::DeleteMachine, answer.is_none());
     t.restore().await?;
@@ -302,7 +302,7 @@ async fn delete_lost(t: TestContext) -> CaseResult {
 
 async fn exhausted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    t.pull(Pull::new(Hook::Exhaust)).await?;
+    t.run_hook(HookCall::new(Hook::Exhaust)).await?;
     let answer = t.create(&request).await;
     t.restore().await?;
     answer?.refused(Code::ResourceExhausted)?;

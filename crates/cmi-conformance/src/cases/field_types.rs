@@ -111,7 +111,7 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             number += 1;
             let what = format!("by a provider spec with {value} as {place}");
             let request = t.machine_request(&format!("n{number}")).with_value(&place, value);
-            let answer = t.touch(operation, &request).await?;
+            let answer = t.invoke(operation, &request).await?;
             let code = answer.result.as_ref().err().map(Status::code);
             let is_accepted = matches!(code, None | Some(Code::Aborted));
             let judged = if mandatory.contains(&place) {
@@ -155,7 +155,7 @@ async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult
         for value in wrong_values(&value) {
             let what = format!("by a provider spec with {value} as {place}");
             let wrong = sample.clone().with_value(&place, value);
-            let answer = t.touch_vm(operation, &wrong, &id).await?;
+            let answer = t.invoke_on(operation, &wrong, &id).await?;
             let judged = if mandatory.contains(&place) {
                 answer.refused(Code::InvalidArgument).map(drop)
             } else {

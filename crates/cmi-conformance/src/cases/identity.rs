@@ -12,7 +12,7 @@ use super::requests::{INFO, raw};
 use super::wire::declared;
 use crate::answer::{Answer, CaseError, CaseResult, ensure};
 use crate::judge::Texts;
-use crate::{Case, Hook, Need, Pull, TestContext};
+use crate::{Case, Hook, HookCall, Need, TestContext};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
 use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
@@ -179,7 +179,7 @@ pub(super) async fn says(t: &TestContext) -> CaseResult<Says> {
 }
 
 async fn unhealthy(t: TestContext) -> CaseResult {
-    t.pull(Pull::new(Hook::Unhealthy)).await?;
+    t.run_hook(HookCall::new(Hook::Unhealthy)).await?;
     probe(&t).await?.refused(Code::FailedPrecondition)?;
     t.restore().await?;
     probe(&t).await?.ok().map(|_| ())
@@ -188,7 +188,7 @@ async fn unhealthy(t: TestContext) -> CaseResult {
 /// A driver need not look at its back end to answer. One that does, and misses it, lacks what it depends on;
 /// only the calls about machines say UNAVAILABLE.
 async fn unavailable(t: TestContext) -> CaseResult {
-    t.pull(Pull::new(Hook::Unavailable)).await?;
+    t.run_hook(HookCall::new(Hook::Unavailable)).await?;
     let answer = probe(&t).await?;
     t.restore().await?;
     answer.ok_or(&[Code::FailedPrecondition])?;
@@ -196,7 +196,7 @@ async fn unavailable(t: TestContext) -> CaseResult {
 }
 
 async fn starting(t: TestContext) -> CaseResult {
-    t.pull(Pull::new(Hook::Starting)).await?;
+    t.run_hook(HookCall::new(Hook::Starting)).await?;
     let readiness = probe(&t).await?.ok()?;
     ensure(readiness == Readiness::NotYet, || {
         "a driver that still starts has to say that it is not ready".to_owned()

@@ -4,7 +4,7 @@ use super::cases;
 use super::requests::reaches_the_plugin;
 use super::status::{counted, mutations};
 use crate::answer::{CaseResult, ensure};
-use crate::{Case, CaseError, Hook, Need, Pull, TestContext};
+use crate::{Case, CaseError, Hook, HookCall, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
 const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
@@ -95,7 +95,8 @@ async fn fails(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.created(&request).await;
     let id = made.map_err(CaseError::in_preparation)?.provider_id;
-    t.pull(Pull::new(Hook::FailInitialize).amount(FAILURES)).await?;
+    t.run_hook(HookCall::new(Hook::FailInitialize).amount(FAILURES))
+        .await?;
     for _ in 0..FAILURES {
         t.initialize(&request, None).await?.refused(Code::Uninitialized)?;
     }
@@ -110,7 +111,7 @@ async fn fails(t: TestContext) -> CaseResult {
 async fn taken_back(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
-    t.pull_on(Hook::Uninitialize, &request).await?;
+    t.run_hook_on(Hook::Uninitialize, &request).await?;
     let status = t.status(&request, None).await?.refused(Code::Uninitialized)?;
     let known = status
         .machine()

@@ -213,7 +213,7 @@ async fn planted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let foreign = request.clone().in_cluster(&t.other_cluster());
     t.track(&foreign);
-    t.pull_on(Hook::Plant, &foreign).await?;
+    t.run_hook_on(Hook::Plant, &foreign).await?;
     t.settle().await;
     t.has_none(&request).await?;
     let listed = t.list(&foreign).await?.ok()?;

@@ -8,7 +8,7 @@ use super::cases;
 use super::identity::{BETWEEN_PROBES, probe, says};
 use super::requests::{INFO, raw};
 use crate::answer::{CaseError, CaseResult, ensure};
-use crate::{Case, Hook, Need, Pull, TestContext};
+use crate::{Case, Hook, HookCall, Need, TestContext};
 use cmi_driver::{Code, Operation, Readiness};
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
@@ -45,7 +45,7 @@ async fn restarted(t: &TestContext) -> CaseResult {
         })?),
         None => None,
     };
-    t.pull(Pull::new(Hook::Restart)).await?;
+    t.run_hook(HookCall::new(Hook::Restart)).await?;
     ready_again(t).await.map_err(|error| error.after(AFTER))?;
     t.is_over(Hook::Restart);
     let Some(closed) = connection else {

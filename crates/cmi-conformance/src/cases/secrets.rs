@@ -45,10 +45,10 @@ async fn calls(t: &TestContext) -> CaseResult {
         Operation::DeleteMachine,
     ] {
         if t.offers(operation) {
-            t.touch(operation, &invalid)
+            t.invoke(operation, &invalid)
                 .await?
                 .refused(Code::InvalidArgument)?;
-            t.touch(operation, &request).await?.ok_or(&[Code::Aborted])?;
+            t.invoke(operation, &request).await?.ok_or(&[Code::Aborted])?;
         }
     }
     for secrets in t.config().bad_secrets.clone() {

@@ -169,7 +169,7 @@ async fn ten_times(t: TestContext) -> CaseResult {
 
 /// How many changes the back end has seen.
 pub(super) async fn mutations(t: &TestContext) -> CaseResult<u64> {
-    let printed = t.pull(crate::Pull::new(Hook::Mutations)).await?;
+    let printed = t.run_hook(crate::HookCall::new(Hook::Mutations)).await?;
     let text = String::from_utf8_lossy(&printed);
     text.trim().parse().map_err(|_| {
         CaseError::Inconclusive(format!(
@@ -209,7 +209,7 @@ async fn changes_nothing(t: TestContext) -> CaseResult {
 async fn vanished(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Vanish, &request).await?;
+    t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
     t.status(&request, Some(&id))
         .await?
@@ -220,7 +220,7 @@ async fn vanished(t: TestContext) -> CaseResult {
 async fn several(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Plant, &request)
+    t.run_hook_on(Hook::Plant, &request)
         .await
         .map_err(|error| error.before(UNIQUE_NAMES))?;
     t.settle().await;

@@ -170,7 +170,7 @@ async fn any_state(t: TestContext) -> CaseResult {
 
 /// What the VM has, as the back end shows it.
 async fn vm_spec(t: &TestContext, request: &MachineRequest) -> CaseResult<Value> {
-    let printed = t.pull_on(Hook::VmSpec, request).await?;
+    let printed = t.run_hook_on(Hook::VmSpec, request).await?;
     match serde_json::from_slice(&printed) {
         Ok(Value::Object(spec)) => Ok(Value::Object(spec)),
         _ => Err(CaseError::Inconclusive(format!(

@@ -111,7 +111,7 @@ async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) 
         t.create(wrong).await?.refused(Code::InvalidArgument)?;
         return t.has_none(&right).await;
     }
-    t.touch(operation, wrong)
+    t.invoke(operation, wrong)
         .await?
         .refused(Code::InvalidArgument)
         .map(|_| ())
@@ -140,7 +140,10 @@ async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
     let there = t.machine_request("b");
     let id = t.prepare(&there).await?.provider_id;
     for (how, request) in without_cluster(&t, &there) {
-        let refused = t.touch(operation, &request).await?.refused(Code::InvalidArgument);
+        let refused = t
+            .invoke(operation, &request)
+            .await?
+            .refused(Code::InvalidArgument);
         refused.map_err(|error| error.after(&format!("by a provider spec {how}")))?;
     }
     t.has_exactly(&there, &[(&there, &id)]).await
@@ -197,7 +200,7 @@ async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
         wrong.extend(renamed.map(|request| (what, request)));
     }
     for (what, request) in wrong {
-        let answer = t.touch_vm(operation, &request, &id).await?;
+        let answer = t.invoke_on(operation, &request, &id).await?;
         let refused = answer.refused(Code::InvalidArgument);
         speaks(&refused.map_err(|error| error.after(&what))?)?;
     }
@@ -208,13 +211,19 @@ async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     for field in t.config().mandatory() {
         let wrong = request.clone().without(&field);
-        let status = t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?;
+        let status = t
+            .invoke(operation, &wrong)
+            .await?
+            .refused(Code::InvalidArgument)?;
         let name = field.segments().last().cloned().unwrap_or_default();
         ensure(status.message().contains(&name), || {
             format!("the message has to name the field {field}: {}", status.message())
         })?;
         if let Some(renamed) = request.clone().in_other_case(&field) {
-            let refused = t.touch(operation, &renamed).await?.refused(Code::InvalidArgument);
+            let refused = t
+                .invoke(operation, &renamed)
+                .await?
+                .refused(Code::InvalidArgument);
             let what = format!("by a provider spec that has {field} in another case alone");
             refused.map_err(|error| error.after(&what))?;
         }
@@ -249,5 +258,9 @@ async fn out_of_range(t: TestContext) -> CaseResult {
 async fn messages(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     let wrong = request.untagged(tags::CLUSTER);
-    speaks(&t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?)
+    speaks(
+        &t.invoke(operation, &wrong)
+            .await?
+            .refused(Code::InvalidArgument)?,
+    )
 }

@@ -10,7 +10,7 @@ use super::requests::{
 };
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::wire::RawAnswer;
-use crate::{Case, Hook, Need, Pull, TestContext};
+use crate::{Case, Hook, HookCall, Need, TestContext};
 use cmi_driver::Operation;
 use cmi_grpc::proto::cmi::v1::plugin_capability::Type;
 use cmi_grpc::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
@@ -313,7 +313,7 @@ async fn serves_on(t: TestContext) -> CaseResult {
 }
 
 async fn unhealthy(t: TestContext) -> CaseResult {
-    t.pull(Pull::new(Hook::Unhealthy)).await?;
+    t.run_hook(HookCall::new(Hook::Unhealthy)).await?;
     let answer = raw(&t, PROBE, &[]).await?;
     t.restore().await?;
     answer.is(Grpc::FailedPrecondition)

@@ -183,7 +183,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs, or is about none of them.
-    pub async fn touch(
+    pub async fn invoke(
         &self,
         operation: Operation,
         machine_request: &MachineRequest,
@@ -218,7 +218,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs, or is not about machines.
-    pub async fn touch_vm(
+    pub async fn invoke_on(
         &self,
         operation: Operation,
         machine_request: &MachineRequest,
@@ -228,7 +228,7 @@ impl TestContext {
             Operation::UpdateMachine => self.update(machine_request, machine_request, id).await,
             Operation::RestartMachine => self.restart(machine_request, id).await,
             Operation::InitializeMachine => Ok(self.initialize(machine_request, Some(id)).await?.bare()),
-            _ => self.touch(operation, machine_request).await,
+            _ => self.invoke(operation, machine_request).await,
         }
     }
 

@@ -17,8 +17,8 @@ pub struct Fault {
 }
 
 impl TestContext {
-    /// Notes a hook that was pulled.
-    pub(super) fn pulled(&self, hook: Hook) {
+    /// Notes a hook that was run.
+    pub(super) fn hook_ran(&self, hook: Hook) {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         match hook {
             Hook::Restore | Hook::Unlock => {
