@@ -179,9 +179,9 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
         CallError::Status(status) if status.code() == Code::Unimplemented => Status::new(
             Code::Unavailable,
             format!(
-                "a gRPC server is there that does not serve cmi.v1.Identity as every plugin has to; it \
-                    answers UNIMPLEMENTED (`{}`): check the endpoint, and the routes of a proxy in front of \
-                    the plugin",
+                "a gRPC server is there that does not serve cmi.v1.Identity as every plugin has to, with \
+                    GetPluginInfo, GetPluginCapabilities and Probe; it answers UNIMPLEMENTED (`{}`): check \
+                    the endpoint, and the routes of a proxy in front of the plugin",
                 status.message()
             ),
         ),
