@@ -41,6 +41,16 @@ pub enum Need {
     MachineTag,
 }
 
+/// How the name of a need begins that is a hook.
+const HOOK: &str = "hook ";
+
+impl Need {
+    /// Whether this is the name of a hook that is needed.
+    pub fn is_hook(name: &str) -> bool {
+        name.starts_with(HOOK)
+    }
+}
+
 impl Case {
     /// Whether it disturbs every call of the back end, so that nothing else may run meanwhile.
     pub fn disturbs(&self) -> bool {
@@ -57,7 +67,7 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Call(operation) => write!(f, "{operation}"),
-            Self::Hook(hook) => write!(f, "hook `{hook}`"),
+            Self::Hook(hook) => write!(f, "{HOOK}`{hook}`"),
             Self::Setting(setting) => write!(f, "`{}`", setting.path()),
             Self::Endpoint => f.write_str("an endpoint"),
             Self::SecondVm => f.write_str("no `uniqueNames`"),

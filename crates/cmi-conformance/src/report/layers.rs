@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{CaseReport, RuleReport, Scope, Verdict, telling, text};
+use crate::Need;
 use crate::rules::{Layer, Rule};
 
 /// What is said of a layer.
@@ -15,7 +16,7 @@ pub enum Compliance {
     Yes,
     /// As yes; and there are rules that the run could not try for want of a hook, or of a setting.
     Basic,
-    /// As yes; and every binding rule was tried that the driver's calls allow.
+    /// As yes; and every binding rule was tried that the driver's calls allow, with every hook.
     Full,
     /// A binding rule is broken, or something speaks against believing that none is.
     No,
@@ -48,7 +49,7 @@ pub struct LayerReport {
     pub reasons: Vec<String>,
     /// The binding rows that are broken, the most telling first.
     pub broken: Vec<&'static str>,
-    /// The binding rows that were not tried, and can be.
+    /// The binding rows that were not tried in full, and can be.
     pub untried: Vec<&'static str>,
     /// The hooks and settings that would let them be tried.
     pub missing: BTreeSet<String>,
@@ -130,13 +131,17 @@ fn of(
     }
 }
 
-/// What a rule could not be tried for want of, and its author can add.
+/// What a rule could not be tried for want of, and its author can add. One that some cases have tried lacks
+/// the hooks of the others all the same: what a driver does when its back end fails shows in no other way.
 fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
-    if !matches!(rule.verdict, Verdict::Skipped { .. }) {
-        return BTreeSet::new();
-    }
     let of_rule = cases.iter().filter(|case| case.proves.contains(&rule.id));
-    of_rule.flat_map(|case| case.missing.clone()).collect()
+    match rule.verdict {
+        Verdict::Skipped { .. } => of_rule.flat_map(|case| case.missing.clone()).collect(),
+        _ => of_rule
+            .filter(|case| case.missing.iter().all(|missing| Need::is_hook(missing)))
+            .flat_map(|case| case.missing.clone())
+            .collect(),
+    }
 }
 
 /// The broken rows by what they are about, where that says more than their ids.

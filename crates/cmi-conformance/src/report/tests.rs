@@ -175,6 +175,32 @@ fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driv
     );
 }
 
+/// A rule that another case has tried as well: what the hook is for shows in no other way.
+#[test]
+fn a_run_that_lacks_a_hook_is_basic_although_each_rule_was_tried_without_it() {
+    let lacking = |name: &str, missing: &str| CaseReport {
+        missing: vec![missing.to_owned()],
+        ..case(name, skipped())
+    };
+    let tried = || {
+        vec![
+            case("create-makes-a-vm", Verdict::Passed),
+            case("create-quota", Verdict::Passed),
+        ]
+    };
+    let (mut without_hook, mut without_setting) = (tried(), tried());
+    without_hook.push(lacking("create-exhausted", "hook `exhaust`"));
+    without_setting.push(lacking("create-quota", "`quotaBreakingSpec`"));
+    let basic = report(without_hook);
+    assert_eq!(basic.rule("DRV-CR-08").unwrap().verdict, Verdict::Passed);
+    assert_eq!(basic.compliance(Layer::Provider), Compliance::Basic);
+    assert!(basic.layers[1].missing.contains("hook `exhaust`"));
+    assert_eq!(
+        report(without_setting).compliance(Layer::Provider),
+        Compliance::Full
+    );
+}
+
 #[test]
 fn the_failure_that_explains_the_others_comes_first() {
     let report = report(vec![

@@ -97,7 +97,7 @@ fn untried(report: &Report) -> String {
     };
     let missing: Vec<_> = top.missing.iter().map(String::as_str).collect();
     format!(
-        "binding rules that were not tried, and may be broken: {}; to try them, add {}\n",
+        "binding rules that were not tried in full, and may be broken: {}; to try them, add {}\n",
         top.untried.len(),
         missing.join(", ")
     )
