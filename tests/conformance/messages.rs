@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{Hook, HookCall, Hooks, Report, Selection, Target, Verdict, run};
-use cmi_driver::Operation;
+use cmi_driver::{Code, Operation};
 use cmi_grpc::server::{Listener, serve};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio_util::sync::CancellationToken;
@@ -49,6 +49,22 @@ async fn a_hook_after_which_the_driver_answers_ok_is_named() {
         reason.contains("hook `unavailable`") && reason.contains("may have done nothing"),
         "{reason}"
     );
+}
+
+/// DRV-30: the worst fault there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_what_that_leads_to() {
+    let simulated = Simulated::new().unwrap();
+    let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+    let report = judged(&simulated, mutant, &["status-unavailable"]).await;
+    let failed = reasons(&report, Verdict::is_failure);
+    let [reason] = failed.as_slice() else {
+        panic!("{failed:?}");
+    };
+    for words in ["after the hook `unavailable`: ", "another would be made"] {
+        assert!(reason.contains(words), "{reason}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

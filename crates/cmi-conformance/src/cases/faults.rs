@@ -17,6 +17,8 @@ const TRANSIENT: &[Code] = &[
     Code::Aborted,
     Code::Unavailable,
 ];
+/// What a driver does that takes the failure of its back end for an empty list.
+const ABSENCE: &str = "; NOT_FOUND is a promise that the back end has no such VM, and another would be made";
 
 pub(super) const CASES: &[Case] = cases! {
     "create-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
@@ -181,7 +183,16 @@ async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code
     let answer = t.invoke(operation, &request).await?;
     t.restore().await?;
     needs_back_end(operation, &answer)?;
-    answer.refused_with(codes)?;
+    let is_taken_for_absence = matches!(&answer.result, Err(status) if status.code() == Code::NotFound);
+    let refused = answer.refused_with(codes);
+    refused.map_err(|error| {
+        let error = error.after(&format!("after the hook `{hook}`"));
+        if is_taken_for_absence {
+            error.before(ABSENCE)
+        } else {
+            error
+        }
+    })?;
     sound(t, operation, &request, id.as_ref()).await
 }
 
