@@ -41,6 +41,8 @@ pub mod reason {
     pub const WAITING_FOR_CLUSTER_INFRASTRUCTURE: &str = "WaitingForClusterInfrastructureReady";
     /// No Machine is the controller owner, or the one that is named can't be found.
     pub const WAITING_FOR_OWNER: &str = "WaitingForOwner";
+    /// The Cluster of the Machine that owns it can't be found.
+    pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
     /// The Machine that owns it refers to another object by `spec.infrastructureRef`.
     pub const NOT_REFERRED_TO: &str = "NotReferredTo";
     /// The Machine names no bootstrap data secret.

@@ -192,6 +192,10 @@ fn of_own_reason(why: &str) -> Option<&'static str> {
             "Nothing is done for an InfraMachine that no Machine controls: delete it, or restore the Machine \
                 that metadata.ownerReferences names."
         }
+        reason::CLUSTER_NOT_FOUND => {
+            "Restore the Cluster that the message names, or delete the Machine: nothing is done for it \
+                meanwhile."
+        }
         reason::NOT_REFERRED_TO => "Delete this InfraMachine: its Machine has another one.",
         reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE => {
             "Put right what the InfraCluster says below: no machine is made before it is provisioned."
@@ -273,6 +277,7 @@ mod tests {
             reason::WAITING_FOR_CAPACITY,
             reason::DRIVER_NOT_CONFIGURED,
             reason::WAITING_FOR_OWNER,
+            reason::CLUSTER_NOT_FOUND,
             reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
             reason::INVALID_SECRET,
             reason::VIRTUAL_MACHINE_VANISHED,

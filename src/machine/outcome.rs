@@ -110,6 +110,9 @@ pub struct Blocked {
     /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
     /// while the machine is blocked.
     pub unblocks_move: bool,
+    /// Whether its beginning is worth an event that the reason by itself is not: as a rule others end the
+    /// wait, and here they have not.
+    pub is_worth_an_event: bool,
     /// When to look again, if nothing changes before.
     pub again: Option<Duration>,
 }
@@ -123,6 +126,7 @@ impl Blocked {
             message: message.into(),
             ownership: None,
             unblocks_move: false,
+            is_worth_an_event: false,
             again: None,
         }
     }

@@ -115,8 +115,11 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     if has_failed_for_good(machine) && !finalizer_missing {
         return left_for_good(machine);
     }
-    let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
-        return Outcome::NoOp("the Cluster can't be found").into();
+    let Some(cluster) = seen.cluster else {
+        return plan_without_cluster(machine, seen, owner);
+    };
+    let Some(cluster_id) = &seen.cluster_id else {
+        return Outcome::NoOp("the Cluster has no UID").into();
     };
     let Some(ownership) = Ownership::of(machine, cluster_id) else {
         return Outcome::NoOp("the object has no UID").into();
@@ -186,28 +189,70 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
 }
 
-/// A machine that no Machine owns. Nothing is written, and nothing is said at once: Cluster API makes the
-/// object first and then the Machine that owns it. Nor of what a move or a restore puts back: it is paused,
-/// or there before its Cluster.
+/// A machine that no Machine owns. Nothing is said at once: Cluster API makes the object first and then the
+/// Machine that owns it, and what a move or a restore puts back comes one after the other.
 fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> Plan {
-    if seen.cluster.is_none() && is_labelled_with_a_cluster(machine) {
-        return Outcome::NoOp("no Machine owns it, and the Cluster can't be found").into();
-    }
-    if paused(machine, seen.cluster).is_some() {
-        return Outcome::NoOp("no Machine owns it, and it is paused").into();
-    }
-    let created = machine.metadata.creation_timestamp.as_ref();
-    let left = created.and_then(|created| rest_of_grace(created.0, seen.now));
-    if let Some(left) = left {
+    if let Some(left) = rest_of_first_minute(machine, seen.now) {
         return Outcome::Requeue(left).into();
     }
-    let condition = if machine.is_provisioned() {
-        // It says nothing about the VM, so Ready stays.
+    let labels = machine.metadata.labels.as_ref();
+    let named = labels.and_then(|labels| labels.get(labels::CLUSTER_NAME));
+    let message = match named {
+        Some(name) if seen.cluster.is_none() => format!("{message}; {}", cluster_is_missing(name)),
+        _ => message.to_owned(),
+    };
+    // Of what is paused nothing else is written.
+    if let Some(paused) = paused(machine, seen.cluster) {
+        return Outcome::Blocked(Blocked {
+            message: format!("{}; besides, {message}", paused.message),
+            is_worth_an_event: true,
+            unblocks_move: false,
+            ..paused
+        })
+        .into();
+    }
+    Outcome::Blocked(Blocked {
+        is_worth_an_event: true,
+        ..Blocked::new(condition_unattended(machine), reason::WAITING_FOR_OWNER, message)
+    })
+    .into()
+}
+
+/// A machine whose Machine is there, and the Cluster of that is not.
+fn plan_without_cluster(machine: &InfraMachine, seen: &Observed<'_>, owner: &Machine) -> Plan {
+    if let Some(left) = rest_of_first_minute(machine, seen.now) {
+        return Outcome::Requeue(left).into();
+    }
+    let nothing = if machine.is_provisioned() {
+        "its VM is not looked after meanwhile"
+    } else {
+        "nothing is made for it"
+    };
+    let message = format!("{}: {nothing}", cluster_is_missing(&owner.spec.cluster_name));
+    Outcome::Blocked(Blocked {
+        is_worth_an_event: true,
+        ..Blocked::new(condition_unattended(machine), reason::CLUSTER_NOT_FOUND, message)
+    })
+    .into()
+}
+
+fn cluster_is_missing(name: &str) -> String {
+    format!("the Cluster `{name}` can't be found")
+}
+
+/// The condition that says why a machine is not looked after. Of a VM that is up, that says nothing about the
+/// VM, so `Ready` stays.
+fn condition_unattended(machine: &InfraMachine) -> &'static str {
+    if machine.is_provisioned() {
         conditions::VIRTUAL_MACHINE_UP_TO_DATE
     } else {
         conditions::READY
-    };
-    blocked(None, condition, reason::WAITING_FOR_OWNER, message.to_owned())
+    }
+}
+
+fn rest_of_first_minute(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
+    let created = machine.metadata.creation_timestamp.as_ref()?;
+    rest_of_grace(created.0, now)
 }
 
 fn owner_is_none(machine: &InfraMachine) -> String {
@@ -226,11 +271,6 @@ fn owner_is_missing(machine: &InfraMachine) -> String {
     } else {
         message.to_owned()
     }
-}
-
-fn is_labelled_with_a_cluster(machine: &InfraMachine) -> bool {
-    let labels = machine.metadata.labels.as_ref();
-    labels.is_some_and(|labels| labels.contains_key(labels::CLUSTER_NAME))
 }
 
 /// What is left of the time for which nothing is said of a state that others end as a rule, if it began then.

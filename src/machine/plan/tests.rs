@@ -151,16 +151,73 @@ fn of_a_vm_that_is_up_and_has_no_owner_any_more_ready_is_kept() {
     assert!(missing.message.contains("can't be found"), "{}", missing.message);
 }
 
-/// A fleet that is put back object by object gets no write for every one of them.
+/// A move and a restore put objects back one after the other, each a moment before what owns it.
 #[test]
-fn what_a_move_or_a_restore_puts_back_is_not_written_to_before_it_is_owned() {
-    let late = || world().without_owner().seconds_later(600);
+fn what_is_put_back_is_not_written_to_before_it_has_had_a_minute_to_be_owned() {
+    let soon = || world().without_owner().seconds_later(59);
     let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
-    assert_left(&late().paused(), labelled());
-    assert_left(&late(), labelled().annotated(labels::PAUSED, ""));
-    assert_left(&late().without_cluster(), labelled());
-    blocked(late().plan(labelled()));
-    blocked(late().without_cluster().plan(machine()));
+    for (world, machine) in [
+        (soon().paused(), labelled()),
+        (soon(), labelled().annotated(labels::PAUSED, "")),
+        (soon().without_cluster(), labelled()),
+        (world().without_cluster().seconds_later(59), machine()),
+    ] {
+        assert_eq!(world.plan(machine), Outcome::Requeue(Duration::from_secs(1)));
+    }
+}
+
+/// Of what is paused nothing else is written.
+#[test]
+fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause_may_change() {
+    let late = || world().without_owner().seconds_later(60);
+    let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
+    for block in [
+        blocked(late().paused().plan(labelled())),
+        blocked(late().plan(labelled().annotated(labels::PAUSED, ""))),
+        blocked(late().plan(labelled().provisioned().annotated(labels::PAUSED, ""))),
+    ] {
+        assert_eq!(
+            (block.condition, block.reason),
+            (conditions::PAUSED, reason::PAUSED)
+        );
+        assert!(
+            block.message.contains("take that back") && block.message.contains("ownerReferences"),
+            "{}",
+            block.message
+        );
+        assert!(block.is_worth_an_event && block.ownership.is_none() && !block.unblocks_move);
+    }
+    assert!(!blocked(world().paused().plan(machine())).is_worth_an_event);
+}
+
+#[test]
+fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
+    let late = || world().without_cluster().seconds_later(60);
+    let new = blocked(late().plan(machine()));
+    assert_eq!(
+        (new.condition, new.reason, new.ownership),
+        (conditions::READY, reason::CLUSTER_NOT_FOUND, None)
+    );
+    assert!(
+        new.message.contains("the Cluster `c` can't be found"),
+        "{}",
+        new.message
+    );
+    assert_eq!(
+        reason_of(late().plan(machine().provisioned())),
+        (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::CLUSTER_NOT_FOUND)
+    );
+    let unowned = blocked(
+        late()
+            .without_owner()
+            .plan(machine().labelled(labels::CLUSTER_NAME, "c")),
+    );
+    assert_eq!(unowned.reason, reason::WAITING_FOR_OWNER);
+    assert!(
+        unowned.message.contains("the Cluster `c` can't be found"),
+        "{}",
+        unowned.message
+    );
 }
 
 #[test]
@@ -260,11 +317,6 @@ fn a_failure_message_alone_is_a_failure_too() {
         .observed(1)
         .status(|status| status.failure_message = Some("no".to_owned()));
     assert_left(&world(), failed);
-}
-
-#[test]
-fn without_its_cluster_a_machine_is_left() {
-    assert_left(&world().without_cluster(), machine());
 }
 
 #[test]

@@ -28,7 +28,8 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
         | Outcome::Deleting { .. }
         | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => return None,
         Outcome::Blocked(block) => (
-            needs_intervention(block.reason) && is_new(before, block.condition, block.reason),
+            (block.is_worth_an_event || needs_intervention(block.reason))
+                && is_new(before, block.condition, block.reason),
             warning(block.reason, "Reconcile", block.message.clone()),
         ),
         Outcome::Refused { invalid, .. } => (
