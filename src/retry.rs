@@ -28,6 +28,17 @@ pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
 pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
 
+/// Whether two reasons of a condition ask the same of a person and of those that wait: an outage may have
+/// another code at each try, and to follow each would cost a fleet's writes.
+pub fn is_same_trouble(one: &str, other: &str) -> bool {
+    let passes = |reason| {
+        Code::ALL
+            .iter()
+            .any(|code| code.is_transient() && code.name() == reason)
+    };
+    one == other || (passes(one) && passes(other))
+}
+
 /// The stage of a machine's life at which a call is made: the same answer may mean another thing at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {

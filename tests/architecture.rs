@@ -225,6 +225,7 @@ const MAP: &[Rule] = &[
         &[
             "admission",
             "api",
+            "retry",
             "apiserver",
             "caches",
             "configured_driver",

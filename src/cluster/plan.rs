@@ -9,6 +9,7 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
+use crate::retry::is_same_trouble;
 use cmi_driver::{Code, Status, Zone};
 
 /// Cluster API takes no more failure domains.
@@ -133,7 +134,7 @@ pub fn new_failure<'a>(
     };
     let (reason, message) = shown(&after.conditions)?;
     let is_said = conditions::get(before, conditions::FAILURE_DOMAINS_UP_TO_DATE)
-        .is_some_and(|shown| shown.status == State::False.as_str() && shown.reason == reason);
+        .is_some_and(|shown| shown.status == State::False.as_str() && is_same_trouble(&shown.reason, reason));
     let is_outage = matches!(zones, Zones::Failed(error) if error.code().is_outage());
     let is_in_use = after.initialization.is_some();
     (!(is_said || is_outage && is_in_use)).then_some((reason, message))
@@ -489,6 +490,8 @@ mod tests {
         assert_eq!(news(gone()).as_deref(), Some(reason::DRIVER_NOT_CONFIGURED));
         assert_eq!(news(gone()), None);
         assert_eq!(news(failed(Code::Unavailable)).as_deref(), Some("Unavailable"));
+        assert_eq!(news(failed(Code::DeadlineExceeded)), None, "it flaps");
+        assert_eq!(news(failed(Code::Unavailable)), None, "it flaps");
         assert_eq!(news(Zones::None), None);
         assert_eq!(news(failed(Code::Unavailable)), None, "it is in use");
         assert_eq!(

@@ -17,6 +17,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard, labels};
 use crate::caches::{cluster_owners, machine_owner};
 use crate::machine::{self, LookUpHint};
+use crate::retry::is_same_trouble;
 use crate::volume_drain;
 
 impl Controllers {
@@ -235,7 +236,8 @@ impl Controllers {
         }
     }
 
-    /// Machines that wait for an InfraCluster say why it is not provisioned.
+    /// Machines that wait for an InfraCluster say why it is not provisioned; of an outage whose code is
+    /// another at each try, the code that it began with.
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
@@ -244,7 +246,12 @@ impl Controllers {
         move |update| {
             on_waiting(update);
             let says_another_reason = |change: &&Change<_>| match change {
-                Change::Updated { before, now } => why_not_provisioned(before) != why_not_provisioned(now),
+                Change::Updated { before, now } => {
+                    match (why_not_provisioned(before), why_not_provisioned(now)) {
+                        (Some(before), Some(now)) => !is_same_trouble(before, now),
+                        (before, now) => before != now,
+                    }
+                }
                 Change::Added(_) | Change::Deleted(_) => false,
             };
             for change in update.changes.iter().filter(says_another_reason) {

@@ -255,8 +255,14 @@ async fn an_infra_cluster_wakes_its_machines_when_it_says_another_reason_why_it_
     assert_eq!(said_again, set([]));
     let another = watched.infra_cluster(&infra_cluster(3, "DriverNotConfigured", "b", false));
     assert_eq!(another, set(["machine m"]));
-    watched.infra_cluster(&infra_cluster(4, "Unavailable", "b", true));
-    let provisioned = watched.infra_cluster(&infra_cluster(5, "Aborted", "b", true));
+    let out = watched.infra_cluster(&infra_cluster(4, "Unavailable", "b", false));
+    assert_eq!(out, set(["machine m"]));
+    for (version, code) in [(5, "DeadlineExceeded"), (6, "Unavailable"), (7, "Aborted")] {
+        let flapping = watched.infra_cluster(&infra_cluster(version, code, "b", false));
+        assert_eq!(flapping, set([]), "{code}");
+    }
+    watched.infra_cluster(&infra_cluster(8, "Unavailable", "b", true));
+    let provisioned = watched.infra_cluster(&infra_cluster(9, "Internal", "b", true));
     assert_eq!(provisioned, set([]));
 }
 
