@@ -4,7 +4,7 @@
 mod error;
 mod events;
 mod merge_patch;
-mod outage_log;
+pub mod outage_log;
 pub mod pages;
 pub mod secrets;
 mod status;

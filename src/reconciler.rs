@@ -13,7 +13,7 @@ use kube::Resource;
 use kube::runtime::controller::Action;
 
 use crate::api::DeserializeGuard;
-use crate::apiserver::{Error, Events, Note, OutageLog};
+use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::metrics::{Kind, Metrics, Outcome};
 use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
@@ -25,8 +25,8 @@ const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
 
-/// While the API server is away every object that is reconciled meets that.
-static OUTAGE: OutageLog = OutageLog::new();
+/// Of what the API server answers to all objects alike, such as that there are too many requests.
+static REFUSED: OutageLog = OutageLog::new();
 
 /// One reconcile.
 ///
@@ -62,10 +62,15 @@ pub fn requeue<K: Resource<DynamicType = ()>>(kind: Kind, object: &K, error: &Er
         }
         Error::Api { .. } | Error::Encode { .. } => {
             let is_refusal = error.is_refusal();
+            let is_unanswered =
+                matches!(error, Error::Api { source, .. } if outage_log::is_unanswered(source));
             let error = error as &dyn std::error::Error;
             if is_refusal {
                 tracing::warn!(kind, name, error, attempt, "reconciling failed");
-            } else if let Some(untold) = OUTAGE.failed() {
+            } else if is_unanswered {
+                tracing::debug!(kind, name, error, attempt, "reconciling failed");
+                outage_log::log_unanswered(error);
+            } else if let Some(untold) = REFUSED.failed() {
                 tracing::warn!(kind, name, error, attempt, "reconciling failed{untold}");
             } else {
                 tracing::debug!(kind, name, error, attempt, "reconciling failed");

@@ -14,11 +14,35 @@ const OVER: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub struct OutageLog(Mutex<Option<Outage>>);
 
+/// All requests meet the same one.
+static UNANSWERED: OutageLog = OutageLog::new();
+
+/// Logs that the API server gave no answer: one line for all that asks, and then one a minute.
+pub fn log_unanswered(error: &(dyn std::error::Error + 'static)) {
+    if let Some(untold) = UNANSWERED.failed() {
+        tracing::warn!(error, "the API server does not answer; trying again{untold}");
+    }
+}
+
+/// Logs that it answers again, where it was logged that it does not.
+pub fn log_answered() {
+    if UNANSWERED.answered() {
+        tracing::info!("the API server answers again");
+    }
+}
+
+/// Whether a request had no answer. What is answered, such as that a kind is not served, concerns what asked.
+pub const fn is_unanswered(error: &kube::Error) -> bool {
+    !matches!(error, kube::Error::Api(_))
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Outage {
     told: Instant,
     last: Instant,
     untold: u32,
+    /// Something was answered since.
+    is_over: bool,
 }
 
 impl Default for OutageLog {
@@ -39,13 +63,12 @@ impl OutageLog {
         self.failed_at(Instant::now())
     }
 
-    /// Takes note that a request was answered; whether that ends an outage.
+    /// Takes note that a request was answered; whether that ends an outage. Where one request is answered and
+    /// another is not, again and again, that is one outage: its lines are no closer together.
     pub fn answered(&self) -> bool {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .is_some()
+        let mut outage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = outage.as_mut().filter(|outage| !outage.is_over);
+        ended.map(|outage| outage.is_over = true).is_some()
     }
 
     fn failed_at(&self, now: Instant) -> Option<Untold> {
@@ -58,6 +81,7 @@ impl OutageLog {
                 told: now,
                 last: now,
                 untold: 0,
+                is_over: false,
             });
             return Some(Untold(0));
         };
@@ -67,6 +91,7 @@ impl OutageLog {
             return None;
         }
         lasting.told = now;
+        lasting.is_over = false;
         Some(Untold(std::mem::take(&mut lasting.untold)))
     }
 }
@@ -101,11 +126,19 @@ mod tests {
         assert!(log.answered());
         assert!(!log.answered(), "it is over");
         let next = start + Duration::from_secs(151);
-        assert_eq!(log.failed_at(next), Some(Untold(0)));
+        assert_eq!(log.failed_at(next), None, "it comes and goes");
+        assert!(!log.answered(), "what was not told does not end");
         assert_eq!(
             log.failed_at(next + OVER),
             Some(Untold(0)),
             "long after, it is another"
         );
+    }
+
+    #[test]
+    fn only_what_is_not_answered_is_an_outage_of_all() {
+        let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
+        assert!(!is_unanswered(&kube::Error::Api(status.boxed())));
+        assert!(is_unanswered(&kube::Error::Service("connection refused".into())));
     }
 }

@@ -17,7 +17,7 @@ use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, bounded, labels};
-use crate::apiserver::OutageLog;
+use crate::apiserver::{OutageLog, outage_log};
 
 /// What became of an object.
 #[derive(Clone, Debug)]
@@ -241,12 +241,15 @@ pub(super) async fn watch<K>(
     let mut cache_writer = CacheWriter::new(writer);
     let stream = watch_stream(api, config).modify(slim).default_backoff();
     let mut stream = std::pin::pin!(stream);
-    let outage = OutageLog::new();
+    let own = OutageLog::new();
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => {
-                if is_answer(&event) && outage.answered() {
-                    tracing::info!(%kind, "watching again");
+                if is_answer(&event) {
+                    if own.answered() {
+                        tracing::info!(%kind, "watching again");
+                    }
+                    outage_log::log_answered();
                 }
                 if let Some(update) = cache_writer.take(&event) {
                     notify(&update);
@@ -254,7 +257,7 @@ pub(super) async fn watch<K>(
             }
             Err(error) if is_not_served(&error) => {
                 let group = K::group(&());
-                if let Some(untold) = outage.failed() {
+                if let Some(untold) = own.failed() {
                     tracing::error!(
                         "the API server does not serve the kind {kind} of {group}: install its definition, \
                             as docs/install.md says; trying again{untold}"
@@ -262,11 +265,13 @@ pub(super) async fn watch<K>(
                 }
             }
             Err(error) => {
+                let is_unanswered = source(&error).is_some_and(outage_log::is_unanswered);
                 let error = &error as &dyn std::error::Error;
-                if let Some(untold) = outage.failed() {
+                tracing::debug!(%kind, error, "watching failed; trying again");
+                if is_unanswered {
+                    outage_log::log_unanswered(error);
+                } else if let Some(untold) = own.failed() {
                     tracing::warn!(%kind, error, "watching failed; trying again{untold}");
-                } else {
-                    tracing::debug!(%kind, error, "watching failed; trying again");
                 }
             }
         }
@@ -280,13 +285,17 @@ fn is_answer<K>(event: &watcher::Event<K>) -> bool {
 
 /// Whether the kind has no definition: a list of a kind that is served is never not found.
 fn is_not_served(error: &watcher::Error) -> bool {
-    let source = match error {
+    matches!(source(error), Some(kube::Error::Api(status)) if status.code == 404)
+}
+
+/// The error of the request; none where the API server has said in a watch what is wrong.
+fn source(error: &watcher::Error) -> Option<&kube::Error> {
+    match error {
         watcher::Error::InitialListFailed(source)
         | watcher::Error::WatchStartFailed(source)
-        | watcher::Error::WatchFailed(source) => source,
-        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => return false,
-    };
-    matches!(source, kube::Error::Api(status) if status.code == 404)
+        | watcher::Error::WatchFailed(source) => Some(source),
+        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => None,
+    }
 }
 
 #[cfg(test)]

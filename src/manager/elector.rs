@@ -22,7 +22,7 @@ use kube::{Api, Client};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::apiserver::OutageLog;
+use crate::apiserver::{OutageLog, outage_log};
 use crate::leadership::Leadership;
 use crate::telemetry::Chain;
 
@@ -218,6 +218,7 @@ impl Elector {
         let attempted = self.try_to_hold().await;
         if attempted.is_ok() {
             self.outage.answered();
+            outage_log::log_answered();
         }
         attempted
     }
@@ -361,10 +362,17 @@ impl Elector {
 
     /// Logs an error; one that lasts not each time.
     fn warn(&self, error: &ElectionError) {
-        if let Some(untold) = self.outage.failed() {
+        tracing::debug!(error = %Chain(error), "leader election");
+        let is_unanswered = match error {
+            ElectionError::Read(source) | ElectionError::Create(source) | ElectionError::Write(source) => {
+                outage_log::is_unanswered(source)
+            }
+            ElectionError::TimedOut => true,
+        };
+        if is_unanswered {
+            outage_log::log_unanswered(error);
+        } else if let Some(untold) = self.outage.failed() {
             tracing::warn!(error = %Chain(error), "leader election{untold}");
-        } else {
-            tracing::debug!(error = %Chain(error), "leader election");
         }
     }
 
