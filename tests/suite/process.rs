@@ -143,7 +143,7 @@ fn a_misconfigured_provider_ends_at_once_and_names_file_and_field() -> Result<()
 }
 
 #[tokio::test]
-async fn a_provider_is_alive_but_not_ready_before_its_caches_are_filled() -> Result<()> {
+async fn a_provider_is_alive_and_names_the_cache_that_it_waits_for_before_it_is_ready() -> Result<()> {
     let world = World::new("cold").await?;
     let cloud = Cloud::new(&world);
     let gate = Gate::new();
@@ -168,7 +168,7 @@ async fn a_provider_is_alive_but_not_ready_before_its_caches_are_filled() -> Res
     eventually(DEADLINE, "/readyz to say what it waits for", async || {
         let (code, why) = get(&health, "/readyz").await?;
         ensure!(
-            code == 503 && why.contains("waiting for the caches"),
+            code == 503 && why.contains("the caches (InfraMachine)"),
             "{code}: {why}"
         );
         Ok(())
