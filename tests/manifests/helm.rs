@@ -144,11 +144,79 @@ async fn values_of_the_chart_are_where_they_belong_and_others_are_refused() -> R
         "a change restarts nothing"
     );
 
-    for wrong in ["replica=2", "replicas=two", "drivers=null", "image="] {
+    for wrong in [
+        "replica=2",
+        "replicas=two",
+        "drivers=null",
+        "image=",
+        "driver.imag=x",
+        "volumes[0].secret.secretName=x",
+    ] {
         let refused = helm.template(&["--set", wrong]);
         ensure!(refused.is_err(), "{wrong} was taken");
     }
     Ok(())
+}
+
+/// A driver beside the provider is the container that the component `driver-sidecar` has, and what it needs
+/// besides is given by values: variables, arguments, memory, and the files of a Secret for either.
+#[tokio::test]
+async fn values_add_the_container_of_a_driver_and_the_files_of_secrets() -> Result<()> {
+    let helm = Helm::new().await?;
+    let values = json!({
+        "drivers": [{"name": "plugin", "grpc": {"endpoint": "unix:///run/capcmi/driver.sock"}}],
+        "driver": {
+            "image": "registry.test/driver:v1", "args": ["--region=eu-1"],
+            "env": [{"name": "MY_DRIVER_API", "value": "https://cloud.example.com"}],
+            "resources": {"limits": {"memory": "512Mi"}},
+            "volumeMounts": [{"name": "ca", "mountPath": "/etc/my-driver", "readOnly": true}],
+        },
+        "volumes": [
+            {"name": "ca", "secret": {"secretName": "my-driver-ca"}},
+            {"name": "client", "secret": {"secretName": "capcmi-driver-client"}},
+        ],
+        "volumeMounts": [{"name": "client", "mountPath": "/etc/capcmi-driver", "readOnly": true}],
+    });
+    let file = helm.release.folder().join("values.yaml");
+    std::fs::write(&file, values.to_string())?;
+    let path = file.display().to_string();
+    let objects = helm.template(&["--values", &path])?;
+    let pod = |objects: &[Value]| -> Result<Value> {
+        let deployment = find(objects, "Deployment", "capcmi-controller-manager")?;
+        Ok(deployment["spec"]["template"]["spec"].clone())
+    };
+    let rendered = pod(&objects)?;
+    let component = composed(&["driver-sidecar"], "").await?;
+    let mut expected = pod(&component)?;
+    let driver = &mut expected["initContainers"][0];
+    driver["image"] = json!("registry.test/driver:v1");
+    driver["args"] = values["driver"]["args"].clone();
+    driver["resources"]["limits"]["memory"] = json!("512Mi");
+    append(&mut driver["env"], &values["driver"]["env"]);
+    append(&mut driver["volumeMounts"], &values["driver"]["volumeMounts"]);
+    append(
+        &mut expected["containers"][0]["volumeMounts"],
+        &values["volumeMounts"],
+    );
+    append(&mut expected["volumes"], &values["volumes"]);
+    assert_eq!(rendered, expected);
+
+    // Without a container beside it: a driver that is reached over TLS.
+    let objects = helm.template(&["--values", &path, "--set", "driver.image="])?;
+    let rendered = pod(&objects)?;
+    ensure!(rendered.get("initContainers").is_none(), "{rendered}");
+    ensure!(!rendered.to_string().contains("driver-socket"), "{rendered}");
+    ensure!(
+        rendered.to_string().contains("capcmi-driver-client"),
+        "{rendered}"
+    );
+    Ok(())
+}
+
+fn append(list: &mut Value, more: &Value) {
+    if let (Some(list), Some(more)) = (list.as_array_mut(), more.as_array()) {
+        list.extend(more.iter().cloned());
+    }
 }
 
 #[tokio::test]
