@@ -5,6 +5,8 @@ VERSION ?= v0.1.0
 IMG ?= ghcr.io/capcmi/cluster-api-provider-cmi:$(VERSION)
 # Where `make release` puts a clusterctl repository.
 RELEASE_DIR ?= out
+# What makes the release, as its provenance says.
+BUILDER ?= local
 # `yes` adds a CycloneDX SBOM of the binary; wants cargo-cyclonedx (`cargo install --locked cargo-cyclonedx`).
 SBOM ?= no
 
@@ -39,7 +41,7 @@ check-generated: ## Fail when what is generated is not what the code prints; par
 
 .PHONY: release
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=yes).
-	SBOM='$(SBOM)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
+	SBOM='$(SBOM)' BUILDER='$(BUILDER)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
 
 .PHONY: book
 book: ## Build the documentation as a book in out/book and check its links; wants mdbook (`cargo install --locked mdbook`).

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes a clusterctl repository: RELEASE_DIR/infrastructure-capcmi-cmi/VERSION and, where there is none yet, a configuration that
 # points at it.
-# Environment: VERSION, IMG, RELEASE_DIR, KUBECTL, SBOM; `make release` sets them.
+# Environment: VERSION, IMG, RELEASE_DIR, KUBECTL, SBOM, BUILDER; `make release` sets them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -82,6 +82,34 @@ spec:
         provider.cluster.x-k8s.io/type: infrastructure
 OPERATOR
 
+# The same for its `fetchConfig.oci`: an OCI layout as an archive, which `oras cp --from-oci-layout` puts into a registry.
+package=$unfinished/package
+mkdir -p "$package/blobs/sha256"
+# Puts a file into the layout and prints its digest and size as JSON.
+blob() {
+  local digest
+  digest=$(sha256sum < "$1" | cut -d ' ' -f 1)
+  cp "$1" "$package/blobs/sha256/$digest"
+  printf '"digest":"sha256:%s","size":%s' "$digest" "$(stat --format %s "$1")"
+}
+layer() {
+  printf '{"mediaType":"application/yaml",%s,"annotations":{"org.opencontainers.image.title":"%s"}}' "$(blob "$1")" "$2"
+}
+printf '{}' > "$package/config"
+printf '{"schemaVersion":2,"mediaType":"%s","artifactType":"%s","config":{"mediaType":"%s",%s},"layers":[%s,%s]}' \
+  application/vnd.oci.image.manifest.v1+json application/vnd.capcmi.provider \
+  application/vnd.oci.empty.v1+json "$(blob "$package/config")" \
+  "$(layer metadata.yaml metadata.yaml)" \
+  "$(layer "$unfinished/infrastructure-components.yaml" components.yaml)" > "$package/manifest"
+printf '{"schemaVersion":2,"mediaType":"%s","manifests":[{"mediaType":"%s",%s,"annotations":{"%s":"%s"}}]}' \
+  application/vnd.oci.image.index.v1+json application/vnd.oci.image.manifest.v1+json "$(blob "$package/manifest")" \
+  org.opencontainers.image.ref.name "$VERSION" > "$package/index.json"
+printf '{"imageLayoutVersion":"1.0.0"}' > "$package/oci-layout"
+rm "$package/config" "$package/manifest"
+tar --create --file "$unfinished/cluster-api-operator-package.tar" --directory "$package" \
+  --sort=name --owner=0 --group=0 --numeric-owner --mode=go=rX --mtime=@0 blobs index.json oci-layout
+rm -r "$package"
+
 # A package of Helm's is an archive of the chart's folder. The same sources give the same archive.
 VERSION=$VERSION IMG=$IMG KUBECTL=$KUBECTL hack/helm-chart.sh "$unfinished/chart/cluster-api-provider-cmi"
 tar --create --gzip --file "$unfinished/cluster-api-provider-cmi-${VERSION#v}.tgz" --directory "$unfinished/chart" \
@@ -97,6 +125,25 @@ if [ "$SBOM" = yes ]; then
   # No folder of the computer that it was made on.
   sed "s|file://$PWD|file://.|g" "$list.json" > "$unfinished/sbom.cdx.json"
 fi
+
+# What the files were made from, as a statement of in-toto with the provenance of SLSA. It is not signed: in the workflow of a
+# release GitHub signs one of its own.
+subjects=$(cd "$unfinished" && sha256sum -- * | sed 's/^\([0-9a-f]*\)  \(.*\)$/{"name":"\2","digest":{"sha256":"\1"}}/' | paste -sd ,)
+commit=$(git rev-parse --verify --quiet HEAD || true)
+changed=false
+if [ -n "$commit" ] && [ -n "$(git status --porcelain --untracked-files=no)" ]; then
+  changed=true
+fi
+source=
+if [ -n "$commit" ]; then
+  source=$(printf '{"uri":"git+https://github.com/capcmi/cluster-api-provider-cmi","digest":{"gitCommit":"%s"}}' "$commit")
+fi
+printf '{"_type":"%s","subject":[%s],"predicateType":"%s","predicate":{"buildDefinition":{"buildType":"%s",%s,%s},%s}}\n' \
+  https://in-toto.io/Statement/v1 "$subjects" https://slsa.dev/provenance/v1 \
+  https://github.com/capcmi/cluster-api-provider-cmi/blob/main/hack/release.sh \
+  "$(printf '"externalParameters":{"version":"%s","image":"%s","sourceChanged":%s}' "$VERSION" "$IMG" "$changed")" \
+  "\"resolvedDependencies\":[$source]" "\"runDetails\":{\"builder\":{\"id\":\"${BUILDER:-local}\"}}" \
+  > "$unfinished/provenance.intoto.json"
 
 (cd "$unfinished" && sha256sum -- * > checksums.txt)
 chmod 644 "$unfinished"/*

@@ -237,6 +237,101 @@ async fn the_operator_finds_the_components_and_the_metadata_of_the_release() -> 
     Ok(())
 }
 
+/// `fetchConfig.oci` of the operator: the layers of the manifest that the tag names, by their titles.
+#[tokio::test]
+async fn the_package_for_the_operator_is_an_oci_layout_with_the_files_of_the_release() -> Result<()> {
+    let release = Release::make(None).await?;
+    let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
+    let package = tempfile::tempdir()?;
+    output(
+        std::process::Command::new("tar")
+            .arg("--extract")
+            .arg("--file")
+            .arg(folder.join("cluster-api-operator-package.tar"))
+            .arg("--directory")
+            .arg(package.path()),
+    )?;
+    let json = |text: &[u8]| -> Result<Value> { Ok(serde_json::from_slice(text)?) };
+    let layout = json(&std::fs::read(package.path().join("oci-layout"))?)?;
+    assert_eq!(layout["imageLayoutVersion"], "1.0.0");
+    // A blob is what its descriptor says.
+    let blob = |descriptor: &Value| -> Result<Vec<u8>> {
+        let digest = descriptor["digest"].as_str().context("a digest")?;
+        let hex = digest.strip_prefix("sha256:").context("an algorithm")?;
+        let path = package.path().join("blobs/sha256").join(hex);
+        let sum = output(std::process::Command::new("sha256sum").arg(&path))?;
+        ensure!(sum.starts_with(hex), "{sum}");
+        let bytes = std::fs::read(path)?;
+        ensure!(descriptor["size"] == bytes.len(), "{descriptor}");
+        Ok(bytes)
+    };
+    let index = json(&std::fs::read(package.path().join("index.json"))?)?;
+    let tagged = &index["manifests"][0];
+    assert_eq!(
+        tagged["annotations"]["org.opencontainers.image.ref.name"],
+        "v0.1.0"
+    );
+    let manifest = json(&blob(tagged)?)?;
+    assert_eq!(manifest["mediaType"], tagged["mediaType"]);
+    assert_eq!(blob(&manifest["config"])?, b"{}");
+    let layers = manifest["layers"].as_array().context("layers")?;
+    assert_eq!(layers.len(), 2);
+    for (title, file) in [
+        ("metadata.yaml", "metadata.yaml"),
+        ("components.yaml", "infrastructure-components.yaml"),
+    ] {
+        let titled = |layer: &&Value| layer["annotations"]["org.opencontainers.image.title"] == title;
+        let layer = layers
+            .iter()
+            .find(titled)
+            .with_context(|| format!("no {title}"))?;
+        ensure!(blob(layer)? == std::fs::read(folder.join(file))?, "{title}");
+    }
+    Ok(())
+}
+
+/// A statement of in-toto with SLSA's provenance: what was made, from which commit, with which inputs.
+#[tokio::test]
+async fn the_provenance_of_a_release_names_its_files_and_its_commit() -> Result<()> {
+    let release = Release::make(Some("registry.test/capcmi:v9")).await?;
+    let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
+    let statement = std::fs::read(folder.join("provenance.intoto.json"))?;
+    let statement: Value = serde_json::from_slice(&statement)?;
+    assert_eq!(statement["_type"], "https://in-toto.io/Statement/v1");
+    assert_eq!(statement["predicateType"], "https://slsa.dev/provenance/v1");
+    let sums = std::fs::read_to_string(folder.join("checksums.txt"))?;
+    let subjects = statement["subject"].as_array().context("subjects")?;
+    ensure!(subjects.len() == sums.lines().count() - 1, "{subjects:?}");
+    for subject in subjects {
+        let (name, sum) = (&subject["name"], &subject["digest"]["sha256"]);
+        let line = format!(
+            "{}  {}",
+            sum.as_str().unwrap_or_default(),
+            name.as_str().unwrap_or_default()
+        );
+        ensure!(
+            sums.lines().any(|other| other == line),
+            "{line} is not in\n{sums}"
+        );
+    }
+    let definition = &statement["predicate"]["buildDefinition"];
+    assert_eq!(
+        definition["externalParameters"]["image"],
+        "registry.test/capcmi:v9"
+    );
+    assert_eq!(definition["externalParameters"]["version"], "v0.1.0");
+    let mut git = std::process::Command::new("git");
+    let head = git
+        .args(["rev-parse", "HEAD"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    // Sources that came as an archive have no commit.
+    if let Ok(commit) = output(head) {
+        let source = &definition["resolvedDependencies"][0]["digest"]["gitCommit"];
+        assert_eq!(*source, commit.trim());
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_files_of_a_release_are_those_of_its_checksums() -> Result<()> {
     let release = Release::make(None).await?;
