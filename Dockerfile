@@ -1,10 +1,8 @@
 # syntax=docker/dockerfile:1
-# As in rust-toolchain.toml.
-ARG RUST_VERSION=1.95.0
-FROM docker.io/library/rust:${RUST_VERSION}-bookworm AS build
+# As in rust-toolchain.toml. `make pin-images` gives base images their digests, without which nothing is released.
+FROM docker.io/library/rust:1.95.0-bookworm AS build
 # Or rustup would fetch what the toolchain file asks for besides the compiler.
-ARG RUST_VERSION
-ENV RUSTUP_TOOLCHAIN=${RUST_VERSION}
+ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 # All of the workspace: Cargo wants every target that a manifest names, and build scripts read more than sources.
 COPY . .

@@ -56,6 +56,10 @@ docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
 
 .PHONY: test
+.PHONY: pin-images
+pin-images: ## Write the digests of the base images into the Dockerfile; wants CONTAINER_ENGINE (with buildx) and the network.
+	CONTAINER_ENGINE='$(CONTAINER_ENGINE)' hack/pin-base-images.sh
+
 test: test-python ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
 	$(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 

@@ -59,15 +59,60 @@ fn the_image_is_built_with_the_toolchain_of_the_workspace() -> Result<()> {
     };
     let pinned = value(&read("rust-toolchain.toml")?, "channel = ").context("no channel")?;
     let (dockerfile, manifest) = (read("Dockerfile")?, read("Cargo.toml")?);
-    assert_eq!(
-        value(&dockerfile, "ARG RUST_VERSION=").as_deref(),
-        Some(pinned.as_str())
-    );
+    let used = value(&dockerfile, "ENV RUSTUP_TOOLCHAIN=");
+    assert_eq!(used.as_deref(), Some(pinned.as_str()));
+    let base = format!("FROM docker.io/library/rust:{pinned}-");
+    assert!(dockerfile.contains(&base), "no {base}");
     let oldest = value(&manifest, "rust-version = ").context("no rust-version")?;
     assert!(
         pinned.starts_with(&oldest),
         "the workspace says {oldest}, and is tested with {pinned}"
     );
     assert!(dockerfile.contains("--bin capcmi"), "{dockerfile}");
+    Ok(())
+}
+
+/// There is no registry where this runs: the container engine is one that knows a digest for every tag.
+#[test]
+fn base_images_are_pinned_by_the_digest_that_their_tag_has_now() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let dockerfile = folder.path().join("Dockerfile");
+    fs::copy(repository().join("Dockerfile"), &dockerfile)?;
+    let engine = folder.path().join("engine");
+    let pin = |digit: char, flags: &[&str]| -> Result<std::process::Output> {
+        let digest = digit.to_string().repeat(64);
+        fs::write(&engine, format!("#!/bin/sh\necho sha256:{digest}\n"))?;
+        fs::set_permissions(&engine, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        let mut script = std::process::Command::new(repository().join("hack/pin-base-images.sh"));
+        script
+            .args(flags)
+            .env("CONTAINER_ENGINE", &engine)
+            .env("DOCKERFILE", &dockerfile);
+        Ok(script.output()?)
+    };
+    for digit in ['a', 'b'] {
+        let done = pin(digit, &[])?;
+        assert!(done.status.success(), "{done:?}");
+        let pinned = fs::read_to_string(&dockerfile)?;
+        let digest = format!("@sha256:{}", digit.to_string().repeat(64));
+        let bases: Vec<_> = pinned.lines().filter(|line| line.starts_with("FROM ")).collect();
+        assert!(
+            bases.len() == 2 && bases.iter().all(|line| line.matches("@sha256:").count() == 1),
+            "{bases:?}"
+        );
+        assert!(bases.iter().all(|line| line.contains(&digest)), "{bases:?}");
+        assert!(bases[0].ends_with(" AS build"), "{bases:?}");
+    }
+    assert!(pin('a', &["--check"])?.status.success());
+    fs::write(&dockerfile, "FROM scratch:latest\n")?;
+    let refused = pin('a', &["--check"])?;
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        said.contains("scratch:latest") && said.contains("make pin-images"),
+        "{said}"
+    );
+    let none = pin('x', &[])?;
+    assert!(!none.status.success(), "`xxx…` was taken for a digest");
     Ok(())
 }
