@@ -6,7 +6,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
 use crate::machine::adoption::Adoption;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
-use cmi_driver::Code;
+use cmi_driver::{Code, PowerState};
 
 #[cfg(test)]
 mod tests;
@@ -36,6 +36,16 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
             has_no_failure(before),
             warning(Code::InvalidArgument.name(), "Validate", invalid.to_string()),
         ),
+        Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Failed) => {
+            let text = format!(
+                "the driver says that the VM {} will not run again",
+                vm.provider_id
+            );
+            (
+                is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_FAILED),
+                warning(reason::VIRTUAL_MACHINE_FAILED, "GetMachineStatus", text),
+            )
+        }
         Outcome::Provisioned(vm) if before.is_provisioned() => {
             let text = format!("the VM {} is back", vm.provider_id);
             let was_lost = matches!(

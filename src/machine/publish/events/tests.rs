@@ -43,6 +43,43 @@ fn said(before: MachineFixture, outcome: &Outcome) -> (Option<Note>, Option<Note
 }
 
 #[test]
+fn a_vm_that_crashed_is_said_once() {
+    let Outcome::Provisioned(mut vm) = vm() else {
+        panic!("it is provisioned");
+    };
+    vm.power_state = Some(PowerState::Failed);
+    let (first, again) = said(machine().provisioned(), &Outcome::Provisioned(vm));
+    let first = first.unwrap();
+    assert!(
+        first.warning && first.reason == "VirtualMachineFailed",
+        "{first:?}"
+    );
+    assert!(again.is_none(), "{again:?}");
+}
+
+#[test]
+fn what_others_end_as_a_rule_is_said_once_where_they_have_not() {
+    let late = || world().without_owner().seconds_later(60);
+    for (plan, why) in [
+        (late().plan(machine()), "WaitingForOwner"),
+        (late().paused().plan(machine()), "Paused"),
+        (
+            world().without_cluster().seconds_later(60).plan(machine()),
+            "ClusterNotFound",
+        ),
+    ] {
+        let (first, again) = said(machine(), &blocked(plan));
+        assert_eq!(first.map(|note| note.reason).as_deref(), Some(why));
+        assert!(again.is_none(), "{again:?}");
+    }
+    assert!(
+        said(machine(), &blocked(world().paused().plan(machine())))
+            .0
+            .is_none()
+    );
+}
+
+#[test]
 fn whatever_goes_wrong_is_said_once() {
     let cause = || InvalidSecret::NoBootstrapData("boot".to_owned());
     let no_secrets = |during| Outcome::NoSecrets {
