@@ -34,6 +34,10 @@ generate: ## Write config/crd, config/rbac, config/policy and the tables of the 
 	$(CARGO) run -q --bin capcmi -- manifests --write config
 	$(CARGO) run -q -p xtask -- docs README.md docs/*.md
 
+.PHONY: record-failures
+record-failures: ## Cause every failure of docs/operations.md and record anew what is to be seen of it; then `make generate`.
+	CAPCMI_RECORD_FAILURES=1 $(CARGO) test --locked --test suite failures:: -- --test-threads=2
+
 .PHONY: check-generated
 check-generated: ## Fail when what is generated is not what the code prints; part of the tests.
 	$(CARGO) test -q --test manifests committed
@@ -52,14 +56,14 @@ book: ## Build the documentation as a book in out/book and check its links; want
 docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 	$(CONTAINER_ENGINE) build --tag '$(IMG)' .
 
-# It links libvirt's C library, which is needed for nothing else.
-WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
-
-.PHONY: test
 .PHONY: pin-images
 pin-images: ## Write the digests of the base images into the Dockerfile; wants CONTAINER_ENGINE (with buildx) and the network.
 	CONTAINER_ENGINE='$(CONTAINER_ENGINE)' hack/pin-base-images.sh
 
+# It links libvirt's C library, which is needed for nothing else.
+WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
+
+.PHONY: test
 test: test-python ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
 	$(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 

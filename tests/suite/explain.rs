@@ -1,9 +1,7 @@
 //! What an operator asks, who has not read the source: why, what next, and when it is tried again. Asked of
 //! `kubectl`, the log, `/metrics` and `capcmi describe`.
 
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use capcmi::api::conditions;
 use capcmi::api::labels;
 use kube::ResourceExt;
@@ -14,39 +12,8 @@ use serde_json::json;
 use crate::support::by_hand::{event, message, says};
 use crate::support::fleet::objects;
 use crate::support::metrics::sample;
-use crate::support::world::run;
+use crate::support::shown::{column, describe};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, Stage, World};
-
-/// What `capcmi describe` prints.
-fn describe(world: &World, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
-    command
-        .arg("describe")
-        .args(arguments)
-        .args(["--namespace", &world.namespace, "--kubeconfig"])
-        .arg(world.management.admin_kubeconfig())
-        .arg("--drivers-config")
-        .arg(world.folder.join("provider-drivers.yaml"));
-    run(&mut command)
-}
-
-/// What stands under a title in the first row that kubectl prints.
-fn column(text: &str, title: &str) -> Result<String> {
-    let mut lines = text.lines();
-    let titles = lines.next().context("kubectl printed nothing")?;
-    let start = titles
-        .find(title)
-        .with_context(|| format!("no column {title} in {titles}"))?;
-    let after = &titles[start + title.len()..];
-    let gap = after.len() - after.trim_start().len();
-    let end = (!after.trim().is_empty()).then_some(start + title.len() + gap);
-    let line = lines.next().context("kubectl printed no row")?;
-    let cell = match end {
-        Some(end) => line.get(start..end.min(line.len())),
-        None => line.get(start..),
-    };
-    Ok(cell.unwrap_or_default().trim().to_owned())
-}
 
 #[tokio::test]
 #[expect(

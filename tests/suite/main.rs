@@ -9,6 +9,7 @@ mod crash_points;
 mod diagnostics;
 mod ec2;
 mod explain;
+mod failures;
 mod fallbacks;
 mod hanging;
 mod health_check;

@@ -151,14 +151,6 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_reported_once(
     ByHand::create_all(&machines).await?;
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
     all_become(&world, "machines", &names, is_up).await?;
-    let reachable = async |is: &str| {
-        let shown = format!("capcmi_driver_reachable{{driver=\"simulated\"}} {is}");
-        eventually(DEADLINE, &shown, async || {
-            ensure!(provider.metrics().await?.contains(&shown));
-            Ok(())
-        })
-        .await
-    };
     let cluster = ["get", "infracluster", "c", "-o"];
     let path = "jsonpath={.status.conditions[?(@.type==\"DriverReachable\")].status}";
     let reported = async |is: &str| {
@@ -169,14 +161,14 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_reported_once(
         })
         .await
     };
-    reachable("1").await?;
+    provider.finds_driver_reachable(true).await?;
     reported("True").await?;
 
     let before = audit::writes(&world)?.len();
     plugin.kill();
-    reachable("0").await?;
+    provider.finds_driver_reachable(false).await?;
     plugin.listen(&world).await?;
-    reachable("1").await?;
+    provider.finds_driver_reachable(true).await?;
     // Lists of the inventory: what the return leads to has happened.
     let lists = || -> Result<usize> {
         let calls = cloud.calls()?;

@@ -11,7 +11,6 @@ use management_cluster::eventually;
 use serde_json::json;
 
 use crate::support::by_hand::{condition, says};
-use crate::support::provider::Replica;
 use crate::support::world::run;
 use crate::support::{Authority, ByHand, Cloud, DEADLINE, Fleet, Plugin, Provider, World};
 
@@ -27,7 +26,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     let up = ByHand::new(&world, "one", "up").create().await?;
-    reachable(&provider, 0).await?;
+    provider.finds_driver_reachable(false).await?;
     plugin.listen(&world).await?;
     let before = up.provisioned().await?;
     let shown = r#"capcmi_driver_info{driver="simulated",name="simulated.capcmi.io",version=""#;
@@ -45,7 +44,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
         "Ready was touched: {:?}",
         condition(&during, READY)
     );
-    reachable(&provider, 0).await?;
+    provider.finds_driver_reachable(false).await?;
     let waiting = late
         .until("a machine that waits", |machine| {
             says(machine, READY, "False", "Unavailable")
@@ -65,7 +64,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
         condition(&after, READY) == condition(&before, READY),
         "Ready was touched"
     );
-    reachable(&provider, 1).await?;
+    provider.finds_driver_reachable(true).await?;
     cloud.holds(2).await?;
     for name in ["up", "late"] {
         let creates = cloud.count(Operation::CreateMachine, name)?;
@@ -231,14 +230,4 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
     });
     ensure!(failed.is_none(), "{failed:?}");
     Ok(())
-}
-
-async fn reachable(provider: &Replica, value: u8) -> Result<()> {
-    let line = format!(r#"capcmi_driver_reachable{{driver="simulated"}} {value}"#);
-    eventually(DEADLINE, &line, async || {
-        let metrics = provider.metrics().await?;
-        ensure!(metrics.lines().any(|shown| shown == line), "{metrics}");
-        Ok(())
-    })
-    .await
 }

@@ -16,6 +16,7 @@ pub mod fleet;
 pub mod metrics;
 pub mod plugin;
 pub mod provider;
+pub mod shown;
 pub mod stage;
 pub mod world;
 

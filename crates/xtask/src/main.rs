@@ -5,6 +5,7 @@
 mod api;
 mod compliance;
 mod errors;
+mod failures;
 mod flags;
 mod metrics;
 mod profile;
@@ -94,6 +95,7 @@ fn block(name: &str) -> Result<String> {
         "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
         "reasons by symptom" => reasons::table()?,
+        _ if let Some(when) = name.strip_prefix("failures ") => failures::table(when)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("nothing is known by the name `{name}`"),
     })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use management_cluster::Process;
+use management_cluster::{Process, eventually};
 pub use testbed::get;
 use testbed::{Launch, Launched};
 
@@ -144,6 +144,18 @@ impl Replica {
         let (code, body) = get(&self.diagnostics, "/metrics").await?;
         ensure!(code == 200, "/metrics answered {code}: {body}");
         Ok(body)
+    }
+
+    /// Waits until it says at /metrics whether the driver `simulated` can be reached.
+    pub async fn finds_driver_reachable(&self, reachable: bool) -> Result<()> {
+        let value = u8::from(reachable);
+        let line = format!(r#"capcmi_driver_reachable{{driver="simulated"}} {value}"#);
+        eventually(DEADLINE, &line, async || {
+            let metrics = self.metrics().await?;
+            ensure!(metrics.lines().any(|shown| shown == line), "{metrics}");
+            Ok(())
+        })
+        .await
     }
 
     /// Whether it says at /metrics that it leads.

@@ -1,0 +1,367 @@
+//! What is to be seen of a failure, in the words that every run has in common, held against what is recorded
+//! in the repository: the table of docs/operations.md is made from that.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use management_cluster::eventually;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::support::provider::Replica;
+use crate::support::shown::{column, describe};
+use crate::support::{DEADLINE, World};
+
+/// Set, what is seen is recorded; else it has to be what is recorded.
+const RECORD: &str = "CAPCMI_RECORD_FAILURES";
+
+/// A failure, and what is to be seen of it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Seen {
+    /// The failure, as a person would say it.
+    pub failure: String,
+    /// The table that it belongs into.
+    pub when: String,
+    /// What `kubectl get inframachines -o wide` says of the machine.
+    pub kubectl: Shown,
+    /// Conditions besides `Ready` that are not as they should be, which `kubectl describe` shows.
+    pub conditions: Vec<String>,
+    /// Warnings of the machine.
+    pub events: Vec<String>,
+    /// Lines of the log at its default level.
+    pub log: Vec<String>,
+    /// Samples of /metrics.
+    pub metrics: Vec<String>,
+    /// What `capcmi describe machine` says is to be done.
+    pub next: Vec<String>,
+}
+
+/// A row of kubectl.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Shown {
+    /// It has one.
+    #[serde(rename_all = "camelCase")]
+    Row {
+        ready: String,
+        reason: String,
+        message: String,
+        reachable: String,
+        paused: String,
+        /// Whether there is a time of the next try.
+        next_try: bool,
+    },
+    /// The object is gone.
+    Gone,
+    /// The API server does not answer kubectl either.
+    Unanswered,
+}
+
+/// What a case has caused.
+pub struct Failure<'a> {
+    /// Name of the record.
+    pub name: &'a str,
+    /// The machine, where it is one that fails.
+    pub machine: Option<&'a str>,
+}
+
+/// Where the records are.
+pub fn records() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/failures/records")
+}
+
+/// Waits until all that is to be seen of a failure is what is recorded of it; or records it.
+///
+/// What is seen comes one after the other, and a busy computer takes longer: each look is at all of it, and
+/// the last one counts.
+pub async fn hold_against_record(world: &World, provider: &Replica, failure: Failure<'_>) -> Result<()> {
+    let path = records().join(format!("{}.json", failure.name));
+    let (title, when) = super::FAILURES
+        .iter()
+        .find_map(|(name, title, when)| (*name == failure.name).then_some((*title, *when)))
+        .with_context(|| format!("{} is not in the list of failures", failure.name))?;
+    let look = async || {
+        let mut seen = look(world, provider, &failure).await?;
+        title.clone_into(&mut seen.failure);
+        when.clone_into(&mut seen.when);
+        anyhow::Ok(seen)
+    };
+    if std::env::var_os(RECORD).is_some() {
+        let mut before = look().await?;
+        let settled = eventually(DEADLINE, "twice the same to be seen", async || {
+            tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+            let now = look().await?;
+            let same = std::mem::replace(&mut before, now.clone()) == now;
+            ensure!(same, "it changes");
+            Ok(now)
+        })
+        .await?;
+        let text = serde_json::to_string_pretty(&settled)? + "\n";
+        return fs::write(&path, text).with_context(|| path.display().to_string());
+    }
+    let text = fs::read_to_string(&path)
+        .with_context(|| format!("{} is missing: `make record-failures` writes it", path.display()))?;
+    let recorded: Seen = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let what = format!(
+        "what is recorded in {} to be seen; if it has changed on purpose, `make record-failures generate`",
+        path.display()
+    );
+    eventually(DEADLINE, &what, async || {
+        let seen = look().await?;
+        ensure!(seen == recorded, "{seen:#?}\nand not\n{recorded:#?}");
+        Ok(())
+    })
+    .await
+}
+
+async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Result<Seen> {
+    let in_common = |text: &str| in_common(text, world);
+    let Some(machine) = failure.machine else {
+        let log = outage_lines(&provider.log()?).into_iter().collect();
+        return Ok(Seen {
+            failure: String::new(),
+            when: String::new(),
+            kubectl: Shown::Unanswered,
+            conditions: Vec::new(),
+            events: Vec::new(),
+            log,
+            metrics: Vec::new(),
+            next: Vec::new(),
+        });
+    };
+    let (kubectl, conditions, next) = match world.kubectl(&["get", "inframachines", machine, "-o", "wide"]) {
+        Ok(text) => {
+            let cell = |title| column(&text, title);
+            let row = Shown::Row {
+                ready: cell("READY")?,
+                reason: cell("REASON")?,
+                message: in_common(&cell("MESSAGE")?),
+                reachable: cell("REACHABLE")?,
+                paused: cell("PAUSED")?,
+                next_try: !cell("NEXT TRY")?.is_empty(),
+            };
+            let object: Value =
+                serde_json::from_str(&world.kubectl(&["get", "inframachine", machine, "-o", "json"])?)?;
+            let next = next_steps(&describe(world, &["machine", machine])?);
+            let next = next.iter().map(|step| in_common(step)).collect();
+            (row, abnormal(&object, &in_common), next)
+        }
+        Err(error) if error.to_string().contains("NotFound") => (Shown::Gone, Vec::new(), Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let events = warnings(world, machine)?;
+    let log = lines_of(&provider.log()?, &format!("{}/{machine}", world.namespace));
+    let mut reasons: BTreeSet<String> = events.iter().map(|(reason, _)| reason.clone()).collect();
+    if let Shown::Row { reason, .. } = &kubectl {
+        reasons.insert(reason.clone());
+    }
+    Ok(Seen {
+        failure: String::new(),
+        when: String::new(),
+        kubectl,
+        conditions,
+        events: events
+            .into_iter()
+            .map(|(reason, message)| format!("{reason}: {}", in_common(&message)))
+            .collect(),
+        log: log.into_iter().collect(),
+        metrics: samples(&provider.metrics().await?, &world.namespace, &reasons),
+        next,
+    })
+}
+
+/// Conditions that are not as they should be, without what `Ready` says in the same words.
+fn abnormal(object: &Value, in_common: &impl Fn(&str) -> String) -> Vec<String> {
+    let conditions = object["status"]["conditions"].as_array();
+    let text = |condition: &Value, key: &str| condition[key].as_str().unwrap_or_default().to_owned();
+    let all = conditions.into_iter().flatten();
+    let shown = all
+        .filter(|condition| {
+            let (type_, status) = (text(condition, "type"), text(condition, "status"));
+            let bad = if ["Paused", "Deleting"].contains(&type_.as_str()) {
+                "True"
+            } else {
+                "False"
+            };
+            type_ != "Ready" && status == bad
+        })
+        .map(|condition| {
+            format!(
+                "{}={} {}: {}",
+                text(condition, "type"),
+                text(condition, "status"),
+                text(condition, "reason"),
+                in_common(&text(condition, "message"))
+            )
+        });
+    let mut shown: Vec<_> = shown.collect();
+    shown.sort();
+    shown
+}
+
+/// Reason and message of the warnings about a machine.
+fn warnings(world: &World, machine: &str) -> Result<BTreeSet<(String, String)>> {
+    let selector = format!("involvedObject.kind=InfraMachine,involvedObject.name={machine},type=Warning");
+    let list = world.kubectl(&["get", "events", "--field-selector", &selector, "-o", "json"])?;
+    let list: Value = serde_json::from_str(&list)?;
+    let text = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
+    let items = list["items"].as_array().context("a list of events")?;
+    Ok(items
+        .iter()
+        .map(|event| (text(event, "reason"), text(event, "message")))
+        .collect())
+}
+
+/// The warnings of the log about a machine: what is said, code and condition.
+fn lines_of(log: &str, machine: &str) -> BTreeSet<String> {
+    let marked = format!("machine=\"{machine}\"");
+    log.lines()
+        .filter(|line| is_warning(line) && line.contains(&marked))
+        .filter_map(|line| {
+            let (said, fields) = line.split_once(" machine=")?;
+            let said = said.rsplit_once(": ").map_or(said, |(_, said)| said);
+            let field = |name: &str| {
+                let (_, rest) = fields.split_once(&format!(" {name}=\""))?;
+                Some(format!(" {name}={}", rest.split_once('"')?.0))
+            };
+            Some(
+                [Some(said.to_owned()), field("code"), field("condition")]
+                    .into_iter()
+                    .flatten()
+                    .collect(),
+            )
+        })
+        .collect()
+}
+
+/// What the log says at its default level of an API server that does not answer, without why.
+fn outage_lines(log: &str) -> BTreeSet<String> {
+    const SAID: &str = "the API server does not answer";
+    let told = log.lines().filter(|line| is_warning(line) && line.contains(SAID));
+    told.map(|_| SAID.to_owned()).collect()
+}
+
+fn is_warning(line: &str) -> bool {
+    line.contains(" WARN ") || line.contains(" ERROR ")
+}
+
+/// The samples that show a failure with one of these reasons, and drivers that are not as they should be.
+fn samples(text: &str, namespace: &str, reasons: &BTreeSet<String>) -> Vec<String> {
+    let shows = |name: &str, value: f64| {
+        let has = |label: &str| {
+            reasons
+                .iter()
+                .any(|reason| name.contains(&format!("{label}=\"{reason}\"")))
+        };
+        match name.split('{').next().unwrap_or_default() {
+            "capcmi_machines" => value > 0.0 && has("reason"),
+            "capcmi_driver_calls_total" => value > 0.0 && has("code"),
+            "capcmi_driver_reachable" => value < 1.0,
+            "capcmi_driver_breakers" | "capcmi_driver_capacity_queue" => value > 0.0,
+            _ => false,
+        }
+    };
+    let all = text.lines().filter_map(|line| line.rsplit_once(' '));
+    let parsed = all.filter_map(|(name, value)| Some((name, value.parse::<f64>().ok()?)));
+    let mut found: Vec<_> = parsed
+        .filter(|(name, value)| shows(name, *value))
+        .map(|(name, value)| {
+            let name = name.replace(&format!(",namespace=\"{namespace}\""), "");
+            // How many there are is the business of the case.
+            if value > 0.0 { name } else { format!("{name} 0") }
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// The section of a page that says what to do next.
+fn next_steps(page: &str) -> Vec<String> {
+    page.lines()
+        .skip_while(|line| !line.starts_with("What to do next"))
+        .skip(1)
+        .take_while(|line| line.is_empty() || line.starts_with(' '))
+        .map(|line| line.trim().to_owned())
+        .filter(|line| !line.is_empty())
+        .collect()
+}
+
+/// A text without what is another in every run: names of the case, places, ids, times and spans.
+fn in_common(text: &str, world: &World) -> String {
+    let folder = world.folder.display().to_string();
+    let text = text
+        .replace(&folder, "/run/capcmi")
+        .replace(&world.namespace, "team-a");
+    let is_end = |c: char| c.is_whitespace() || "`,;()\"'<>=".contains(c);
+    let mut common = String::new();
+    let mut rest = text.as_str();
+    while !rest.is_empty() {
+        let length = rest.find(is_end).unwrap_or(rest.len());
+        let (token, after) = rest.split_at(length);
+        common += &token_in_common(token, after);
+        let next = after.chars().next().map_or(0, char::len_utf8);
+        common += &after[..next];
+        rest = &after[next..];
+    }
+    common
+}
+
+fn token_in_common(token: &str, after: &str) -> String {
+    let bare = token.trim_end_matches(['.', ':']);
+    let end = &token[bare.len()..];
+    let is_uuid = |text: &str| text.len() == 36 && text.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    let common = if is_uuid(bare) {
+        "UID"
+    } else if bare.parse::<Timestamp>().is_ok() {
+        "TIME"
+    } else if bare.starts_with("simulated://") {
+        "simulated://zone-a/ID"
+    } else if let Some(port) = bare.strip_prefix("127.0.0.1:")
+        && port.parse::<u16>().is_ok()
+    {
+        "127.0.0.1:PORT"
+    } else if bare.parse::<f64>().is_ok() && [" s", " min"].iter().any(|unit| after.starts_with(unit)) {
+        "N"
+    } else {
+        bare
+    };
+    format!("{common}{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_that_mean_something_stay() {
+        for (token, after, common) in [
+            ("3", " VMs", "3"),
+            ("1.5", " s", "N"),
+            ("2026-11-23T12:00:00Z.", "", "TIME."),
+            ("0b0f8a3e-5f0c-4a53-9d0a-7a2f1c6f4b1d", "", "UID"),
+            ("simulated://zone-b/x", "`", "simulated://zone-a/ID"),
+            ("spec.driver", "`", "spec.driver"),
+        ] {
+            assert_eq!(token_in_common(token, after), common);
+        }
+    }
+
+    #[test]
+    fn only_samples_of_the_failure_are_kept() {
+        let text = "capcmi_machines{phase=\"Pending\",driver=\"d\",namespace=\"ns\",reason=\"Internal\"} 2\n\
+            capcmi_machines{phase=\"Pending\",driver=\"d\",namespace=\"ns\",reason=\"Ready\"} 2\n\
+            capcmi_driver_reachable{driver=\"d\"} 0\n";
+        let kept = samples(text, "ns", &["Internal".to_owned()].into());
+        assert_eq!(
+            kept,
+            [
+                "capcmi_driver_reachable{driver=\"d\"} 0",
+                "capcmi_machines{phase=\"Pending\",driver=\"d\",reason=\"Internal\"}"
+            ]
+        );
+    }
+}
