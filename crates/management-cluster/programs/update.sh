@@ -40,7 +40,9 @@ start() {
     cd cluster-api
     start cluster-api
     go mod edit -require="sigs.k8s.io/cluster-api@$cluster_api" -require="sigs.k8s.io/cluster-api/api@$cluster_api"
-    go mod edit -tool=sigs.k8s.io/cluster-api/core -tool=sigs.k8s.io/cluster-api/cmd/clusterctl
+    for program in core cmd/clusterctl bootstrap/kubeadm controlplane/kubeadm; do
+        go mod edit -tool="sigs.k8s.io/cluster-api/$program"
+    done
     go mod tidy
 )
 

@@ -1,26 +1,23 @@
-//! Cluster API's own installation of the core manager, made fit for a core that runs as a plain process.
+//! Cluster API's own installation of one of its managers, made fit for one that runs as a plain process.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-use crate::Programs;
-
-/// What Cluster API installs for its core manager, except what runs it in a Pod.
+/// What Cluster API installs for a manager, except what runs it in a Pod.
 pub(crate) struct Components {
     /// Namespace, kinds, `ServiceAccount` and permissions.
     pub installation: Vec<Value>,
-    /// The registrations of the admission webhooks, which only a running core can answer.
+    /// The registrations of the admission webhooks, which only a running manager can answer.
     pub webhooks: Vec<Value>,
 }
 
 impl Components {
-    /// Reads the components, with every webhook pointing at a core that listens on `port` of the loopback
+    /// Reads the components, with every webhook pointing at a manager that listens on `port` of the loopback
     /// interface with a certificate of `authority`.
-    pub(crate) fn read(programs: &Programs, port: u16, authority: &str) -> Result<Self> {
-        let path = &programs.core_components;
+    pub(crate) fn read(path: &Path, port: u16, authority: &str) -> Result<Self> {
         let objects = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         let objects: Vec<Value> = serde_json::from_slice(&objects)?;
         let mut components = Self {

@@ -2,20 +2,21 @@
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use bytes::Bytes;
-use http_body_util::Empty;
-use hyper_util::{
-    client::legacy::{Client as HttpClient, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use k8s_openapi::api::rbac::v1::ClusterRole;
-use kube::{Api, Client};
+use anyhow::{Context, Result};
+use kube::Client;
 use tokio::sync::Mutex;
 
 use crate::{
-    Programs, api_server::ApiServer, apply::apply, authority::Authority, components::Components,
-    eventually::eventually, kubeconfig, port::with_free_ports, process::Process, run_folder::RunFolder,
+    Programs,
+    api_server::ApiServer,
+    apply::apply,
+    authority::Authority,
+    components::Components,
+    kubeconfig,
+    manager::{self, Ports, START_DEADLINE},
+    port::with_free_ports,
+    process::Process,
+    run_folder::RunFolder,
     service_account, webhooks,
 };
 
@@ -25,21 +26,8 @@ const SERVICE_ACCOUNT: &str = "capi-manager";
 /// The role that core is bound to; it is filled by the clusterrole-aggregation controller.
 pub const AGGREGATED_ROLE: &str = "capi-aggregated-manager-role";
 
-const START_DEADLINE: Duration = Duration::from_mins(1);
 /// As much as a Pod gets.
 const STOP_GRACE: Duration = Duration::from_secs(30);
-
-/// Every feature on that the provider has something to do with, and no waiting that only
-/// spares a busy API server.
-const FLAGS: &[&str] = &[
-    "--leader-elect=false",
-    "--insecure-diagnostics",
-    "--feature-gates=ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates=true,ReconcilerRateLimiting=false",
-    "--kube-api-qps=1000",
-    "--kube-api-burst=2000",
-    "--clustercache-client-qps=1000",
-    "--clustercache-client-burst=2000",
-];
 
 /// Cluster API's core manager, which can be stopped and started again.
 ///
@@ -93,7 +81,7 @@ impl CoreManager {
             return Ok(());
         }
         let client = api_server.admin_client().await?;
-        wait_for_permissions(&client).await?;
+        manager::wait_for_role(&client, AGGREGATED_ROLE).await?;
         let own = service_account::kubeconfig(api_server, NAMESPACE, SERVICE_ACCOUNT).await?;
         kubeconfig::write(self.kubeconfig(), &own)?;
         let installed = state.webhook_port;
@@ -107,7 +95,7 @@ impl CoreManager {
             let mut process =
                 Process::start(folder, "core", &self.command(webhook_port, health, diagnostics))?;
             process
-                .wait_until(START_DEADLINE, async || is_ready(health).await)
+                .wait_until(START_DEADLINE, async || manager::is_ready(health).await)
                 .await?;
             Ok((webhook_port, process))
         };
@@ -137,15 +125,12 @@ impl CoreManager {
     }
 
     fn command(&self, webhook_port: u16, health: u16, diagnostics: u16) -> Command {
-        let mut command = Command::new(&self.programs.core);
-        command
-            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
-            .arg(format!("--webhook-cert-dir={}", self.certificates.display()))
-            .arg(format!("--webhook-port={webhook_port}"))
-            .arg(format!("--health-addr=127.0.0.1:{health}"))
-            .arg(format!("--diagnostics-address=127.0.0.1:{diagnostics}"))
-            .args(FLAGS);
-        command
+        let ports = Ports {
+            webhook: webhook_port,
+            health,
+            diagnostics,
+        };
+        manager::command(&self.programs.core, &self.kubeconfig(), &self.certificates, ports)
     }
 
     fn kubeconfig(&self) -> PathBuf {
@@ -153,7 +138,7 @@ impl CoreManager {
     }
 
     fn components(&self, webhook_port: u16) -> Result<Components> {
-        Components::read(&self.programs, webhook_port, &self.authority)
+        Components::read(&self.programs.core_components, webhook_port, &self.authority)
     }
 
     async fn apply_installation(&self, client: &Client, webhook_port: u16) -> Result<()> {
@@ -162,30 +147,4 @@ impl CoreManager {
         }
         Ok(())
     }
-}
-
-/// Without its permissions core would back off from what it may not read.
-async fn wait_for_permissions(client: &Client) -> Result<()> {
-    let roles: Api<ClusterRole> = Api::all(client.clone());
-    eventually(START_DEADLINE, "the aggregation of core's role", async || {
-        let role = roles.get(AGGREGATED_ROLE).await?;
-        ensure!(
-            !role.rules.unwrap_or_default().is_empty(),
-            "{AGGREGATED_ROLE} has no rules"
-        );
-        Ok(())
-    })
-    .await
-}
-
-async fn is_ready(port: u16) -> bool {
-    let Ok(uri) = format!("http://127.0.0.1:{port}/readyz").parse() else {
-        return false;
-    };
-    let client: HttpClient<HttpConnector, Empty<Bytes>> =
-        HttpClient::builder(TokioExecutor::new()).build_http();
-    client
-        .get(uri)
-        .await
-        .is_ok_and(|answer| answer.status().is_success())
 }

@@ -256,6 +256,8 @@ struct KubeletConfiguration {
 /// The files that a cloud-config writes.
 fn files_of(user_data: &[u8]) -> Result<Vec<CloudConfigFile>> {
     let text = std::str::from_utf8(user_data).context("the bootstrap data is not text")?;
+    // cloud-init renders what begins with this as a template; nothing here refers to its variables.
+    let text = text.strip_prefix("## template: jinja\n").unwrap_or(text);
     if !text.starts_with("#cloud-config") {
         bail!("the bootstrap data is no cloud-config");
     }

@@ -2,9 +2,9 @@
 //! and Cluster API's core manager, built from their published Go modules, without containers.
 //!
 //! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines
-//! ([`stand_in`]), the guests' kubelets ([`hollow_kubelet`]), a proxy that fails and delays requests on
-//! purpose ([`proxy`]), and another controller of machines, whose machines Cluster API takes over
-//! ([`machine_controller_manager`]).
+//! ([`stand_in`]) and with them ([`kubeadm`]), the guests' kubelets ([`hollow_kubelet`]), a proxy that fails
+//! and delays requests on purpose ([`proxy`]), and another controller of machines, whose machines Cluster API
+//! takes over ([`machine_controller_manager`]).
 
 mod api_server;
 mod apply;
@@ -16,8 +16,10 @@ mod core_manager;
 mod etcd;
 mod eventually;
 pub mod hollow_kubelet;
+pub mod kubeadm;
 mod kubeconfig;
 pub mod machine_controller_manager;
+mod manager;
 mod port;
 mod process;
 mod programs;

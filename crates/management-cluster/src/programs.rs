@@ -14,7 +14,10 @@ use anyhow::{Context, Result, ensure};
 
 use self::{
     build::build_missing,
-    go_module::{CLUSTER_API, GoModule, HELM, KUBERNETES, MACHINE_CONTROLLER_MANAGER},
+    go_module::{
+        CLUSTER_API, GoModule, HELM, KUBEADM_BOOTSTRAP, KUBEADM_CONTROL_PLANE, KUBERNETES,
+        MACHINE_CONTROLLER_MANAGER, Package,
+    },
 };
 
 pub use self::go_module::{
@@ -76,6 +79,61 @@ impl MachineControllerManagerPrograms {
         tokio::task::spawn_blocking(find_machine_controller_manager)
             .await
             .context("the search for machine-controller-manager was interrupted")?
+    }
+}
+
+/// Paths of one of Cluster API's kubeadm providers, both of which exist. They are apart from [`Programs`]:
+/// what needs none of them does not wait for their build.
+#[derive(Debug, Clone)]
+pub(crate) struct KubeadmProgram {
+    /// Its manager.
+    pub manager: PathBuf,
+    /// Its own installation, as [`Programs::core_components`].
+    pub components: PathBuf,
+}
+
+impl KubeadmProgram {
+    /// The bootstrap provider, as [`Programs::find`] finds core, always from the cache.
+    ///
+    /// # Errors
+    /// As those of [`Programs::find`].
+    pub(crate) async fn bootstrap(programs: &Programs) -> Result<Self> {
+        Self::find(programs, &KUBEADM_BOOTSTRAP, "bootstrap/kubeadm/config/default").await
+    }
+
+    /// The control plane provider, in the same way.
+    ///
+    /// # Errors
+    /// As those of [`Programs::find`].
+    pub(crate) async fn control_plane(programs: &Programs) -> Result<Self> {
+        Self::find(
+            programs,
+            &KUBEADM_CONTROL_PLANE,
+            "controlplane/kubeadm/config/default",
+        )
+        .await
+    }
+
+    async fn find(
+        programs: &Programs,
+        package: &'static Package,
+        kustomization: &'static str,
+    ) -> Result<Self> {
+        let kubectl = programs.kubectl.clone();
+        let find = move || {
+            let folder = cache_folder()?.join(CLUSTER_API.cache_key());
+            let program = Self {
+                manager: folder.join(package.program),
+                components: folder.join(format!("{}-components.json", package.program)),
+            };
+            build_missing(&CLUSTER_API, &[package], &folder, |sources| {
+                render_components(&kubectl, sources, kustomization, &program.components)
+            })?;
+            Ok(program)
+        };
+        tokio::task::spawn_blocking(find)
+            .await
+            .context("the search for the kubeadm providers was interrupted")?
     }
 }
 
@@ -166,7 +224,10 @@ fn find() -> Result<Programs> {
         &CLUSTER_API,
         &not_given(&CLUSTER_API, &cluster_api),
         &cluster_api,
-        |sources| render_core_components(&programs, sources),
+        |sources| {
+            let components = &programs.core_components;
+            render_components(&programs.kubectl, sources, "core/config/default", components)
+        },
     )?;
     Ok(programs)
 }
@@ -182,17 +243,17 @@ fn cache_folder() -> Result<PathBuf> {
     Ok(cache.join("capcmi").join("programs"))
 }
 
-/// Renders Cluster API's own kustomization of the core manager, so that names, labels and permissions
+/// Renders one of Cluster API's own kustomizations of its managers, so that names, labels and permissions
 /// are those of a release. Kept as JSON, which parses much faster than a megabyte of YAML in an
 /// unoptimised test binary.
-fn render_core_components(programs: &Programs, sources: &Path) -> Result<()> {
-    if programs.core_components.exists() {
+fn render_components(kubectl: &Path, sources: &Path, kustomization: &str, components: &Path) -> Result<()> {
+    if components.exists() {
         return Ok(());
     }
     let module = folder_of("sigs.k8s.io/cluster-api", sources)?;
-    let rendered = Command::new(&programs.kubectl)
+    let rendered = Command::new(kubectl)
         .arg("kustomize")
-        .arg(module.join("core/config/default"))
+        .arg(module.join(kustomization))
         .output()
         .context("running kubectl kustomize")?;
     ensure!(
@@ -202,8 +263,7 @@ fn render_core_components(programs: &Programs, sources: &Path) -> Result<()> {
     );
     let objects: Vec<serde_json::Value> = serde_saphyr::from_slice_multiple(&rendered.stdout)
         .context("reading what kubectl kustomize rendered")?;
-    store(&programs.core_components, &serde_json::to_vec(&objects)?)
-        .context("storing Cluster API's components")
+    store(components, &serde_json::to_vec(&objects)?).context("storing Cluster API's components")
 }
 
 /// The folder with the sources of a module that the `go.mod` in `sources` names.

@@ -71,6 +71,16 @@ pub(super) const CLUSTER_API: GoModule = GoModule {
     ],
 };
 
+/// Cluster API's kubeadm providers, of the module of [`CLUSTER_API`]. `go build` calls both `kubeadm`, so
+/// each is built by itself.
+pub(super) const KUBEADM_BOOTSTRAP: Package =
+    package("kubeadm-bootstrap", "sigs.k8s.io/cluster-api/bootstrap/kubeadm");
+/// See [`KUBEADM_BOOTSTRAP`].
+pub(super) const KUBEADM_CONTROL_PLANE: Package = package(
+    "kubeadm-control-plane",
+    "sigs.k8s.io/cluster-api/controlplane/kubeadm",
+);
+
 /// machine-controller-manager, and its machine controller, which it leaves to providers to build.
 pub(super) const MACHINE_CONTROLLER_MANAGER: GoModule = GoModule {
     name: "machine-controller-manager",

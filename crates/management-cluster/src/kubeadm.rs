@@ -1,0 +1,171 @@
+//! Cluster API's kubeadm providers: the one that makes bootstrap data, and the one of control planes.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, PostParams},
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    ManagementCluster,
+    apply::apply,
+    authority::Authority,
+    components::Components,
+    eventually::eventually,
+    manager::{self, Ports, START_DEADLINE},
+    port::with_free_ports,
+    process::Process,
+    programs::KubeadmProgram,
+};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The kubeadm providers for one namespace, each under its own `ServiceAccount` and with the permissions that
+/// its release gives it. They end with this value; what is installed for them stays.
+#[derive(Debug)]
+pub struct KubeadmProviders {
+    _control_plane: Process,
+    _bootstrap: Process,
+}
+
+/// A provider as its release installs it.
+struct Provider {
+    name: &'static str,
+    namespace: &'static str,
+    service_account: &'static str,
+    /// The role that it is bound to, where that is aggregated.
+    aggregated_role: Option<&'static str>,
+}
+
+const BOOTSTRAP: Provider = Provider {
+    name: "kubeadm-bootstrap",
+    namespace: "capi-kubeadm-bootstrap-system",
+    service_account: "capi-kubeadm-bootstrap-manager",
+    aggregated_role: None,
+};
+
+const CONTROL_PLANE: Provider = Provider {
+    name: "kubeadm-control-plane",
+    namespace: "capi-kubeadm-control-plane-system",
+    service_account: "capi-kubeadm-control-plane-manager",
+    aggregated_role: Some("capi-kubeadm-control-plane-aggregated-manager-role"),
+};
+
+impl KubeadmProviders {
+    /// Installs and starts both, after building them if that was not done before, and returns when their
+    /// webhooks are in effect. They look at one namespace, and only what is written there goes through their
+    /// webhooks.
+    ///
+    /// # Errors
+    /// When one can't be built, installed or started.
+    pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Self> {
+        let programs = management.programs();
+        let bootstrap = KubeadmProgram::bootstrap(programs).await?;
+        let control_plane = KubeadmProgram::control_plane(programs).await?;
+        let providers = Self {
+            _bootstrap: start(management, &BOOTSTRAP, &bootstrap, namespace).await?,
+            _control_plane: start(management, &CONTROL_PLANE, &control_plane, namespace).await?,
+        };
+        wait_until_in_effect(&management.admin_client().await?, namespace).await?;
+        Ok(providers)
+    }
+}
+
+async fn start(
+    management: &ManagementCluster,
+    provider: &Provider,
+    program: &KubeadmProgram,
+    namespace: &str,
+) -> Result<Process> {
+    let client = management.admin_client().await?;
+    let run = format!("{namespace}-{}", provider.name);
+    let folder = management.folder().path().join(&run);
+    fs::create_dir_all(&folder).with_context(|| format!("creating the folder of {}", provider.name))?;
+    let authority = Authority::new(provider.name)?;
+    let serving = authority.issue(provider.name)?;
+    fs::write(folder.join("tls.crt"), serving.certificate)?;
+    fs::write(folder.join("tls.key"), serving.key)?;
+    let start = async |[webhook, health, diagnostics]: [u16; 3]| {
+        let components = Components::read(&program.components, webhook, authority.certificate())?;
+        for object in components.installation {
+            apply(&client, object).await?;
+        }
+        if let Some(role) = provider.aggregated_role {
+            manager::wait_for_role(&client, role).await?;
+        }
+        let kubeconfig = management
+            .kubeconfig_for_service_account(provider.namespace, provider.service_account)
+            .await?;
+        let ports = Ports {
+            webhook,
+            health,
+            diagnostics,
+        };
+        let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports);
+        command.arg(format!("--namespace={namespace}"));
+        let mut process = Process::start(management.folder(), &run, &command)?;
+        let is_ready = async || manager::is_ready(health).await;
+        process.wait_until(START_DEADLINE, is_ready).await?;
+        for registration in components.webhooks {
+            apply(&client, for_namespace(registration, namespace)).await?;
+        }
+        Ok(process)
+    };
+    with_free_ports(start)
+        .await
+        .with_context(|| format!("starting {}", provider.name))
+}
+
+/// The registration of webhooks for one namespace, beside those of others.
+fn for_namespace(mut registration: Value, namespace: &str) -> Value {
+    let name = registration["metadata"]["name"].as_str().unwrap_or_default();
+    registration["metadata"]["name"] = json!(format!("{name}-{namespace}"));
+    for webhook in registration["webhooks"].as_array_mut().into_iter().flatten() {
+        webhook["namespaceSelector"] = json!({"matchLabels": {"kubernetes.io/metadata.name": namespace}});
+    }
+    registration
+}
+
+/// The API server takes note of a registration some time after it was written.
+async fn wait_until_in_effect(client: &Client, namespace: &str) -> Result<()> {
+    let kind = GroupVersionKind::gvk("controlplane.cluster.x-k8s.io", "v1beta2", "KubeadmControlPlane");
+    let resource = ApiResource::from_gvk(&kind);
+    let control_planes = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
+    eventually(
+        DEADLINE,
+        "the effect of the kubeadm providers' webhooks",
+        async || {
+            let defaulted = dry_run(&control_planes, "v1.0.0").await?;
+            let strategy = &defaulted.data["spec"]["rollout"]["strategy"]["type"];
+            ensure!(strategy == "RollingUpdate", "no default: {:#}", defaulted.data);
+            match dry_run(&control_planes, "not-a-version").await {
+                Err(kube::Error::Api(status)) if status.message.contains("admission webhook") => Ok(()),
+                answer => bail!("not validated: {answer:?}"),
+            }
+        },
+    )
+    .await
+}
+
+async fn dry_run(control_planes: &Api<DynamicObject>, version: &str) -> kube::Result<DynamicObject> {
+    let control_plane = json!({
+        "apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "KubeadmControlPlane",
+        "metadata": {"name": "webhook-probe"},
+        "spec": {
+            "replicas": 1, "version": version,
+            "machineTemplate": {"spec": {"infrastructureRef": {
+                "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "WebhookProbe", "name": "webhook-probe",
+            }}},
+        },
+    });
+    let control_plane = serde_json::from_value(control_plane).map_err(kube::Error::SerdeError)?;
+    let parameters = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    control_planes.create(&parameters, &control_plane).await
+}

@@ -1,0 +1,78 @@
+//! One of Cluster API's managers as a plain process.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use anyhow::{Result, ensure};
+use bytes::Bytes;
+use http_body_util::Empty;
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::{Api, Client};
+
+use crate::eventually::eventually;
+
+pub(crate) const START_DEADLINE: Duration = Duration::from_mins(1);
+
+/// Every feature on that the provider has something to do with, and no waiting that only
+/// spares a busy API server.
+const FLAGS: &[&str] = &[
+    "--leader-elect=false",
+    "--insecure-diagnostics",
+    "--feature-gates=ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates=true,ReconcilerRateLimiting=false",
+    "--kube-api-qps=1000",
+    "--kube-api-burst=2000",
+    "--clustercache-client-qps=1000",
+    "--clustercache-client-burst=2000",
+];
+
+/// Where a manager listens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ports {
+    pub webhook: u16,
+    pub health: u16,
+    pub diagnostics: u16,
+}
+
+/// The command that runs a manager; the folder has its `tls.crt` and `tls.key`.
+pub(crate) fn command(program: &Path, kubeconfig: &Path, certificates: &Path, ports: Ports) -> Command {
+    let mut command = Command::new(program);
+    command
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format!("--webhook-cert-dir={}", certificates.display()))
+        .arg(format!("--webhook-port={}", ports.webhook))
+        .arg(format!("--health-addr=127.0.0.1:{}", ports.health))
+        .arg(format!("--diagnostics-address=127.0.0.1:{}", ports.diagnostics))
+        .args(FLAGS);
+    command
+}
+
+/// Waits until a role that is aggregated has rules: without its permissions a manager would back off from
+/// what it may not read.
+pub(crate) async fn wait_for_role(client: &Client, name: &str) -> Result<()> {
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    eventually(
+        START_DEADLINE,
+        &format!("the aggregation of {name}"),
+        async || {
+            let role = roles.get(name).await?;
+            ensure!(!role.rules.unwrap_or_default().is_empty(), "{name} has no rules");
+            Ok(())
+        },
+    )
+    .await
+}
+
+pub(crate) async fn is_ready(port: u16) -> bool {
+    let Ok(uri) = format!("http://127.0.0.1:{port}/readyz").parse() else {
+        return false;
+    };
+    let client: HttpClient<HttpConnector, Empty<Bytes>> =
+        HttpClient::builder(TokioExecutor::new()).build_http();
+    client
+        .get(uri)
+        .await
+        .is_ok_and(|answer| answer.status().is_success())
+}
