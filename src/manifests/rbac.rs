@@ -148,6 +148,16 @@ pub const CLUSTER_API: &[Rule] = &[
     },
 ];
 
+/// Cluster API's kubeadm control plane provider, by an aggregation of its own. Core's permissions are not
+/// its, and its own end at the group `infrastructure.cluster.x-k8s.io`.
+pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: &["inframachines", "inframachinetemplates"],
+    verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
+    why: "A KubeadmControlPlane makes machines from a template, updates them in place, and becomes the template's \
+        owner.",
+}];
+
 /// The right to look (aggregated to `view`, and by it to `edit` and `admin`).
 pub const VIEW: &[Rule] = &[Rule {
     group: GROUP,

@@ -42,12 +42,20 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
         ),
         File::new(
             "aggregated_role.yaml",
-            &[role(
-                "ClusterRole",
-                "capi-aggregated-role",
-                Some("cluster.x-k8s.io/aggregate-to-manager"),
-                rbac::CLUSTER_API,
-            )?],
+            &[
+                role(
+                    "ClusterRole",
+                    "capi-aggregated-role",
+                    Some("cluster.x-k8s.io/aggregate-to-manager"),
+                    rbac::CLUSTER_API,
+                )?,
+                role(
+                    "ClusterRole",
+                    "kubeadm-control-plane-aggregated-role",
+                    Some("kubeadm.controlplane.cluster.x-k8s.io/aggregate-to-manager"),
+                    rbac::KUBEADM_CONTROL_PLANE,
+                )?,
+            ],
         ),
         File::new(
             "user_roles.yaml",
@@ -218,6 +226,7 @@ mod tests {
             rbac::PROVIDER,
             rbac::LEADER_ELECTION,
             rbac::CLUSTER_API,
+            rbac::KUBEADM_CONTROL_PLANE,
             rbac::VIEW,
             rbac::EDIT,
         ] {
@@ -231,6 +240,7 @@ mod tests {
             rbac::PROVIDER,
             rbac::LEADER_ELECTION,
             rbac::CLUSTER_API,
+            rbac::KUBEADM_CONTROL_PLANE,
             rbac::VIEW,
             rbac::EDIT,
             rbac::VOLUME_DRAIN,
@@ -245,7 +255,12 @@ mod tests {
     fn only_the_provider_may_write_identities() {
         let identity = format!("inframachines/{}", rbac::IDENTITY);
         assert_eq!(verbs_on(rbac::PROVIDER, &identity), ["update"]);
-        for rules in [rbac::CLUSTER_API, rbac::VIEW, rbac::EDIT] {
+        for rules in [
+            rbac::CLUSTER_API,
+            rbac::KUBEADM_CONTROL_PLANE,
+            rbac::VIEW,
+            rbac::EDIT,
+        ] {
             assert!(verbs_on(rules, &identity).is_empty());
         }
     }
