@@ -169,6 +169,7 @@ async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name:
     let mut template = tier_name.to_owned();
     for again in 0..MOST_TEMPLATES {
         let is_lost = eventually(DEADLINE, "an update that is done, or lost", async || {
+            up_to_date_is_true(in_place, fleet).await?;
             if is_lost(in_place, &template, tier_name).await? {
                 return Ok(true);
             }
@@ -183,6 +184,27 @@ async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name:
         retemplate(fleet, &template, tier(tier_name)).await?;
     }
     bail!("core lost {MOST_TEMPLATES} updates")
+}
+
+/// Sees that of no VM is said that it has the spec which it has not: that would look like an update that core
+/// has lost.
+async fn up_to_date_is_true(in_place: &InPlace, fleet: &Fleet<'_>) -> Result<()> {
+    let machines = fleet.infra_machines().await?;
+    // Read later: what was said has to be true by now.
+    let vms = in_place.cloud.vms()?;
+    for machine in &machines {
+        let said = by_hand::condition(machine, VIRTUAL_MACHINE_UP_TO_DATE);
+        let is_said = said.is_some_and(|said| {
+            said.status == "True" && said.observed_generation == machine.metadata.generation
+        });
+        let vm = vms.iter().find(|vm| vm.name == machine.name_any());
+        let labels = vm.map(|vm| json!(vm.labels));
+        ensure!(
+            !is_said || labels.as_ref() == machine.spec.provider_spec.get("labels"),
+            "{said:?} of a VM with {labels:?}"
+        );
+    }
+    Ok(())
 }
 
 /// Whether core has moved the Machine to the MachineSet of a template, and forgotten to update it.
