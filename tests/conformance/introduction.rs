@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use capcmi::cli::conformance::connect;
 use cmi_conformance::{Config, ConnectionWire, NoHooks, Report, RunError, Selection, Target, run};
+use cmi_driver::{Driver as _, Readiness};
 use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use cmi_grpc::proto::cmi::v1::identity_server::{Identity, IdentityServer};
 use cmi_grpc::proto::cmi::v1::plugin_capability::{Rpc, Type, rpc};
@@ -13,9 +14,10 @@ use cmi_grpc::proto::cmi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     PluginCapability, ProbeRequest, ProbeResponse,
 };
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Error, Server};
 use tonic::{Request, Response, Status};
 
 /// A plugin that has got no further than this.
@@ -27,6 +29,8 @@ enum Introduction {
     WithoutCapabilities,
     /// GetPluginInfo is not written yet.
     WithoutInfo,
+    /// Probe does not say whether it is ready.
+    WithoutReadiness,
     /// Nothing is written yet.
     Empty,
 }
@@ -70,11 +74,13 @@ impl Identity for Introduction {
         if *self == Self::Empty {
             return Err(Status::unimplemented("method not implemented"));
         }
-        Ok(Response::new(ProbeResponse { ready: Some(true) }))
+        let ready = (*self != Self::WithoutReadiness).then_some(true);
+        Ok(Response::new(ProbeResponse { ready }))
     }
 }
 
-async fn judged(introduction: Introduction) -> Result<Report, RunError> {
+/// Serves it until the task is aborted.
+fn served(introduction: Introduction) -> (GrpcConfig, JoinHandle<Result<(), Error>>) {
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = format!("tcp://{}", incoming.local_addr().unwrap());
     let server = Server::builder().add_service(IdentityServer::new(introduction));
@@ -83,6 +89,11 @@ async fn judged(introduction: Introduction) -> Result<Report, RunError> {
         endpoint: Some(endpoint),
         ..GrpcConfig::default()
     };
+    (config, serving)
+}
+
+async fn judged(introduction: Introduction) -> Result<Report, RunError> {
+    let (config, serving) = served(introduction);
     let client = GrpcDriver::new(&config, Deadlines::new([])).unwrap();
     let wire = ConnectionWire::new(connect(config.connector().unwrap()));
     let report = run(
@@ -126,4 +137,13 @@ async fn a_server_that_knows_none_of_the_calls_is_no_plugin() {
         panic!("{error:?}");
     };
     assert!(status.message().contains("check the endpoint"), "{status}");
+}
+
+/// CMI-71: the provider's own client.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_says_nothing_of_its_readiness_is_taken_for_ready() {
+    let (config, serving) = served(Introduction::WithoutReadiness);
+    let client = GrpcDriver::new(&config, Deadlines::new([])).unwrap();
+    assert_eq!(client.probe().await.unwrap(), Readiness::Ready);
+    serving.abort();
 }

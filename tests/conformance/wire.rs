@@ -433,6 +433,9 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Says("4", "1"), "PLG-GS-04"),
     (Flaw::Says("4", "14"), "PLG-LM-04"),
     (Flaw::NoDeadlines, "PLG-SD-04"),
+    (Flaw::Answers("GetPluginInfo", b""), "CMI-54"),
+    (Flaw::Answers("GetPluginCapabilities", DELETE_ALONE), "CMI-81"),
+    (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-99"),
 ];
 
 async fn judged_mutant(flaw: Flaw, only: &[&str]) -> Report {

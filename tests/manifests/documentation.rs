@@ -248,3 +248,29 @@ fn drivers_file(kind: &str) -> Result<fs::File> {
     file.rewind()?;
     Ok(file)
 }
+
+/// CMI-18: a plugin author reads beside the field what leaving it out means.
+#[test]
+fn every_optional_field_says_what_its_zero_value_means() -> Result<()> {
+    for name in ["proto/cmi/v1/cmi.proto", "proto/capcmi/v1/capcmi.proto"] {
+        let text = fs::read_to_string(repository().join(name))?;
+        let mut optional = 0;
+        for (comment, number) in text
+            .lines()
+            .zip(1..)
+            .filter(|(line, _)| line.trim_start().starts_with("// OPTIONAL. "))
+        {
+            optional += 1;
+            let says = ["Empty:", "Absent:", "Zero:", "Unspecified:"]
+                .iter()
+                .any(|word| comment.contains(word));
+            let continued = text
+                .lines()
+                .nth(number)
+                .is_some_and(|line| line.contains("Empty:"));
+            ensure!(says || continued, "{name}:{number}: {comment}");
+        }
+        ensure!(optional > 0, "{name} has no optional field");
+    }
+    Ok(())
+}

@@ -35,7 +35,7 @@ const SLOW: &str = "slow";
 
 /// CTL-02, CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-12..INI-20, INI-24, UPD-01:
 /// every code of every call. Of a plugin: CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16,
-/// CLI-SD-02..CLI-SD-16, which is what CMI-29, CMI-31, CMI-39 and CMI-97 ask of a client.
+/// CLI-SD-02..CLI-SD-16, which is what CMI-25, CMI-29, CMI-31, CMI-39 and CMI-97 ask of a client.
 async fn every_code_of_every_call_is_shown_waited_for_and_healed(backing: Backing) -> Result<()> {
     let world = World::new("codes").await?;
     let cloud = Cloud::new(&world);

@@ -22,7 +22,8 @@ with_every_backing!(
     a_vm_that_crashed_is_replaced_with_its_machine,
 );
 
-/// DRV-30, CTL-GS-14: a driver that can't be reached says nothing about its VMs, so no machine is replaced.
+/// DRV-30, CTL-GS-14, CMI-74: a driver that can't be reached says nothing about its VMs, so no machine is
+/// replaced.
 #[tokio::test]
 async fn an_outage_of_the_driver_replaces_no_machine() -> Result<()> {
     survives("outage", &json!({"code": "Unavailable"})).await

@@ -33,7 +33,7 @@ const SHORT: &str = "jackdaw";
 const READABLE: &str = "inframachines,inframachinetemplates,infraclusters,machines.cluster.x-k8s.io,\
     clusters.cluster.x-k8s.io,events.events.k8s.io";
 
-/// OPS-11: whatever a driver echoes, and however much is logged.
+/// OPS-11, CMI-47: whatever a driver echoes, and however much is logged.
 async fn no_secret_is_shown_anywhere(backing: Backing) -> Result<()> {
     let world = World::new("canary").await?;
     let cloud = Cloud::new(&world);

@@ -13,7 +13,7 @@ use crate::support::{Connection, Scripted, Served, create, provider_spec, simula
 
 const FAST: &str = "{bootSeconds: 0, bootJitterSeconds: 0, shutDownSeconds: 0, deleteSeconds: 0}";
 
-/// CMI-03, CMI-08, CMI-153, CMI-159, CMI-180
+/// CMI-03, CMI-08, CMI-153, CMI-159, CMI-161, CMI-180
 #[tokio::test]
 async fn a_machine_comes_and_goes_over_a_unix_socket_and_over_tcp() -> Result<()> {
     for served in [

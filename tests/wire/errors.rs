@@ -291,3 +291,28 @@ async fn a_failure_to_read_capabilities_is_never_taken_for_the_answer_of_the_cal
     ensure!(status.code() == tonic::Code::Unavailable, "{status}");
     served.stop().await
 }
+
+/// CMI-57, CMI-63, CMI-72: a plugin that can't tell says so, and not that it has no name, or offers nothing.
+#[tokio::test]
+async fn an_identity_call_that_fails_is_not_answered_ok() -> Result<()> {
+    let faults = "{faults: [
+        {operation: GetPluginInfo, code: Internal}, {operation: GetPluginCapabilities, code: Internal},
+        {operation: Probe, code: FailedPrecondition},
+    ]}";
+    let served = Served::simulated(faults).await?;
+    let mut identity = served.identity().await?;
+    let info = identity.get_plugin_info(cmi::v1::GetPluginInfoRequest {}).await;
+    let capabilities = identity
+        .get_plugin_capabilities(cmi::v1::GetPluginCapabilitiesRequest {})
+        .await;
+    let probe = identity.probe(cmi::v1::ProbeRequest {}).await;
+    for (call, failed, expected) in [
+        ("GetPluginInfo", info.err(), tonic::Code::Internal),
+        ("GetPluginCapabilities", capabilities.err(), tonic::Code::Internal),
+        ("Probe", probe.err(), tonic::Code::FailedPrecondition),
+    ] {
+        let status = failed.with_context(|| format!("{call} answered OK"))?;
+        ensure!(status.code() == expected, "{call}: {status}");
+    }
+    served.stop().await
+}

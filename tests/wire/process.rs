@@ -40,7 +40,7 @@ async fn fails(endpoint: &str, more: &[&str]) -> Result<String> {
     Ok(said)
 }
 
-/// OPS-03, CMI-156, CMI-157, CMI-168
+/// OPS-03, CMI-156, CMI-157, CMI-168, CMI-174
 #[tokio::test]
 async fn a_plugin_needs_nothing_but_cmi_endpoint() -> Result<()> {
     let plugin = Plugin::start(Plugin::command().env("CMI_ENDPOINT", "tcp://127.0.0.1:0")).await?;

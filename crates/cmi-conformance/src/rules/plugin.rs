@@ -41,14 +41,16 @@ pub(super) const RULES: &[Rule] = rules! { Published:
     "CMI-55"     Must   "The version is there";
     "CMI-56"     May    "The manifest keeps to its size limit";
     "CMI-57"     Must   "GetPluginInfo that fails is not OK"
-                        untested "nothing outside of a plugin keeps it from telling its name";
+                        untested "nothing outside of a plugin keeps it from telling its name; \
+                            `capcmi driver serve` has a test of its own for it";
     "CMI-58"     Must   "GetPluginCapabilities is implemented";
     "CMI-59"     Must   "A version has one set of capabilities";
     "CMI-60"     May    "Capabilities are those that are known";
     "CMI-61"     Must   "CREATE_MACHINE is declared";
     "CMI-62"     Must   "DELETE_MACHINE is declared";
     "CMI-63"     Must   "GetPluginCapabilities that fails is not OK"
-                        untested "nothing outside of a plugin keeps it from telling what it can do";
+                        untested "nothing outside of a plugin keeps it from telling what it can do; \
+                            `capcmi driver serve` has a test of its own for it";
     "CMI-64"     Must   "Probe is implemented";
     "CMI-68"     Must   "A plugin that is not healthy answers an error";
     "CMI-69"     Must   "A plugin that still starts answers OK and is not ready";

@@ -345,34 +345,3 @@ fn the_files_can_be_used_in_go_also_beside_those_of_csi() {
         }
     }
 }
-
-/// CMI-18: a plugin author reads beside the field what leaving it out means.
-#[test]
-fn every_optional_field_says_what_its_zero_value_means() {
-    let files = [
-        ("cmi.proto", include_str!("../../../../proto/cmi/v1/cmi.proto")),
-        (
-            "capcmi.proto",
-            include_str!("../../../../proto/capcmi/v1/capcmi.proto"),
-        ),
-    ];
-    for (name, text) in files {
-        let mut optional = 0;
-        for (comment, number) in text
-            .lines()
-            .zip(1..)
-            .filter(|(line, _)| line.trim_start().starts_with("// OPTIONAL. "))
-        {
-            optional += 1;
-            let says = ["Empty:", "Absent:", "Zero:", "Unspecified:"]
-                .iter()
-                .any(|word| comment.contains(word));
-            let continued = text
-                .lines()
-                .nth(number)
-                .is_some_and(|line| line.contains("Empty:"));
-            assert!(says || continued, "{name}:{number}: {comment}");
-        }
-        assert!(optional > 0, "{name} has no optional field");
-    }
-}
