@@ -2,6 +2,7 @@
 //! API's own controllers, which call the provider's Runtime Extension.
 
 mod client_certificates;
+mod control_plane;
 mod half_done;
 mod in_flight;
 mod other_extension;
@@ -420,40 +421,16 @@ async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driv
     Extension::unregister(world).await
 }
 
-/// A control plane's Machines are asked about one by one. What the kubeadm control plane provider writes, the
-/// case writes; the update itself is core's.
+/// CanUpdateMachine, by which KubeadmControlPlane asks: what the driver can change is patched, and all else
+/// and every other provider's machine is not.
 #[tokio::test]
-async fn a_machine_of_a_control_plane_is_asked_about_by_itself_and_updated_in_place() -> Result<()> {
+async fn of_one_machine_the_extension_patches_what_the_driver_can_change() -> Result<()> {
     let in_place = InPlace::new("in-place-cp").await?;
-    let (world, cloud) = (&in_place.world, &in_place.cloud);
+    let world = &in_place.world;
     let _serving = in_place.serve().await?;
     world.cluster("one").await?;
-    let config = json!({
-        "apiVersion": "bootstrap.cluster.x-k8s.io/v1alpha1", "kind": "StandInBootstrap",
-        "metadata": {"name": "in-place-cp", "namespace": world.namespace}, "spec": {},
-    });
-    let what = "a bootstrap configuration";
-    let apply = async || management_cluster::apply(&world.admin, config.clone()).await;
-    eventually(DEADLINE, what, apply).await?;
-    let reference = json!({"configRef": {
-        "apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrap", "name": "in-place-cp",
-    }});
-    let machine = ByHand::new(world, "one", "in-place-cp")
-        .machine("/spec/bootstrap", reference)
-        .machine("/metadata/labels/cluster.x-k8s.io~1control-plane", json!(""));
-    let machine = machine.create().await?;
+    let machine = ByHand::new(world, "one", "in-place-cp").create().await?;
     machine.provisioned().await?;
-    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
-    eventually(DEADLINE, "a Machine with a Node", async || {
-        let found = machines.get("in-place-cp").await?;
-        ensure!(
-            found.data["status"]["nodeRef"]["name"].is_string(),
-            "{:#}",
-            found.data
-        );
-        Ok(())
-    })
-    .await?;
 
     let infra = serde_json::to_value(machine.get().await?)?;
     let asked = |change: &Value| {
@@ -492,31 +469,6 @@ async fn a_machine_of_a_control_plane_is_asked_about_by_itself_and_updated_in_pl
         answer["status"] == "Success" && answer.get("infrastructureMachinePatch").is_none(),
         "{answer}"
     );
-
-    let annotate = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
-    let in_progress = annotate(labels::UPDATE_IN_PROGRESS, "");
-    let mut changed = in_progress.clone();
-    json_patch::merge(&mut changed, &labels_change);
-    let bootstraps = objects(
-        world,
-        "bootstrap.cluster.x-k8s.io",
-        "v1alpha1",
-        "StandInBootstrap",
-    );
-    let parameters = PatchParams::default();
-    let begun = Patch::Merge(&in_progress);
-    machines.patch("in-place-cp", &parameters, &begun).await?;
-    machine.patch(changed).await?;
-    bootstraps.patch("in-place-cp", &parameters, &begun).await?;
-    let pending = Patch::Merge(annotate(PENDING_HOOKS, "UpdateMachine"));
-    machines.patch("in-place-cp", &parameters, &pending).await?;
-    let done = |machine: &InfraMachine| {
-        says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
-            && !machine.annotations().contains_key(labels::UPDATE_IN_PROGRESS)
-    };
-    machine.until("an update that core has ended", done).await?;
-    let calls = cloud.count(Operation::UpdateMachine, "in-place-cp")?;
-    ensure!(calls == 1, "{calls} updates");
     Extension::unregister(world).await
 }
 
