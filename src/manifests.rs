@@ -6,10 +6,10 @@
 
 mod command;
 mod crds;
+mod normalize;
 mod policies;
 pub mod rbac;
 mod roles;
-mod tidy;
 mod yaml;
 
 pub use command::Manifests;

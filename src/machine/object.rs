@@ -21,7 +21,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_metadata, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
-use crate::machine::status::under_way;
+use crate::machine::status::in_progress;
 use crate::machine::unanswered_creates::UnansweredCreates;
 use cmi_driver::{LastKnownState, Operation};
 
@@ -257,7 +257,7 @@ impl<'a> Object<'a> {
         if let Ok(answer) = timeout(LONG, &mut call).await {
             return answer;
         }
-        let wanted = under_way(&self.latest, operation, since);
+        let wanted = in_progress(&self.latest, operation, since);
         let say = async {
             if let Err(error) = self.try_patch_status(&wanted).await {
                 let name = self.name();

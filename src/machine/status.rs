@@ -19,11 +19,11 @@ use crate::machine::plan::is_refused_uncalled;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;
+mod in_progress;
 #[cfg(test)]
 mod tests;
-mod under_way;
 
-pub use under_way::under_way;
+pub use in_progress::in_progress;
 
 /// Cluster API takes no more addresses.
 const MAX_ADDRESSES: usize = 256;

@@ -3,7 +3,7 @@
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use super::{Error, File, tidy, yaml};
+use super::{Error, File, normalize, yaml};
 use crate::api::v1alpha1::{
     InfraCluster, InfraClusterTemplate, InfraMachine, InfraMachineRemediation,
     InfraMachineRemediationTemplate, InfraMachineTemplate,
@@ -35,7 +35,7 @@ pub fn definitions() -> Result<Vec<Value>, Error> {
     ];
     let tidied = |definition| {
         let mut definition = serde_json::to_value(definition)?;
-        tidy::schema(&mut definition);
+        normalize::schema(&mut definition);
         Ok(definition)
     };
     derived.into_iter().map(tidied).collect()

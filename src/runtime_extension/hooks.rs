@@ -446,7 +446,7 @@ impl UpdateMachine {
         let (message, again) = match progress {
             Progress::Done => (String::new(), 0),
             Progress::NotRequested => ("the VM is about to be updated".to_owned(), 1),
-            Progress::UnderWay { message, again } => (message.clone(), again.as_secs().max(1)),
+            Progress::Updating { message, again } => (message.clone(), again.as_secs().max(1)),
         };
         Self {
             common: Common::new(Hook::UpdateMachine, ResponseStatus::Success, message),

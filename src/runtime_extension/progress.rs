@@ -19,7 +19,7 @@ pub enum Progress {
     /// The reconciler is not asked for it yet.
     NotRequested,
     /// It goes on.
-    UnderWay {
+    Updating {
         /// What it waits for; the same text for as long as that is the same.
         message: String,
         /// When to look again.
@@ -30,18 +30,18 @@ pub enum Progress {
 /// How far the update of a machine, as it is now, to a spec is.
 pub fn progress(live: &InfraMachine, desired: &InfraMachineSpec) -> Progress {
     if live.metadata.deletion_timestamp.is_some() {
-        return under_way("the machine is being deleted", LATER);
+        return in_progress("the machine is being deleted", LATER);
     }
     if live.spec != *desired {
-        return under_way("the InfraMachine does not have the desired spec yet", SOON);
+        return in_progress("the InfraMachine does not have the desired spec yet", SOON);
     }
     match InPlaceUpdate::of(live) {
         InPlaceUpdate::Done => Progress::Done,
         InPlaceUpdate::NotRequested => Progress::NotRequested,
-        InPlaceUpdate::None => under_way("the InfraMachine is not marked for an update in place", SOON),
+        InPlaceUpdate::None => in_progress("the InfraMachine is not marked for an update in place", SOON),
         InPlaceUpdate::Requested => match hindrance(live) {
-            Some(message) => under_way(&message, LATER),
-            None => under_way("the VM is about to be updated", SOON),
+            Some(message) => in_progress(&message, LATER),
+            None => in_progress("the VM is about to be updated", SOON),
         },
     }
 }
@@ -70,8 +70,8 @@ fn hindrance(live: &InfraMachine) -> Option<String> {
     .map(|shown| format!("{}: {}", shown.reason, shown.message))
 }
 
-fn under_way(message: &str, again: Duration) -> Progress {
-    Progress::UnderWay {
+fn in_progress(message: &str, again: Duration) -> Progress {
+    Progress::Updating {
         message: message.to_owned(),
         again,
     }
@@ -121,7 +121,7 @@ mod tests {
 
     fn message(progress: Progress) -> String {
         match progress {
-            Progress::UnderWay { message, .. } => message,
+            Progress::Updating { message, .. } => message,
             other => panic!("{other:?}"),
         }
     }

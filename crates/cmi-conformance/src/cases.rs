@@ -1,5 +1,6 @@
 //! The cases, by call.
 
+mod cancelled_create;
 mod class;
 mod concurrency;
 mod create;
@@ -8,7 +9,6 @@ mod delete;
 mod extension;
 mod faults;
 mod field_types;
-mod given_up;
 mod identity;
 mod initialize;
 mod list;
@@ -51,7 +51,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         field_types::CASES,
         credentials::CASES,
         concurrency::CASES,
-        given_up::CASES,
+        cancelled_create::CASES,
         secrets::CASES,
         wire::CASES,
         published::CASES,

@@ -85,7 +85,7 @@ impl Cleanup<'_> {
                 Repeat::Any
             };
             let first = self.remove(&noted, noted.id.as_ref(), repeat).await;
-            let is_final = self.capabilities.consistency_window.is_zero() && noted.under_way == 0;
+            let is_final = self.capabilities.consistency_window.is_zero() && noted.in_flight == 0;
             let is_settled = first.is_ok() && is_final;
             if is_settled {
                 self.ledger.gone(&noted.request);
@@ -103,7 +103,7 @@ impl Cleanup<'_> {
     /// many at once. Answers each VM that may be left.
     pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<Leftover> {
         let window = self.capabilities.consistency_window;
-        let is_open = cases.iter().flatten().any(|deleted| deleted.noted.under_way > 0);
+        let is_open = cases.iter().flatten().any(|deleted| deleted.noted.in_flight > 0);
         let pause = window.max(if is_open { ON_ITS_WAY } else { Duration::ZERO });
         if !cases.iter().all(Vec::is_empty) && !pause.is_zero() && !self.liveness.is_lost() {
             tokio::time::sleep(pause).await;

@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 
 pub use setting::Setting;
 
-use super::echo::{SHORTEST_SECRET, is_long_enough};
 use super::hooks::Hook;
+use super::secret_scan::{SHORTEST_SECRET, is_long_enough};
 use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 
 /// Secret values by key.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
-use super::echo::form_of_echo;
+use super::secret_scan::form_of_echo;
 use super::wire::RawAnswer;
 use cmi_driver::{
     self, Capabilities, ClassDescription, DeleteMachineResponse, LastKnownState, ListedMachine, Machine,

@@ -2,7 +2,7 @@
 
 mod junit;
 mod layers;
-mod telling;
+mod ranking;
 mod text;
 
 use std::collections::BTreeMap;
@@ -309,7 +309,7 @@ impl Report {
             .iter()
             .filter(|rule| rule.verdict.is_failure())
             .collect();
-        broken.sort_by_key(|rule| telling::of_rule(rule.id, &self.cases));
+        broken.sort_by_key(|rule| ranking::of_rule(rule.id, &self.cases));
         broken.into_iter()
     }
 
@@ -359,7 +359,7 @@ fn unseen(rule: &Rule, cases: &[&CaseReport]) -> Option<String> {
 fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
     let find = |wanted: fn(&Verdict) -> bool| {
         let fitting = cases.iter().filter(|case| wanted(&case.verdict));
-        fitting.min_by_key(|case| telling::of_case(&case.name))
+        fitting.min_by_key(|case| ranking::of_case(&case.name))
     };
     let because = |case: &CaseReport| format!("{}: {}", case.name, case.verdict.reason().unwrap_or_default());
     let verdict = if let Some(failed) = find(Verdict::is_failure) {

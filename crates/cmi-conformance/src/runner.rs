@@ -15,6 +15,7 @@ use super::cases;
 use super::cleanup::{Cleanup, Deleted};
 use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks};
+use super::in_flight::{InFlight, Waiting};
 use super::judge::{Judge, Violation};
 use super::ledger::Ledger;
 use super::leftover::Leftover;
@@ -23,7 +24,6 @@ use super::report::{CaseReport, Circumstances, Report, Scope, Verdict};
 use super::rules::{self, Rule};
 use super::target::Target;
 use super::test_context::{Shared, TestContext, canary};
-use super::under_way::{UnderWay, Waiting};
 use cmi_driver::{Capabilities, Status};
 
 /// Why a case was not run to its end.
@@ -160,7 +160,7 @@ pub async fn run(
     let limit = config.call_limit();
     let stop = stop.child_token();
     let run = run_id();
-    let (ledger, under_way) = (Arc::new(Ledger::default()), Arc::new(UnderWay::default()));
+    let (ledger, in_flight) = (Arc::new(Ledger::default()), Arc::new(InFlight::default()));
     progress.begins(Arc::clone(&ledger));
     let shared = Arc::new(Shared {
         target,
@@ -168,7 +168,7 @@ pub async fn run(
         capabilities,
         judge: Judge::new(canary(&run), config.public_secret_keys.clone()),
         liveness: Liveness::new(limit, stop.clone()),
-        under_way: Arc::clone(&under_way),
+        in_flight: Arc::clone(&in_flight),
         ledger,
         conflict: OnceCell::new(),
         stop: stop.clone(),
@@ -191,7 +191,7 @@ pub async fn run(
     let (first, others): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.name == FIRST);
     let mut looks = tokio::time::interval(BETWEEN_LOOKS);
     let say_what_takes_long = || {
-        for call in under_way.overdue() {
+        for call in in_flight.overdue() {
             progress.waits(&call);
         }
     };
@@ -377,7 +377,7 @@ async fn guarded(
                 return Err(gone);
             }
             if ended.is_err() {
-                let calls = test_context.under_way();
+                let calls = test_context.in_flight();
                 task.abort();
                 let _aborted = task.await;
                 for call in calls {

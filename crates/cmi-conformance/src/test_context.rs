@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{CaseError, CaseResult};
 use super::config::{Config, secrets};
 use super::hooks::{Hook, HookCall, Hooks, LONGEST_COMMAND};
+use super::in_flight::{InFlight, Waiting};
 use super::judge::{Judge, SECRET_RULES};
 use super::ledger::Ledger;
 use super::liveness::Liveness;
 use super::machine_request::MachineRequest;
 use super::target::Target;
 use super::tracker::Tracker;
-use super::under_way::{UnderWay, Waiting};
 use super::wire::RawAnswer;
 use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, ProviderSpec, tags};
 use faults::Fault;
@@ -44,7 +44,7 @@ pub struct Shared {
     /// Whether the driver can still be reached.
     pub liveness: Liveness,
     /// The calls that are under way.
-    pub under_way: Arc<UnderWay>,
+    pub in_flight: Arc<InFlight>,
     /// What the run may have made.
     pub ledger: Arc<Ledger>,
     /// By what a machine can be seen where nothing shows it: asked once.
@@ -182,8 +182,8 @@ impl TestContext {
     }
 
     /// The calls of this case that are under way.
-    pub fn under_way(&self) -> Vec<Waiting> {
-        self.shared.under_way.of(&self.case)
+    pub fn in_flight(&self) -> Vec<Waiting> {
+        self.shared.in_flight.of(&self.case)
     }
 
     /// Ends a case when the run is to end early.

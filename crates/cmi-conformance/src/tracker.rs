@@ -22,7 +22,7 @@ pub struct Noted {
     /// A create was answered with the VM: there was one for sure.
     pub was_made: bool,
     /// How many creates have no answer yet: they may still make it.
-    pub under_way: usize,
+    pub in_flight: usize,
     /// The id of the VM that was heard of last.
     pub id: Option<ProviderId>,
     /// The state that the driver gave last.
@@ -34,7 +34,7 @@ impl Noted {
         Self {
             request: request.clone(),
             was_made: false,
-            under_way: 0,
+            in_flight: 0,
             id: None,
             state: None,
         }
@@ -69,14 +69,14 @@ impl Tracker {
 
     /// Notes a create; has to be done before it.
     pub fn asked(&self, request: &MachineRequest) {
-        self.last(request, |noted| noted.under_way += 1);
+        self.last(request, |noted| noted.in_flight += 1);
     }
 
     /// Notes how a create ended.
     pub fn answered(&self, request: &MachineRequest, answer: &cmi_driver::Result<Machine>) {
         self.update(request, |noted| match answer {
             Ok(machine) => {
-                noted.under_way = 0;
+                noted.in_flight = 0;
                 noted.exists(
                     Some(machine.provider_id.clone()),
                     machine.last_known_state.clone(),
@@ -85,7 +85,7 @@ impl Tracker {
             Err(status) => {
                 // A create that failed in passing may still be carried out.
                 if !status.code().is_transient() {
-                    noted.under_way = noted.under_way.saturating_sub(1);
+                    noted.in_flight = noted.in_flight.saturating_sub(1);
                 }
                 let state = status.last_known_state().cloned();
                 match status.machine().filter(|_| status.code() == Code::Uninitialized) {

@@ -999,7 +999,7 @@ fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
 
 #[test]
 fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end() {
-    let said = |fixture: MachineFixture, operation| under_way(&fixture.build(), operation, at(7));
+    let said = |fixture: MachineFixture, operation| in_progress(&fixture.build(), operation, at(7));
     let creating = said(machine().identified(), Operation::CreateMachine);
     assert_eq!(
         state_of(&creating, conditions::READY),

@@ -3,8 +3,8 @@
 use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::config::secrets;
-use crate::echo::{SHORTEST_SECRET, echoes};
 use crate::judge::problem;
+use crate::secret_scan::{SHORTEST_SECRET, echoes};
 use crate::{Case, CaseError, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 

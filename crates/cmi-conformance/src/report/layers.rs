@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{CaseReport, RuleReport, Scope, Verdict, telling, text};
+use super::{CaseReport, RuleReport, Scope, Verdict, ranking, text};
 use crate::Need;
 use crate::rules::{Layer, Rule};
 
@@ -87,7 +87,7 @@ fn of(
         .map(|(_, report)| report)
         .collect();
     let mut broken: Vec<_> = binding.iter().filter(|rule| rule.verdict.is_failure()).collect();
-    broken.sort_by_key(|rule| telling::of_rule(rule.id, cases));
+    broken.sort_by_key(|rule| ranking::of_rule(rule.id, cases));
     let mut reasons = faults(broken.iter().map(|rule| rule.id));
     if let Some(below) = below.filter(|below| below.compliance == Compliance::No) {
         reasons.push(format!("it takes {}: yes", below.layer));

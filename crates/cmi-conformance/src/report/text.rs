@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::telling::Failures;
-use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, telling};
+use super::ranking::Failures;
+use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, ranking};
 use crate::leftover;
 use crate::rules;
 
@@ -68,7 +68,7 @@ fn failures(report: &Report) -> String {
     if !binding.is_empty() {
         text += "\nfailed, the most telling first:\n";
         let named = |(place, case): &(usize, &&CaseReport)| {
-            *place < MOST_FAILURES || telling::is_dangerous(&case.name)
+            *place < MOST_FAILURES || ranking::is_dangerous(&case.name)
         };
         let (shown, more): (Vec<_>, Vec<_>) = binding.iter().enumerate().partition(named);
         text.extend(shown.into_iter().map(|(_, case)| failure(case)));

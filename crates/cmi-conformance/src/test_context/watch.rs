@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult};
 use crate::hooks::Hook;
-use crate::under_way::Entry;
+use crate::in_flight::Entry;
 use crate::wire::PROBE;
 use cmi_driver::Code;
 
@@ -46,7 +46,7 @@ impl TestContext {
     /// # Errors
     /// [`CaseError::DriverGone`] for the first, [`CaseError::Inconclusive`] for the others.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
-        let others = self.shared.under_way.all().into_iter();
+        let others = self.shared.in_flight.all().into_iter();
         let others = others.filter(|other| other.what != what).map(|other| other.what);
         let others: Vec<_> = others.collect();
         if self.shows_life().await {
@@ -114,7 +114,7 @@ impl TestContext {
 
     /// Has it named when it takes long, until the entry is dropped.
     pub fn waits_for(&self, what: &str, limit: Duration) -> Entry {
-        self.shared.under_way.begin(&self.case, what, limit)
+        self.shared.in_flight.begin(&self.case, what, limit)
     }
 
     /// The end of a case in which a driver that was to come back has not, and of those after it.

@@ -14,7 +14,7 @@ const TIMES: u32 = 3;
 
 /// The calls that are under way.
 #[derive(Debug, Default)]
-pub struct UnderWay(Mutex<Calls>);
+pub struct InFlight(Mutex<Calls>);
 
 #[derive(Debug, Default)]
 struct Calls {
@@ -47,11 +47,11 @@ pub struct Waiting {
 /// Ends the entry of a call.
 #[derive(Debug)]
 pub struct Entry {
-    under_way: Arc<UnderWay>,
+    in_flight: Arc<InFlight>,
     number: u64,
 }
 
-impl UnderWay {
+impl InFlight {
     /// Notes a call, which may take so long, until the entry is dropped.
     pub fn begin(self: &Arc<Self>, case: &str, what: &str, limit: Duration) -> Entry {
         let mut calls = self.calls();
@@ -66,7 +66,7 @@ impl UnderWay {
         };
         let _new = calls.all.insert(number, call);
         Entry {
-            under_way: Arc::clone(self),
+            in_flight: Arc::clone(self),
             number,
         }
     }
@@ -116,7 +116,7 @@ impl Call {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.under_way.calls().all.remove(&self.number);
+        self.in_flight.calls().all.remove(&self.number);
     }
 }
 
@@ -132,19 +132,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_takes_long_is_worth_a_line_now_and_then() {
-        let under_way = Arc::new(UnderWay::default());
-        let entry = under_way.begin("create-again", "CreateMachine of machine `a`", NOTICE_AFTER * 9);
-        assert!(under_way.overdue().is_empty());
+        let in_flight = Arc::new(InFlight::default());
+        let entry = in_flight.begin("create-again", "CreateMachine of machine `a`", NOTICE_AFTER * 9);
+        assert!(in_flight.overdue().is_empty());
         tokio::time::advance(NOTICE_AFTER).await;
-        let [waiting] = under_way.overdue().try_into().unwrap();
+        let [waiting] = in_flight.overdue().try_into().unwrap();
         assert_eq!(
             (waiting.case.as_str(), waiting.time),
             ("create-again", NOTICE_AFTER)
         );
-        assert!(under_way.overdue().is_empty());
+        assert!(in_flight.overdue().is_empty());
         tokio::time::advance(NOTICE_AFTER * 2).await;
-        assert_eq!(under_way.overdue().len(), 1);
+        assert_eq!(in_flight.overdue().len(), 1);
         drop(entry);
-        assert!(under_way.all().is_empty());
+        assert!(in_flight.all().is_empty());
     }
 }

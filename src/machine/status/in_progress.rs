@@ -10,7 +10,7 @@ use cmi_driver::Operation;
 
 /// The status of a machine for which this call has been under way since `since`, and takes long; the same as
 /// before where it says already how such calls have ended, or where it is one about a VM that is up.
-pub fn under_way(machine: &InfraMachine, operation: Operation, since: Timestamp) -> InfraMachineStatus {
+pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestamp) -> InfraMachineStatus {
     let mut draft = Draft {
         machine,
         status: machine.status.clone().unwrap_or_default(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Tidies a schema, or any object with schemas in it.
+/// Normalizes a schema, or any object with schemas in it.
 ///
 /// * `nullable` goes: the provider never writes null, and Cluster API panics on a null in a condition.
 /// * Bounds are whole numbers, and descriptions one line that the reader's terminal breaks.
