@@ -31,9 +31,13 @@ pub fn log_answered() {
     }
 }
 
-/// Whether a request had no answer. What is answered, such as that a kind is not served, concerns what asked.
+/// Whether a request had no answer. What is answered, such as that a kind is not served or an object that
+/// can't be read, concerns what asked.
 pub const fn is_unanswered(error: &kube::Error) -> bool {
-    !matches!(error, kube::Error::Api(_))
+    matches!(
+        error,
+        kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_)
+    )
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +143,8 @@ mod tests {
     fn only_what_is_not_answered_is_an_outage_of_all() {
         let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
         assert!(!is_unanswered(&kube::Error::Api(status.boxed())));
+        let unreadable = serde_json::from_str::<bool>("1").unwrap_err();
+        assert!(!is_unanswered(&kube::Error::SerdeError(unreadable)));
         assert!(is_unanswered(&kube::Error::Service("connection refused".into())));
     }
 }
