@@ -150,13 +150,20 @@ pub const CLUSTER_API: &[Rule] = &[
 
 /// Cluster API's kubeadm control plane provider, by an aggregation of its own. Core's permissions are not
 /// its, and its own end at the group `infrastructure.cluster.x-k8s.io`.
-pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[Rule {
-    group: GROUP,
-    resources: &["inframachines", "inframachinetemplates"],
-    verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
-    why: "A KubeadmControlPlane makes machines from a template, updates them in place, and becomes the template's \
-        owner.",
-}];
+pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[
+    Rule {
+        group: GROUP,
+        resources: &["inframachines"],
+        verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
+        why: "A KubeadmControlPlane makes machines from a template, and updates them in place.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &["inframachinetemplates"],
+        verbs: &["get", "list", "patch", "update", "watch"],
+        why: "A KubeadmControlPlane reads its template, and becomes its owner.",
+    },
+];
 
 /// The right to look (aggregated to `view`, and by it to `edit` and `admin`).
 pub const VIEW: &[Rule] = &[Rule {
