@@ -3,6 +3,7 @@
 # points at it.
 # Environment: VERSION, IMG, RELEASE_DIR, KUBECTL, SBOM, BUILDER; `make release` sets them.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
 if [[ ! $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]]; then
@@ -87,22 +88,28 @@ package=$unfinished/package
 mkdir -p "$package/blobs/sha256"
 # Puts a file into the layout and prints its digest and size as JSON.
 blob() {
-  local digest
+  local digest size
   digest=$(sha256sum < "$1" | cut -d ' ' -f 1)
+  size=$(wc -c < "$1")
   cp "$1" "$package/blobs/sha256/$digest"
-  printf '"digest":"sha256:%s","size":%s' "$digest" "$(stat --format %s "$1")"
+  printf '"digest":"sha256:%s","size":%s' "$digest" "$size"
 }
 layer() {
-  printf '{"mediaType":"application/yaml",%s,"annotations":{"org.opencontainers.image.title":"%s"}}' "$(blob "$1")" "$2"
+  local blob
+  blob=$(blob "$1")
+  printf '{"mediaType":"application/yaml",%s,"annotations":{"org.opencontainers.image.title":"%s"}}' "$blob" "$2"
 }
 printf '{}' > "$package/config"
+# Not as arguments: what fails in one of those is not seen.
+config=$(blob "$package/config")
+metadata=$(layer metadata.yaml metadata.yaml)
+components=$(layer "$unfinished/infrastructure-components.yaml" components.yaml)
 printf '{"schemaVersion":2,"mediaType":"%s","artifactType":"%s","config":{"mediaType":"%s",%s},"layers":[%s,%s]}' \
   application/vnd.oci.image.manifest.v1+json application/vnd.capcmi.provider \
-  application/vnd.oci.empty.v1+json "$(blob "$package/config")" \
-  "$(layer metadata.yaml metadata.yaml)" \
-  "$(layer "$unfinished/infrastructure-components.yaml" components.yaml)" > "$package/manifest"
+  application/vnd.oci.empty.v1+json "$config" "$metadata" "$components" > "$package/manifest"
+manifest=$(blob "$package/manifest")
 printf '{"schemaVersion":2,"mediaType":"%s","manifests":[{"mediaType":"%s",%s,"annotations":{"%s":"%s"}}]}' \
-  application/vnd.oci.image.index.v1+json application/vnd.oci.image.manifest.v1+json "$(blob "$package/manifest")" \
+  application/vnd.oci.image.index.v1+json application/vnd.oci.image.manifest.v1+json "$manifest" \
   org.opencontainers.image.ref.name "$VERSION" > "$package/index.json"
 printf '{"imageLayoutVersion":"1.0.0"}' > "$package/oci-layout"
 rm "$package/config" "$package/manifest"
@@ -129,9 +136,16 @@ fi
 # What the files were made from, as a statement of in-toto with the provenance of SLSA. It is not signed: in the workflow of a
 # release GitHub signs one of its own.
 subjects=$(cd "$unfinished" && sha256sum -- * | sed 's/^\([0-9a-f]*\)  \(.*\)$/{"name":"\2","digest":{"sha256":"\1"}}/' | paste -sd ,)
-commit=$(git rev-parse --verify --quiet HEAD || true)
+commit=
 changed=false
-if [ -n "$commit" ] && [ -n "$(git status --porcelain --untracked-files=no)" ]; then
+# Not of a repository that these sources were only unpacked in.
+if [ "$(git rev-parse --show-toplevel 2> /dev/null)" = "$(pwd -P)" ]; then
+  commit=$(git rev-parse --verify --quiet HEAD || true)
+fi
+# What git does not know of is released as well where it is of these folders.
+if [ -n "$commit" ] && {
+  ! git diff --quiet HEAD || [ -n "$(git status --porcelain -- config hack templates metadata.yaml)" ]
+}; then
   changed=true
 fi
 source=
