@@ -31,8 +31,8 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-19"     Must   "A call without the tag means the VM of the name, cluster and id that it gives, also \
                         when that has got the tag";
     "CAP-20"     Must   "UpdateMachine touches no VM with another tag `capcmi.io/machine`";
-    "CAP-21"     Must   "InitializeMachine, UpdateMachine and RestartMachine check every field of their requests \
-                        first";
+    "CAP-21"     Must   "GetMachine, InitializeMachine, UpdateMachine and RestartMachine check every field of \
+                        their requests first";
     "CAP-22"     Must   "What calls of the extension answer can be read, and names the VM that is meant";
     "CAP-23"     Must   "UpdateMachine writes what is asked for, and takes it back";
 };
