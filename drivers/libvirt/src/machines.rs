@@ -369,12 +369,30 @@ impl Vm {
             }
             Err(error) => return Err(status("starting the domain", error)),
         }
+        if self.record.started {
+            if let Err(error) = self.note_another_start() {
+                // An error would have the guest restarted again. Without the note it counts as up for longer.
+                tracing::warn!(domain = self.record.name, %error, "the start of a domain is not noted");
+            }
+            return Ok(());
+        }
         let record = Record {
             started: true,
             started_at: Some(Timestamp::now()),
             ..self.record.clone()
         };
         self.note(record)
+    }
+
+    /// Notes when the domain was started, of what is noted of it now: another process may have written since.
+    fn note_another_start(&mut self) -> Result<()> {
+        let Noted::Machine(record) = record(&self.domain)? else {
+            return Ok(());
+        };
+        self.note(Record {
+            started_at: Some(Timestamp::now()),
+            ..*record
+        })
     }
 
     /// Whether the guest is off.

@@ -20,7 +20,7 @@ trap 'rm -rf "$work"' EXIT
 # Lists of its own: those of the computer may be missing or old, and are root's.
 mkdir -p "$work/lists/partial" "$work/archives/partial"
 options=(-q -o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work" -o "APT::Sandbox::User=$(id -un)"
-    -o Acquire::Retries=3)
+    -o Acquire::Retries=3 -o APT::Update::Error-Mode=any)
 apt-get "${options[@]}" update >&2
 package=$(apt-cache "${options[@]}" depends linux-image-cloud-amd64 | awk '/Depends: linux-image/{print $2; exit}')
 [ -n "$package" ] || { echo "apt's sources have no package linux-image-cloud-amd64: is this Debian?" >&2; exit 1; }
@@ -44,7 +44,8 @@ done
 # The agent calls it with arguments, and awaits its end.
 cat >"$root/sbin/shutdown" <<'END'
 #!/bin/sh
-echo "GUEST stops by its ${1:+agent}${1:-power button}" >/dev/console
+[ $# -gt 0 ] && by=agent || by='power button'
+echo "GUEST stops by its $by" >/dev/console
 {
     killall udhcpc 2>/dev/null
     for i in $(seq 20); do pidof udhcpc >/dev/null || break; sleep 0.1; done
