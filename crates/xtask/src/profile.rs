@@ -72,4 +72,13 @@ mod tests {
             ["| HTTP | 50.0 % |", "| TLS | 25.0 % |", "| other | 25.0 % |"]
         );
     }
+
+    #[test]
+    fn a_part_is_known_by_whole_words() {
+        let text = "capcmi 1 1.0:\n\t1 alloc::string::String::push_str (/bin/capcmi)\n\n\
+            capcmi 1 1.1:\n\t1 <ring::aead::Key>::seal (/bin/capcmi)\n\n";
+        let table = table(&parse(text));
+        let rows: Vec<_> = table.lines().skip(2).collect();
+        assert_eq!(rows, ["| TLS | 50.0 % |", "| other | 50.0 % |"]);
+    }
 }

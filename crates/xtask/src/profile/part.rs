@@ -18,7 +18,7 @@ pub enum Part {
     Other,
 }
 
-/// What the functions of a part have in their names. Where several fit, the first part counts.
+/// What words in the names of functions of a part begin with. Where several fit, the first part counts.
 const NAMES: &[(Part, &[&str])] = &[
     (
         Part::Allocator,
@@ -29,8 +29,9 @@ const NAMES: &[(Part, &[&str])] = &[
             "malloc",
             "tcache",
             "arena_",
-            "rust_alloc",
-            "rust_dealloc",
+            "__rust_alloc",
+            "__rust_dealloc",
+            "__rust_realloc",
         ],
     ),
     (
@@ -82,8 +83,8 @@ const NAMES: &[(Part, &[&str])] = &[
 ];
 
 impl Part {
-    /// The part that a sample is for: that of the innermost function that is known to be of one. What a part
-    /// has the kernel do is the kernel's.
+    /// The part that a sample is for: that of the innermost function that is known to be of one. The kernel's
+    /// functions are of the kernel, whatever part has called them.
     pub fn of(sample: &Sample) -> Self {
         if sample.frames.last().is_some_and(|frame| frame.is_kernel) {
             return Self::Kernel;
@@ -97,7 +98,7 @@ impl Part {
         if frame.is_kernel {
             return Some(Self::Kernel);
         }
-        let is_named = |names: &[&str]| names.iter().any(|name| frame.function.contains(name));
+        let is_named = |names: &[&str]| names.iter().any(|name| has_word(&frame.function, name));
         NAMES
             .iter()
             .find(|(_, names)| is_named(names))
@@ -137,6 +138,14 @@ impl Part {
             Self::Other => "#dedede",
         }
     }
+}
+
+/// Whether a word of the name begins so: `ring::` is none of `string::`.
+fn has_word(function: &str, beginning: &str) -> bool {
+    function.match_indices(beginning).any(|(at, _)| {
+        let before = function[..at].chars().next_back();
+        before.is_none_or(|before| !before.is_alphanumeric() && before != '_')
+    })
 }
 
 #[cfg(test)]
