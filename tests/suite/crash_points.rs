@@ -136,8 +136,7 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
     Ok(())
 }
 
-/// Runs a scenario without a kill, until two runs do the same. On a busy machine the provider may see the
-/// Machine before its Cluster is up, and says so in one write more.
+/// Runs a scenario without a kill, until two runs do the same: on a busy computer, one may do more.
 async fn record(backing: Backing, scenario: Scenario) -> Result<Recording> {
     let mut runs: Vec<Recording> = Vec::new();
     while runs.len() < MOST_RUNS {

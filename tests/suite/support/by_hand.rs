@@ -7,7 +7,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
@@ -107,6 +107,7 @@ impl ByHand {
             }
             Controller::Case => {
                 let machine = self.create_machine().await?;
+                self.machine_is_watched().await?;
                 let owner = json!({
                     "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": self.name,
                     "uid": machine.metadata.uid, "controller": true, "blockOwnerDeletion": true,
@@ -128,6 +129,17 @@ impl ByHand {
     /// Makes the Machine alone, unless it is there.
     pub async fn create_machine(&self) -> Result<DynamicObject> {
         management_cluster::apply(&self.world.admin, self.machine.clone()).await
+    }
+
+    /// Waits until the API server's watch cache has the Machine: a server that is short of CPU may send it to
+    /// its watches a minute after the InfraMachine, which the provider then takes for one without an owner.
+    async fn machine_is_watched(&self) -> Result<()> {
+        let what = format!("a Machine in the watch cache ({})", self.name);
+        eventually(DEADLINE, &what, async || {
+            let cached = self.machines().get_with(&self.name, &GetParams::any()).await;
+            Ok(cached.map(drop)?)
+        })
+        .await
     }
 
     /// The InfraMachines of the case.
