@@ -223,12 +223,11 @@ fn plan_without_cluster(machine: &InfraMachine, seen: &Observed<'_>, owner: &Mac
     if let Some(left) = rest_of_first_minute(machine, seen.now) {
         return Outcome::Requeue(left).into();
     }
-    let nothing = if machine.is_provisioned() {
-        "its VM is not looked after meanwhile"
-    } else {
-        "nothing is made for it"
-    };
-    let message = format!("{}: {nothing}", cluster_is_missing(&owner.spec.cluster_name));
+    let message = format!(
+        "{}: {}",
+        cluster_is_missing(&owner.spec.cluster_name),
+        what_is_left_undone(machine)
+    );
     Outcome::Blocked(Blocked {
         is_worth_an_event: true,
         ..Blocked::new(condition_unattended(machine), reason::CLUSTER_NOT_FOUND, message)
@@ -256,20 +255,26 @@ fn rest_of_first_minute(machine: &InfraMachine, now: Timestamp) -> Option<Durati
 }
 
 fn owner_is_none(machine: &InfraMachine) -> String {
-    let nothing = if machine.is_provisioned() {
-        "its VM is not looked after, and changes of its spec have no effect"
-    } else {
-        "nothing is made for it"
-    };
-    format!("no Machine is the controller in `metadata.ownerReferences`: {nothing}")
+    format!(
+        "no Machine is the controller in `metadata.ownerReferences`: {}",
+        what_is_left_undone(machine)
+    )
 }
 
 fn owner_is_missing(machine: &InfraMachine) -> String {
-    let message = "the Machine that `metadata.ownerReferences` names as controller can't be found";
-    if machine.is_provisioned() {
-        format!("{message}: its VM is left as it is, and changes of its spec have no effect")
-    } else {
-        message.to_owned()
+    format!(
+        "the Machine that `metadata.ownerReferences` names as controller can't be found: {}",
+        what_is_left_undone(machine)
+    )
+}
+
+/// What does not happen for a machine that can't be looked after. Whether a VM may exist is a different
+/// matter from whether the machine was ever provisioned.
+fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
+    match (machine.is_provisioned(), identity::instance(machine)) {
+        (true, _) => "its VM is left as it is, and changes of its spec have no effect",
+        (false, Instance::MayExist) => "a VM that was made for it is left as it is",
+        (false, Instance::Refused | Instance::None) => "nothing is made for it",
     }
 }
 

@@ -203,6 +203,13 @@ fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
         "{}",
         new.message
     );
+    assert!(new.message.ends_with("nothing is made for it"), "{}", new.message);
+    let begun = blocked(late().plan(machine().identified()));
+    assert!(
+        begun.message.ends_with("a VM that was made for it is left as it is"),
+        "{}",
+        begun.message
+    );
     assert_eq!(
         reason_of(late().plan(machine().provisioned())),
         (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::CLUSTER_NOT_FOUND)
