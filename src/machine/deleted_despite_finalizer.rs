@@ -48,14 +48,10 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
 /// `last` is the object as it was at last.
 pub async fn remove_vm(ctx: Arc<Context>, last: InfraMachine) {
     let name = last.metadata.name.clone().unwrap_or_default();
-    tracing::warn!(
-        name,
-        "the InfraMachine went with the finalizer on: its VM is deleted unless the object is still there"
-    );
-    let (began, mut errors) = (Instant::now(), 0);
+    let (began, mut errors, mut told) = (Instant::now(), 0, false);
     let machine = Arc::new(as_deleted(last));
     loop {
-        let wait = match attempt(&ctx, &machine).await {
+        let wait = match attempt(&ctx, &machine, &mut told).await {
             Ok(None) => return,
             Ok(Some(wait)) => wait,
             Err(error) => {
@@ -82,13 +78,24 @@ fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
     machine
 }
 
-/// When to try again; nothing where there is nothing more to do.
-async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Duration>, Error> {
+/// When to try again; nothing where there is nothing more to do. An object that is still there, and that this
+/// process only does not watch any more, is no news.
+async fn attempt(
+    ctx: &Context,
+    machine: &Arc<InfraMachine>,
+    told: &mut bool,
+) -> Result<Option<Duration>, Error> {
     let _scope = ctx
         .drivers
         .permit_scope(machine.metadata.uid.as_deref().unwrap_or_default());
     if is_there_again(ctx, machine).await? {
         return Ok(None);
+    }
+    if !std::mem::replace(told, true) {
+        tracing::warn!(
+            name = machine.metadata.name,
+            "the InfraMachine went with the finalizer on: its VM is deleted"
+        );
     }
     let (gathered, plan) = gather_and_plan(ctx, machine).await;
     let mut object = Object::erased(ctx, Arc::clone(machine));
