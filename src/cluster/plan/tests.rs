@@ -1,0 +1,305 @@
+//! What each state of a Cluster and its driver leads to.
+
+use super::*;
+use crate::api::cluster_api::{ApiEndpoint, ClusterSpec};
+use crate::api::v1alpha1::InfraClusterSpec;
+
+fn observed(owner: &Cluster) -> Observed<'_> {
+    Observed {
+        owner: Some(owner),
+        cluster_id: Some("c-1".to_owned()),
+    }
+}
+
+fn annotated(key: &str) -> InfraCluster {
+    let mut infra = InfraCluster::new("c", InfraClusterSpec::default());
+    infra.metadata.annotations = Some([(key.to_owned(), String::new())].into());
+    infra
+}
+
+fn provision() -> Plan {
+    Plan::Provision {
+        cluster_id: "c-1".to_owned(),
+        awaits_endpoint: false,
+    }
+}
+
+fn cluster_at(host: &str) -> Cluster {
+    let endpoint = ApiEndpoint {
+        host: host.to_owned(),
+        port: 6443,
+    };
+    let spec = ClusterSpec {
+        control_plane_endpoint: Some(endpoint),
+        ..ClusterSpec::default()
+    };
+    Cluster::new("c", spec)
+}
+
+#[test]
+fn an_externally_managed_or_ownerless_cluster_is_left_alone() {
+    let owner = Cluster::new("c", ClusterSpec::default());
+    assert_eq!(
+        plan(&annotated(labels::MANAGED_BY), &observed(&owner)),
+        Plan::NoOp
+    );
+    let ownerless = Observed {
+        owner: None,
+        cluster_id: None,
+    };
+    assert_eq!(plan(&annotated("other"), &ownerless), Plan::NoOp);
+}
+
+#[test]
+fn the_cluster_and_the_annotation_pause_it() {
+    let paused = Cluster::new(
+        "c",
+        ClusterSpec {
+            paused: Some(true),
+            ..ClusterSpec::default()
+        },
+    );
+    assert!(matches!(
+        plan(&annotated("other"), &observed(&paused)),
+        Plan::Pause(_)
+    ));
+    let owner = cluster_at("10.0.0.1");
+    assert!(matches!(
+        plan(&annotated(labels::PAUSED), &observed(&owner)),
+        Plan::Pause(_)
+    ));
+    assert_eq!(plan(&annotated("other"), &observed(&owner)), provision());
+}
+
+/// Machines are made all the same: a control plane may bring its endpoint when its machines are there.
+#[test]
+fn a_cluster_without_an_endpoint_anywhere_says_so_and_keeps_no_machine_waiting() {
+    let mut infra = annotated("other");
+    let of = |infra: &InfraCluster, owner: &Cluster| {
+        let plan = plan(infra, &observed(owner));
+        status(infra, &plan, &Zones::None, Timestamp::UNIX_EPOCH)
+    };
+    let reason = |status: &InfraClusterStatus| {
+        conditions::get(&status.conditions, conditions::READY).map(|ready| ready.reason.clone())
+    };
+    let nowhere = of(&infra, &cluster_at(""));
+    assert_eq!(
+        reason(&nowhere).as_deref(),
+        Some(reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT)
+    );
+    assert_eq!(nowhere.initialization.and_then(|it| it.provisioned), Some(true));
+    assert_eq!(
+        reason(&of(&infra, &cluster_at("10.0.0.1"))).as_deref(),
+        Some("Ready")
+    );
+    infra.spec.control_plane_endpoint = Some(ApiEndpoint {
+        host: "10.0.0.1".to_owned(),
+        port: 6443,
+    });
+    assert_eq!(reason(&of(&infra, &cluster_at(""))).as_deref(), Some("Ready"));
+}
+
+#[test]
+fn nothing_is_said_of_a_driver_that_was_not_asked() {
+    for unasked in [Zones::Unasked, Zones::NoSecrets("no".to_owned())] {
+        let after = status(&annotated("other"), &provision(), &unasked, Timestamp::UNIX_EPOCH);
+        let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE);
+        assert_eq!(shown, None, "{unasked:?}");
+    }
+}
+
+/// As of a machine and a template: what the status says is of the generation before.
+#[test]
+fn a_pause_leaves_the_generation_that_was_observed() {
+    let mut infra = zoned();
+    infra.metadata.generation = Some(7);
+    let paused = Plan::Pause("by a test".to_owned());
+    let after = status(&infra, &paused, &Zones::Unasked, Timestamp::UNIX_EPOCH);
+    assert!(conditions::is_true(&after.conditions, conditions::PAUSED));
+    assert_eq!(
+        after.observed_generation,
+        infra.status.unwrap().observed_generation
+    );
+}
+
+#[test]
+fn a_driver_that_goes_away_does_not_take_back_what_was_provisioned() {
+    let now = Timestamp::UNIX_EPOCH;
+    let outage = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
+    let mut infra = annotated("other");
+    let first = status(&infra, &provision(), &outage(), now);
+    assert!(!conditions::is_true(&first.conditions, conditions::READY));
+    assert_eq!(first.initialization, None);
+    infra.status = Some(status(&infra, &provision(), &Zones::None, now));
+    let later = status(&infra, &provision(), &outage(), now);
+    assert!(conditions::is_true(&later.conditions, conditions::READY));
+    assert!(!conditions::is_true(
+        &later.conditions,
+        conditions::DRIVER_REACHABLE
+    ));
+}
+
+#[test]
+fn a_driver_that_cannot_be_asked_for_failure_domains_is_news_once_for_each_reason() {
+    let now = Timestamp::UNIX_EPOCH;
+    let mut infra = annotated("other");
+    let mut news = |zones: Zones| {
+        let after = status(&infra, &provision(), &zones, now);
+        let news = new_failure(&infra, &after, &zones).map(|(reason, _)| reason.to_owned());
+        infra.status = Some(after);
+        news
+    };
+    let failed = |code| Zones::Failed(Status::new(code, "no"));
+    let gone = || Zones::NotConfigured("there is no driver `a`".to_owned());
+    assert_eq!(news(gone()).as_deref(), Some(reason::DRIVER_NOT_CONFIGURED));
+    assert_eq!(news(gone()), None);
+    assert_eq!(news(failed(Code::Unavailable)).as_deref(), Some("Unavailable"));
+    assert_eq!(news(failed(Code::DeadlineExceeded)), None, "it flaps");
+    assert_eq!(news(failed(Code::Unavailable)), None, "it flaps");
+    assert_eq!(news(Zones::None), None);
+    assert_eq!(news(failed(Code::Unavailable)), None, "it is in use");
+    assert_eq!(
+        news(failed(Code::PermissionDenied)).as_deref(),
+        Some("PermissionDenied")
+    );
+}
+
+/// One that is away for good is reported once, and so is its end; a short outage,
+/// which a call may meet, is not.
+#[test]
+fn an_outage_of_a_driver_is_reported_when_it_has_lasted_and_then_once() {
+    let now = Timestamp::UNIX_EPOCH;
+    let mut infra = zoned();
+    let mut reported = |zones: Zones, connectivity: &Connectivity| {
+        let after = status(&infra, &provision(), &zones, now);
+        let (after, transition) = report_connectivity(&infra, after, &zones, connectivity, now);
+        let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE).cloned();
+        infra.status = Some(after);
+        (shown.map(|shown| (shown.status, shown.message)), transition)
+    };
+    let failed = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
+    let lost = Connectivity::Lost("the driver `a` can't be reached: refused".to_owned());
+    let reachable = || Some(("True".to_owned(), String::new()));
+    for connectivity in [Connectivity::Unsettled, Connectivity::Kept] {
+        assert_eq!(
+            reported(failed(), &connectivity),
+            (reachable(), None),
+            "{connectivity:?}"
+        );
+    }
+    let message = "the driver `a` can't be reached: refused".to_owned();
+    let unreachable = Some(("False".to_owned(), message.clone()));
+    // A driver without zones is not called, and is away all the same.
+    let first = reported(Zones::None, &lost);
+    assert_eq!(first, (unreachable.clone(), Some(Transition::Lost(message))));
+    for (zones, connectivity) in [
+        (failed(), &lost),
+        (Zones::None, &lost),
+        (Zones::None, &Connectivity::Unsettled),
+    ] {
+        assert_eq!(reported(zones, connectivity), (unreachable.clone(), None));
+    }
+    assert_eq!(
+        reported(Zones::None, &Connectivity::Kept),
+        (reachable(), Some(Transition::Back))
+    );
+    assert_eq!(reported(Zones::None, &Connectivity::Kept), (reachable(), None));
+}
+
+fn zone(name: &str, attributes: Vec<(String, String)>) -> Zone {
+    Zone {
+        name: name.to_owned(),
+        control_plane: true,
+        attributes: attributes.into_iter().collect(),
+    }
+}
+
+/// An InfraCluster whose driver named a failure domain.
+fn zoned() -> InfraCluster {
+    let mut infra = annotated("other");
+    let known = Zones::Known(vec![zone("east", Vec::new())]);
+    infra.status = Some(status(&infra, &provision(), &known, Timestamp::UNIX_EPOCH));
+    infra
+}
+
+/// A Machine that Cluster API places in one that is no more would fail for good.
+#[test]
+fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_not_say() {
+    let infra = zoned();
+    let shown = |zones: &Zones| {
+        let after = status(&infra, &provision(), zones, Timestamp::UNIX_EPOCH);
+        after.failure_domains.len()
+    };
+    assert_eq!(shown(&Zones::None), 0);
+    assert_eq!(shown(&Zones::Known(Vec::new())), 0);
+    for silence in [
+        Zones::Unasked,
+        Zones::Failed(Status::new(Code::Unavailable, "connection refused")),
+        Zones::Failed(Status::new(Code::PermissionDenied, "no")),
+        Zones::NotConfigured("no".to_owned()),
+        Zones::NoSecrets("no".to_owned()),
+    ] {
+        assert_eq!(shown(&silence), 1, "{silence:?}");
+    }
+}
+
+/// A refusal is an answer, as it is of a machine's call; what is wrong is reported all the same.
+#[test]
+fn a_driver_is_unreachable_when_it_does_not_answer_and_not_when_it_refuses() {
+    let infra = zoned();
+    for code in Code::ALL {
+        let failed = Zones::Failed(Status::new(code, "no"));
+        let after = status(&infra, &provision(), &failed, Timestamp::UNIX_EPOCH).conditions;
+        let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
+        assert_eq!(
+            conditions::is_true(&after, conditions::DRIVER_REACHABLE),
+            !outage,
+            "{code}"
+        );
+        assert!(conditions::is_true(&after, conditions::READY), "{code}");
+        let reported = conditions::get(&after, conditions::FAILURE_DOMAINS_UP_TO_DATE).unwrap();
+        assert_eq!(
+            (
+                reported.status.as_str(),
+                reported.reason.as_str(),
+                reported.message.as_str()
+            ),
+            ("False", code.name(), "no")
+        );
+    }
+}
+
+#[test]
+fn a_driver_that_is_not_configured_any_more_is_not_called_reachable() {
+    let infra = zoned();
+    let gone = Zones::NotConfigured("there is no driver `a`".to_owned());
+    let after = status(&infra, &provision(), &gone, Timestamp::UNIX_EPOCH).conditions;
+    let shown = conditions::get(&after, conditions::DRIVER_REACHABLE).unwrap();
+    assert_eq!(
+        (shown.status.as_str(), shown.reason.as_str()),
+        ("False", reason::DRIVER_NOT_CONFIGURED)
+    );
+}
+
+/// One bad zone must not have the API server refuse the others, again and again.
+#[test]
+fn of_the_zones_that_a_driver_names_what_the_schema_would_refuse_is_left_out() {
+    let many = (0..200).map(|n| (format!("k{n}"), String::new())).collect();
+    let long = vec![
+        ("long".to_owned(), "x".repeat(65_537)),
+        ("a".to_owned(), "b".to_owned()),
+    ];
+    let zones = Zones::Known(vec![
+        zone("", Vec::new()),
+        zone(&"x".repeat(257), Vec::new()),
+        zone("a", long),
+        zone("a", Vec::new()),
+        zone("b", many),
+    ]);
+    let shown = status(&annotated("other"), &provision(), &zones, Timestamp::UNIX_EPOCH).failure_domains;
+    let seen: Vec<_> = shown
+        .iter()
+        .map(|domain| (domain.name.as_str(), domain.attributes.len()))
+        .collect();
+    assert_eq!(seen, [("a", 1), ("b", 128)]);
+}
