@@ -38,12 +38,12 @@ pub struct WorkloadClusters {
 #[derive(Clone, Debug, Default)]
 struct State {
     visits: usize,
-    failure: Option<Failure>,
+    last_failure: Option<FailedVisit>,
 }
 
 /// Why the last visit failed, and when there is another.
 #[derive(Clone, Debug)]
-struct Failure {
+struct FailedVisit {
     cause: Arc<Unreachable>,
     count: u32,
     until: Instant,
@@ -138,7 +138,7 @@ impl WorkloadClusters {
                 if now.saturating_duration_since(begun) > SLOW {
                     self.record_failure::<T>(uid, Unreachable::Slow, now);
                 } else {
-                    self.lock().entry(uid.to_owned()).or_default().failure = None;
+                    self.lock().entry(uid.to_owned()).or_default().last_failure = None;
                 }
                 Ok(Visit::Made(made))
             }
@@ -150,7 +150,7 @@ impl WorkloadClusters {
     fn admit<'a>(&'a self, uid: &str, now: Instant) -> Result<Visitor<'a>, TurnedAway> {
         let mut known = self.lock();
         let state = known.entry(uid.to_owned()).or_default();
-        if let Some(failure) = state.failure.as_ref().filter(|failure| failure.until > now) {
+        if let Some(failure) = state.last_failure.as_ref().filter(|failure| failure.until > now) {
             return Err(TurnedAway::BackingOff {
                 cause: Arc::clone(&failure.cause),
                 again: failure.until.saturating_duration_since(now),
@@ -169,14 +169,14 @@ impl WorkloadClusters {
     fn record_failure<T>(&self, uid: &str, cause: Unreachable, now: Instant) -> Visit<T> {
         let mut known = self.lock();
         let state = known.entry(uid.to_owned()).or_default();
-        let count = state.failure.as_ref().map_or(0, |failure| failure.count);
-        let count = match &state.failure {
+        let count = state.last_failure.as_ref().map_or(0, |failure| failure.count);
+        let count = match &state.last_failure {
             // Another visit that began before the same outage was noticed.
             Some(failure) if failure.until > now => count,
             Some(_) | None => count.saturating_add(1),
         };
         let (cause, again) = (Arc::new(cause), retry::backoff(count, retry::jitter(uid, count)));
-        state.failure = Some(Failure {
+        state.last_failure = Some(FailedVisit {
             cause: Arc::clone(&cause),
             count,
             until: now + again,
@@ -231,7 +231,7 @@ impl Drop for Visitor<'_> {
         let mut known = self.clusters.lock();
         if let Some(state) = known.get_mut(&self.uid) {
             state.visits = state.visits.saturating_sub(1);
-            if state.visits == 0 && state.failure.is_none() {
+            if state.visits == 0 && state.last_failure.is_none() {
                 known.remove(&self.uid);
             }
         }

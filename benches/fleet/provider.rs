@@ -66,26 +66,26 @@ pub async fn start(
 
 /// Waits until a provider that was restarted has looked at so many machines.
 pub async fn looked_at(replica: &mut Measured, machines: usize) -> Result<()> {
-    let Measured {
-        process, diagnostics, ..
-    } = replica;
-    process
-        .wait_until(DEADLINE, async || {
-            let done = measure::reconciles(diagnostics).await;
-            done.is_ok_and(|done| usize::try_from(done).is_ok_and(|done| done >= machines))
-        })
-        .await
+    counts(replica, machines, measure::reconciles).await
 }
 
 /// Waits until a provider, which need not lead, has so many machines that are up in its caches.
 pub async fn knows(replica: &mut Measured, machines: usize) -> Result<()> {
+    counts(replica, machines, measure::provisioned).await
+}
+
+async fn counts(
+    replica: &mut Measured,
+    wanted: usize,
+    count: impl AsyncFn(&str) -> Result<u64>,
+) -> Result<()> {
     let Measured {
         process, diagnostics, ..
     } = replica;
     process
         .wait_until(DEADLINE, async || {
-            let known = measure::provisioned(diagnostics).await;
-            known.is_ok_and(|known| usize::try_from(known).is_ok_and(|known| known >= machines))
+            let counted = count(diagnostics).await;
+            counted.is_ok_and(|counted| usize::try_from(counted).is_ok_and(|counted| counted >= wanted))
         })
         .await
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::cases;
-use crate::answer::CaseResult;
+use crate::answer::{Answer, CaseResult};
 use crate::{Case, Need, TestContext};
 use cmi_driver::{Code, JsonPointer, Operation, Status};
 
@@ -103,6 +103,32 @@ fn wrong_values(sample: &Value) -> Vec<Value> {
     }
 }
 
+/// What a call may answer besides OK. What is never made is not found.
+const TAKEN_OR_REFUSED: [Code; 4] = [
+    Code::InvalidArgument,
+    Code::OutOfRange,
+    Code::NotFound,
+    Code::Aborted,
+];
+
+/// What a call about a VM that is there may answer as well: the spec may ask for another VM, or for more than
+/// there is room for.
+const REFUSED_OF_A_VM: [Code; 4] = [
+    Code::AlreadyExists,
+    Code::FailedPrecondition,
+    Code::ResourceExhausted,
+    Code::Uninitialized,
+];
+
+/// A mandatory field has to be refused; any other may be ignored as well, or refused with one of these codes.
+fn judge<T>(answer: Answer<T>, is_mandatory: bool, fine: &[Code]) -> CaseResult {
+    if is_mandatory {
+        answer.refused(Code::InvalidArgument).map(drop)
+    } else {
+        answer.ok_or(fine).map(drop)
+    }
+}
+
 async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
     let mandatory = t.config().mandatory();
     let mut number = 0;
@@ -114,18 +140,7 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             let answer = t.invoke(operation, &request).await?;
             let code = answer.result.as_ref().err().map(Status::code);
             let is_accepted = matches!(code, None | Some(Code::Aborted));
-            let judged = if mandatory.contains(&place) {
-                answer.refused(Code::InvalidArgument).map(drop)
-            } else {
-                // What is never made is not found.
-                let fine = [
-                    Code::InvalidArgument,
-                    Code::OutOfRange,
-                    Code::NotFound,
-                    Code::Aborted,
-                ];
-                answer.ok_or(&fine).map(drop)
-            };
+            let judged = judge(answer, mandatory.contains(&place), &TAKEN_OR_REFUSED);
             judged.map_err(|error| error.after(&what))?;
             if is_accepted && operation == Operation::CreateMachine {
                 t.settle().await;
@@ -156,20 +171,8 @@ async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult
             let what = format!("by a provider spec with {value} as {place}");
             let wrong = sample.clone().with_value(&place, value);
             let answer = t.invoke_on(operation, &wrong, &id).await?;
-            let judged = if mandatory.contains(&place) {
-                answer.refused(Code::InvalidArgument).map(drop)
-            } else {
-                let fine = [
-                    Code::InvalidArgument,
-                    Code::OutOfRange,
-                    Code::NotFound,
-                    Code::Aborted,
-                    Code::AlreadyExists,
-                    Code::FailedPrecondition,
-                    Code::Uninitialized,
-                ];
-                answer.ok_or(&fine).map(drop)
-            };
+            let fine = [&TAKEN_OR_REFUSED[..], &REFUSED_OF_A_VM[..]].concat();
+            let judged = judge(answer, mandatory.contains(&place), &fine);
             judged.map_err(|error| error.after(&what))?;
         }
     }
