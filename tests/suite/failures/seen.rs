@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::labels;
 use jiff::Timestamp;
 use management_cluster::eventually;
 use serde::{Deserialize, Serialize};
@@ -133,26 +134,34 @@ async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Resul
             next: Vec::new(),
         });
     };
-    let (kubectl, conditions, next) = match world.kubectl(&["get", "inframachines", machine, "-o", "wide"]) {
-        Ok(text) => {
-            let cell = |title| column(&text, title);
-            let row = Shown::Row {
-                ready: cell("READY")?,
-                reason: cell("REASON")?,
-                message: in_common(&cell("MESSAGE")?),
-                reachable: cell("REACHABLE")?,
-                paused: cell("PAUSED")?,
-                next_try: !cell("NEXT TRY")?.is_empty(),
-            };
-            let object: Value =
-                serde_json::from_str(&world.kubectl(&["get", "inframachine", machine, "-o", "json"])?)?;
-            let next = next_steps(&describe(world, &["machine", machine])?);
-            let next = next.iter().map(|step| in_common(step)).collect();
-            (row, abnormal(&object, &in_common), next)
-        }
-        Err(error) if error.to_string().contains("NotFound") => (Shown::Gone, Vec::new(), Vec::new()),
-        Err(error) => return Err(error),
-    };
+    let (kubectl, conditions, next, labels) =
+        match world.kubectl(&["get", "inframachines", machine, "-o", "wide"]) {
+            Ok(text) => {
+                let cell = |title| column(&text, title);
+                let row = Shown::Row {
+                    ready: cell("READY")?,
+                    reason: cell("REASON")?,
+                    message: in_common(&cell("MESSAGE")?),
+                    reachable: cell("REACHABLE")?,
+                    paused: cell("PAUSED")?,
+                    next_try: !cell("NEXT TRY")?.is_empty(),
+                };
+                let object: Value =
+                    serde_json::from_str(&world.kubectl(&["get", "inframachine", machine, "-o", "json"])?)?;
+                let next = next_steps(&describe(world, &["machine", machine])?);
+                let next = next.iter().map(|step| in_common(step)).collect();
+                (
+                    row,
+                    abnormal(&object, &in_common),
+                    next,
+                    Some(Labels::of(&object)),
+                )
+            }
+            Err(error) if error.to_string().contains("NotFound") => {
+                (Shown::Gone, Vec::new(), Vec::new(), None)
+            }
+            Err(error) => return Err(error),
+        };
     let events = warnings(world, machine)?;
     let log = lines_of(&provider.log()?, &format!("{}/{machine}", world.namespace));
     let mut reasons: BTreeSet<String> = events.iter().map(|(reason, _)| reason.clone()).collect();
@@ -169,7 +178,10 @@ async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Resul
             .map(|(reason, message)| format!("{reason}: {}", in_common(&message)))
             .collect(),
         log: log.into_iter().collect(),
-        metrics: samples(&provider.metrics().await?, &world.namespace, &reasons),
+        metrics: match &labels {
+            Some(labels) => samples(&provider.metrics().await?, &world.namespace, labels, &reasons),
+            None => Vec::new(),
+        },
         next,
     })
 }
@@ -249,17 +261,44 @@ fn is_warning(line: &str) -> bool {
     line.contains(" WARN ") || line.contains(" ERROR ")
 }
 
-/// The samples that show a failure with one of these reasons, and drivers that are not as they should be.
-fn samples(text: &str, namespace: &str, reasons: &BTreeSet<String>) -> Vec<String> {
-    let shows = |name: &str, value: f64| {
-        let has = |label: &str| {
-            reasons
-                .iter()
-                .any(|reason| name.contains(&format!("{label}=\"{reason}\"")))
+/// The labels that the samples of a machine may have: those of another machine of the case are not its own.
+struct Labels {
+    phases: &'static [&'static str],
+    drivers: Vec<String>,
+}
+
+impl Labels {
+    fn of(machine: &Value) -> Self {
+        let phases: &[_] = if machine["metadata"]["deletionTimestamp"].is_string() {
+            &["Deleting"]
+        } else if machine["status"]["initialization"]["provisioned"] == true {
+            &["Provisioned", "NotReady"]
+        } else {
+            &["Pending", "Failed"]
         };
+        let noted = &machine["metadata"]["annotations"][labels::DRIVER];
+        let drivers = match noted.as_str().or(machine["spec"]["driver"].as_str()) {
+            Some(driver) => vec![driver.to_owned(), "unknown".to_owned()],
+            None => vec![String::new()],
+        };
+        Self { phases, drivers }
+    }
+}
+
+/// The samples that show the failure of a machine with one of these reasons, and what is wrong with its
+/// driver.
+fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<String>) -> Vec<String> {
+    let shows = |name: &str, value: f64| {
+        let has = |label: &str, text: &str| name.contains(&format!("{label}=\"{text}\""));
+        let has_reason = |label| reasons.iter().any(|reason| has(label, reason));
+        if !labels.drivers.iter().any(|driver| has("driver", driver)) {
+            return false;
+        }
         match name.split('{').next().unwrap_or_default() {
-            "capcmi_machines" => value > 0.0 && has("reason"),
-            "capcmi_driver_calls_total" => value > 0.0 && has("code"),
+            "capcmi_machines" => {
+                value > 0.0 && has_reason("reason") && labels.phases.iter().any(|phase| has("phase", phase))
+            }
+            "capcmi_driver_calls_total" => value > 0.0 && has_reason("code"),
             "capcmi_driver_reachable" => value < 1.0,
             "capcmi_driver_breakers" | "capcmi_driver_capacity_queue" => value > 0.0,
             _ => false,
@@ -334,6 +373,8 @@ fn token_in_common(token: &str, after: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -354,8 +395,12 @@ mod tests {
     fn only_samples_of_the_failure_are_kept() {
         let text = "capcmi_machines{phase=\"Pending\",driver=\"d\",namespace=\"ns\",reason=\"Internal\"} 2\n\
             capcmi_machines{phase=\"Pending\",driver=\"d\",namespace=\"ns\",reason=\"Ready\"} 2\n\
+            capcmi_machines{phase=\"Deleting\",driver=\"d\",namespace=\"ns\",reason=\"Internal\"} 1\n\
+            capcmi_machines{phase=\"Pending\",driver=\"e\",namespace=\"ns\",reason=\"Internal\"} 1\n\
+            capcmi_driver_reachable{driver=\"e\"} 0\n\
             capcmi_driver_reachable{driver=\"d\"} 0\n";
-        let kept = samples(text, "ns", &["Internal".to_owned()].into());
+        let labels = Labels::of(&json!({"spec": {"driver": "d"}}));
+        let kept = samples(text, "ns", &labels, &["Internal".to_owned()].into());
         assert_eq!(
             kept,
             [
