@@ -56,11 +56,12 @@ struct ElectionArgs {
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
     /// How long others wait for a leader that is silent.
-    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "15s",
+    // With a retry period more, a replica that was killed is followed within 15 s.
+    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "12s",
         value_name = "TIME")]
     lease_duration: Duration,
     /// How long the leader acts without having renewed the Lease.
-    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "10s",
+    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "8s",
         value_name = "TIME")]
     renew_deadline: Duration,
     /// The pause between two attempts to get or renew the Lease.
