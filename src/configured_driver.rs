@@ -7,6 +7,7 @@
 mod breaker;
 mod bucket;
 mod caller;
+mod changes;
 mod credentials;
 mod debounce;
 mod guard;
@@ -39,12 +40,15 @@ pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
 use caller::Caller;
+use changes::{Change, Changes};
 use guard::GuardedDriver;
 use permits::Permits;
 use prober::Prober;
 
 /// A waiter is woken when there is a permit. It asks again after this time, should the wake-up get lost.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
+/// When a call that changes a VM is tried again, where another one changes it.
+pub const CHANGE_WAIT: Duration = Duration::from_secs(5);
 /// How often machines are woken for whose creates there may be room, and those that have to publish that they
 /// wait.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
@@ -82,6 +86,7 @@ pub struct ConfiguredDriver {
     prober: Arc<Prober>,
     stable_reachability: watch::Sender<StableReachability>,
     permits: Arc<Permits>,
+    changes: Changes,
     credentials: Option<CredentialsDirectory>,
 }
 
@@ -132,6 +137,7 @@ impl ConfiguredDriver {
             prober,
             stable_reachability: watch::Sender::new(StableReachability::Unsettled),
             permits,
+            changes: Changes::default(),
             credentials: settings.credentials,
         }
     }
@@ -200,6 +206,12 @@ impl ConfiguredDriver {
     /// that is not served within minutes.
     pub fn should_report_wait(&self, key: &str) -> bool {
         self.permits.should_report(key)
+    }
+
+    /// The right to update or restart the VM of the machine of this UID, unless it is being updated or
+    /// restarted just now: the caller comes again after [`CHANGE_WAIT`]. A deletion does not wait for it.
+    pub fn try_change<'a>(&'a self, uid: &'a str) -> Option<Change<'a>> {
+        self.changes.try_begin(uid)
     }
 
     /// How many permits are held, and how many requesters wait for one.

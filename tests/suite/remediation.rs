@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::conditions::{PAUSED, READY, reason};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
@@ -255,6 +255,57 @@ async fn a_machine_that_is_deleted_while_its_vm_is_restarted_takes_the_vm_along(
     .await?;
     restarts(&cloud, "m", 1).await?;
     cloud.holds(0).await.map(drop)
+}
+
+/// CMI-09: a driver that locks a VM while it changes it would refuse the restart, and the Machine be replaced.
+#[tokio::test]
+async fn a_vm_that_is_being_updated_is_restarted_once_that_has_ended() -> Result<()> {
+    let world = World::new("restart-update").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let patient = json!({"timeouts": {"updateMachine": "1h"}});
+    let _provider = with(&cloud.drivers_with(patient, json!({})))
+        .start(&world)
+        .await?;
+    world.cluster("one").await?;
+    let mut machines = Vec::new();
+    for name in ["updated", "other"] {
+        let made = ByHand::new(&world, "one", name).create().await?;
+        made.provisioned().await?;
+        machines.push(made);
+    }
+    let [updated, other] = &machines[..] else {
+        bail!("there are two");
+    };
+    cloud.fail(json!([{"operation": "UpdateMachine", "machine": "updated", "hang": "held"}]))?;
+    updated.respecify("labels", json!({"round": "1"})).await?;
+    eventually(DEADLINE, "an update in flight", async || {
+        let calls = cloud.count(Operation::UpdateMachine, "updated")?;
+        ensure!(calls == 1, "{calls} updates");
+        Ok(())
+    })
+    .await?;
+
+    for made in [updated, other] {
+        let owner = machine(&world, &made.name).await?;
+        management_cluster::apply(&world.admin, request(&world, &owner, &json!({}))).await?;
+    }
+    // What came first has been looked at.
+    restarts(&cloud, "other", 1).await?;
+    cloud.fail(json!([]))?;
+    restarts(&cloud, "updated", 1).await?;
+    let calls = cloud.calls()?;
+    let place = |operation, phase| {
+        calls
+            .iter()
+            .position(|call| call.machine == "updated" && call.operation == operation && call.phase == phase)
+    };
+    let (ended, restarted) = (
+        place(Operation::UpdateMachine, Phase::Ended).context("the update has no end")?,
+        place(Operation::RestartMachine, Phase::Started).context("there is no restart")?,
+    );
+    ensure!(ended < restarted, "the VM was restarted while it was updated");
+    Ok(())
 }
 
 /// Where the provider is killed: around the write that a restart is made, and around the call.

@@ -7,7 +7,7 @@ use super::machine_class::{self, Stopped};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
-use crate::configured_driver::Permit;
+use crate::configured_driver::{CHANGE_WAIT, Permit};
 use crate::identity;
 use crate::machine::Context;
 use crate::machine::object::Object;
@@ -21,6 +21,7 @@ use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
 /// # Guarantees
 /// The status says that an update is under way before the driver is called: when it is cut short, and the
 /// spec then goes back to what was applied, the driver is called all the same, since the VM may be half way.
+/// No remediation restarts the VM meanwhile.
 pub async fn update(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -29,6 +30,10 @@ pub async fn update(
 ) -> Result<Outcome, Stopped> {
     let class =
         machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
+    let uid = object.uid().to_owned();
+    let Some(_change) = permit.configured_driver().try_change(&uid) else {
+        return Ok(Outcome::Waiting(Some(CHANGE_WAIT)));
+    };
     object.block_move().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
