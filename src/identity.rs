@@ -199,6 +199,11 @@ pub fn blocks_move(machine: &InfraMachine) -> bool {
     annotation(machine, labels::BLOCK_MOVE) == Some(labels::BLOCK_MOVE_VALUE)
 }
 
+/// Whether an update was issued whose end was not written down.
+pub fn is_update_issued(machine: &InfraMachine) -> bool {
+    annotation(machine, labels::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
+}
+
 /// The Secret with the credentials for every call: the one that the VM was made with, else the spec's.
 /// Another account would say of the VM that it is gone.
 pub fn credentials(machine: &InfraMachine) -> Option<&str> {

@@ -50,6 +50,10 @@ pub const EXCLUDE_VOLUME_DETACH: &str = "machine.cluster.x-k8s.io/exclude-wait-f
 pub const DRAIN: &str = "cluster.x-k8s.io/drain";
 /// The values of [`DRAIN`] of pods that Cluster API does not evict, in any case of letters.
 pub const NOT_DRAINED: [&str; 3] = ["skip", "wait-completed", "waitcompleted"];
+/// Annotation, `true`: an update was issued whose end was not written down, so that the VM may have some of the
+/// new spec and some of the old. In the metadata, since `clusterctl move` leaves a status behind. Reserved:
+/// without it, a VM that is half way would pass for one that has its spec.
+pub const UPDATE_ISSUED: &str = "infrastructure.capcmi.io/update-issued";
 /// Annotation: `<uid>/<generation>/requested` where Cluster API has asked the provider's Runtime Extension to
 /// update the VM in place to the spec of that generation, and `…/done` when the VM has it. Not reserved: a
 /// forged request leads to an update that its author could have had by changing the spec, and a forged `done`
@@ -74,7 +78,7 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
 /// The annotations that the provider writes to what says which VM is whose.
-pub const OWN_ANNOTATIONS: [&str; 13] = [
+pub const OWN_ANNOTATIONS: [&str; 14] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -83,6 +87,7 @@ pub const OWN_ANNOTATIONS: [&str; 13] = [
     DRIVER,
     SECRET,
     CREATE_ISSUED_AT,
+    UPDATE_ISSUED,
     SHUT_DOWN_ACCEPTED_AT,
     ADOPTED,
     NOT_READY_TAINT_REMOVED_FROM,
@@ -92,7 +97,7 @@ pub const OWN_ANNOTATIONS: [&str; 13] = [
 
 /// The annotations that only the provider and the administrator may write: a user with forged ones could
 /// claim the VM of another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 13] = [
+pub const RESERVED_ANNOTATIONS: [&str; 14] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -101,6 +106,7 @@ pub const RESERVED_ANNOTATIONS: [&str; 13] = [
     DRIVER,
     SECRET,
     CREATE_ISSUED_AT,
+    UPDATE_ISSUED,
     SHUT_DOWN_ACCEPTED_AT,
     FORCE_DELETE,
     ADOPT,

@@ -164,17 +164,21 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Keeps `clusterctl move` waiting while a call changes the VM.
-    pub async fn block_move(&mut self) -> Result<(), Error> {
-        if identity::annotation(&self.latest, labels::BLOCK_MOVE).is_some() {
+    /// Writes down that an update is issued: until its end is, the VM may be half way, wherever the object is
+    /// moved. `clusterctl move` waits while the call changes the VM.
+    pub async fn issue_update(&mut self) -> Result<(), Error> {
+        let mut annotations = Vec::new();
+        if identity::annotation(&self.latest, labels::BLOCK_MOVE).is_none() {
+            annotations.push((labels::BLOCK_MOVE, Some(labels::BLOCK_MOVE_VALUE.to_owned())));
+        }
+        if !identity::is_update_issued(&self.latest) {
+            annotations.push((labels::UPDATE_ISSUED, Some("true".to_owned())));
+        }
+        if annotations.is_empty() {
             return Ok(());
         }
-        let value = Some(labels::BLOCK_MOVE_VALUE.to_owned());
-        self.try_patch_annotations(
-            "keeping clusterctl from moving the machine",
-            &[(labels::BLOCK_MOVE, value)],
-        )
-        .await
+        self.try_patch_annotations("writing down that an update is issued", &annotations)
+            .await
     }
 
     /// What has to change for `clusterctl move` to go on, as far as it waits for this provider.

@@ -19,7 +19,7 @@ use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
 /// Updates the VM (UPD-01..UPD-03).
 ///
 /// # Guarantees
-/// The status says that an update is under way before the driver is called: when it is cut short, and the
+/// The object says that an update is under way before the driver is called: when it is cut short, and the
 /// spec then goes back to what was applied, the driver is called all the same, since the VM may be half way.
 /// No remediation restarts the VM meanwhile.
 pub async fn update(
@@ -34,7 +34,7 @@ pub async fn update(
     let Some(_change) = permit.configured_driver().try_change(&uid) else {
         return Ok(Outcome::Waiting(Some(CHANGE_WAIT)));
     };
-    object.block_move().await?;
+    object.issue_update().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
         machine: MachineRef::new(object.name(), class),
@@ -48,7 +48,10 @@ pub async fn update(
     }
     let action = "noting the applied provider spec";
     let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
-    let mut notes = vec![(labels::APPLIED_PROVIDER_SPEC, Some(json))];
+    let mut notes = vec![
+        (labels::APPLIED_PROVIDER_SPEC, Some(json)),
+        (labels::UPDATE_ISSUED, None),
+    ];
     notes.extend(plan.report_done.map(|done| (labels::IN_PLACE_UPDATE, Some(done))));
     notes.extend(object.unblocking());
     object.patch_annotations(action, &notes).await?;

@@ -111,11 +111,15 @@ fn update_not_requested(again: Option<Duration>) -> Plan {
     .into()
 }
 
-/// Whether an update was begun whose end was not seen: the VM may be half way.
+/// Whether an update was begun whose end was not seen: the VM may be half way. A move leaves the status behind,
+/// and machines of older versions have nothing but that.
 fn has_unfinished_update(machine: &InfraMachine) -> bool {
-    machine
+    let last = machine
         .status
         .as_ref()
-        .and_then(|status| status.last_operation.as_ref())
-        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
+        .and_then(|status| status.last_operation.as_ref());
+    identity::is_update_issued(machine)
+        || last.is_some_and(|last| {
+            last.type_ == OperationType::Update && last.state != OperationState::Successful
+        })
 }

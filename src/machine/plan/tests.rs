@@ -206,7 +206,9 @@ fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
     assert!(new.message.ends_with("nothing is made for it"), "{}", new.message);
     let begun = blocked(late().plan(machine().identified()));
     assert!(
-        begun.message.ends_with("a VM that was made for it is left as it is"),
+        begun
+            .message
+            .ends_with("a VM that was made for it is left as it is"),
         "{}",
         begun.message
     );

@@ -184,6 +184,9 @@ fn an_update_that_was_cut_short_is_finished_though_the_spec_went_back() {
         }
     });
     update(world().plan(processing));
+    // A move leaves the status behind.
+    let moved = machine().provisioned().annotated(labels::UPDATE_ISSUED, "true");
+    update(world().plan(moved));
 }
 
 #[test]
