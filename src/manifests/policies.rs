@@ -102,7 +102,12 @@ fn templates() -> PolicySpec {
 }
 
 /// The annotations that say which VM is whose are only for users that [`may_identify`].
+///
+/// A machine that is up adopts nothing. The annotation would be without effect until a move or a restore
+/// takes the status away, and ask then for a VM that is the machine's own.
 fn reserved_annotations() -> PolicySpec {
+    let adopt = labels::ADOPT;
+    let is_up = "oldObject.?status.?initialization.?provisioned.orValue(false)";
     PolicySpec {
         variables: json!([
             {"name": "reserved", "expression": reserved()},
@@ -111,16 +116,29 @@ fn reserved_annotations() -> PolicySpec {
             {"name": "changed", "expression":
                 "variables.reserved.filter(key, variables.after[?key] != variables.before[?key])"
             },
+            {"name": "isUp", "expression": before(is_up, "false")},
         ]),
-        validations: json!([{
-            "expression": format!("variables.changed.size() == 0 || {}", may_identify()),
-            "messageExpression": quoted_list(
-                "metadata.annotations may not be set, changed or removed: ",
-                "variables.changed",
-                &format!("; they say which VM is whose, and {}", who_may_identify("write them")),
-            ),
-            "reason": "Forbidden",
-        }]),
+        validations: json!([
+            {
+                "expression": format!("variables.changed.size() == 0 || {}", may_identify()),
+                "messageExpression": quoted_list(
+                    "metadata.annotations may not be set, changed or removed: ",
+                    "variables.changed",
+                    &format!("; they say which VM is whose, and {}", who_may_identify("write them")),
+                ),
+                "reason": "Forbidden",
+            },
+            {
+                "expression": format!(
+                    "!variables.isUp || !('{adopt}' in variables.after) || '{adopt}' in variables.before"
+                ),
+                "message": format!(
+                    "{adopt} may not be set on a machine that is up: it has its VM, and adopts no other; set \
+                        it when the InfraMachine is created"
+                ),
+                "reason": "Invalid",
+            },
+        ]),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The admission policies: templates that never change, and identities and providerIDs that can't be forged.
 
 use anyhow::{Result, ensure};
-use capcmi::api::{MACHINE_FINALIZER, labels::INSTANCE, labels::RESERVED_ANNOTATIONS};
+use capcmi::api::MACHINE_FINALIZER;
+use capcmi::api::labels::{self, INSTANCE, RESERVED_ANNOTATIONS};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
@@ -59,6 +60,35 @@ async fn a_tenant_can_neither_change_nor_remove_what_the_provider_has_set() -> R
     for key in RESERVED_ANNOTATIONS {
         ensure!(message.contains(key), "{message}");
     }
+    Ok(())
+}
+
+/// Without effect at first, it would ask for another VM once a move has taken the status away.
+#[tokio::test]
+async fn not_even_an_administrator_has_a_machine_adopt_that_is_up() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
+    let adopts = json!({"annotations": {labels::ADOPT: "{}"}});
+    for (name, metadata) in [("made", json!({})), ("adopted", adopts.clone())] {
+        create(
+            &administrator,
+            &object("InfraMachine", name, &metadata, &json!({})),
+        )
+        .await??;
+        let up = Patch::Merge(json!({"status": {"initialization": {"provisioned": true}}}));
+        administrator
+            .patch_status(name, &PatchParams::default(), &up)
+            .await?;
+    }
+    let message = refusal(merge(&administrator, "made", json!({"metadata": adopts})).await)?;
+    ensure!(
+        message.contains(labels::ADOPT) && message.contains("is up"),
+        "{message}"
+    );
+    // What was set when it was created stays.
+    let mine = json!({"metadata": {"annotations": {"mine": "x"}}});
+    merge(&administrator, "adopted", mine.clone()).await?;
+    merge(&administrator, "made", mine).await?;
     Ok(())
 }
 
