@@ -2,7 +2,7 @@
 //! call is repeated, and that no VM is lost or doubled.
 //!
 //! GetVolumeIDs is no call of a machine's life: `volume_drain.rs` has it. Nor is the conversion of classes,
-//! rows CTL-MG-00..CTL-MG-13, which a command calls: `migrate.rs`.
+//! which a command calls: `migrate.rs`.
 
 mod circuit_breaker;
 mod conflict;

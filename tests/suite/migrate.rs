@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use crate::support::fleet::objects;
 use crate::support::plugin::Plugin;
 use crate::support::provider::Replica;
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, World};
 
 const GROUP: &str = "machine.sapcloud.io";
 
@@ -1095,6 +1095,24 @@ async fn files_with_a_class_of_the_drivers_own_kind_are_migrated_without_a_machi
         &file,
         json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string(),
     )?;
+    let without = json!({"disabledCalls": ["GenerateMachineClassForMigration"]});
+    std::fs::write(&left.drivers, left.cloud.drivers(without))?;
+    let not_offered = left.migrate(&flags)?.err().context("it was not converted")?;
+    ensure!(
+        not_offered.contains("does not offer GenerateMachineClassForMigration"),
+        "{not_offered}"
+    );
+    let backed = Backing::Plugin.of(&left.world, &left.cloud, json!({})).await?;
+    std::fs::write(&left.drivers, &backed.drivers)?;
+    left.cloud
+        .fail(json!([{"operation": "GenerateMachineClassForMigration", "code": "Internal"}]))?;
+    let failed = left.migrate(&flags)?.err().context("it was not converted")?;
+    ensure!(
+        failed.contains("can't convert SimulatedMachineClass `small`"),
+        "{failed}"
+    );
+    ensure!(left.made()?.is_empty(), "{}", left.made()?);
+    left.cloud.fail(json!([]))?;
     left.migrate(&flags)?.map_err(|error| anyhow!(error))?;
     let fleet = Fleet::of(&left.world, "md");
     fleet.running(3).await?;
