@@ -197,11 +197,14 @@ impl Elector {
                 return;
             }
             let sent = Instant::now();
-            let deadline = renewed + self.election.timing.renew_deadline;
+            let renew_deadline = self.election.timing.renew_deadline;
+            // An attempt that gets no answer leaves time for another, over another connection: its own may
+            // be dead, and ends with it.
+            let deadline = (sent + renew_deadline / 2).min(renewed + renew_deadline);
             match timeout_at(deadline, self.attempt()).await {
                 Ok(Ok(Attempt::Held)) => {
                     renewed = sent;
-                    leadership.renew(sent + self.election.timing.renew_deadline);
+                    leadership.renew(sent + renew_deadline);
                 }
                 Ok(Ok(Attempt::HeldBy(holder))) => {
                     tracing::error!(holder, "the lease was taken");

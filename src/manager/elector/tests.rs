@@ -15,11 +15,29 @@ struct Store {
     version: u64,
     writes: usize,
     is_down: bool,
+    /// So many requests are not answered, as over a connection that is dead.
+    unanswered: usize,
 }
 
 type Shared = Arc<Mutex<Store>>;
 
 fn api_server(store: &Shared) -> Client {
+    let (answering, store) = (answering(store), Arc::clone(store));
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (answering, store) = (answering.clone(), Arc::clone(&store));
+        async move {
+            let is_lost = store.lock().unwrap().unanswered.checked_sub(1);
+            if let Some(left) = is_lost {
+                store.lock().unwrap().unanswered = left;
+                std::future::pending::<()>().await;
+            }
+            answering.send(request).await
+        }
+    });
+    Client::new(service, "default")
+}
+
+fn answering(store: &Shared) -> Client {
     let store = Arc::clone(store);
     client_of(move |request, body| {
         let mut store = store.lock().unwrap();
@@ -161,6 +179,19 @@ async fn a_short_outage_of_the_api_server_is_survived() {
     store.lock().unwrap().is_down = false;
     pass(30).await;
     assert!(one.leadership.is_held());
+}
+
+/// The connection that the lease was renewed over is dead, and nothing says so.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_gets_no_answer_is_tried_once_more_before_the_lease_is_lost() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    for _ in 0..3 {
+        store.lock().unwrap().unanswered = 1;
+        pass(12).await;
+        assert!(one.leadership.is_held());
+    }
 }
 
 #[tokio::test(start_paused = true)]
