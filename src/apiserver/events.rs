@@ -4,16 +4,24 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use http::header::{ACCEPT, HeaderValue};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::{Api, Client, Resource, api::PostParams};
+use kube::api::PostParams;
+use kube::core::Request;
+use kube::{Client, Resource};
+use serde::de::IgnoredAny;
 
 use crate::api::conditions::reason;
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
+
+/// Has a write answered with metadata alone. Nothing of the answer is used, but that it is one.
+const METADATA_ALONE: HeaderValue =
+    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// The most characters that the name of an object may have.
 const MAX_NAME: usize = 253;
@@ -114,9 +122,12 @@ impl Events {
             reporting_instance: Some(self.instance.clone()),
             ..Event::default()
         };
-        Api::<Event>::namespaced(self.client.clone(), &namespace)
-            .create(&PostParams::default(), &event)
-            .await?;
+        let body = serde_json::to_vec(&event).map_err(kube::Error::SerdeError)?;
+        let mut request = Request::new(Event::url_path(&(), Some(&namespace)))
+            .create(&PostParams::default(), body)
+            .map_err(kube::Error::BuildRequest)?;
+        request.headers_mut().insert(ACCEPT, METADATA_ALONE);
+        let IgnoredAny = self.client.request(request).await?;
         Ok(())
     }
 }
