@@ -8,6 +8,7 @@
 //! * It ends when leadership is lost, and hands the lease over when it is asked to stop.
 
 mod client;
+mod connection;
 mod controllers;
 mod diagnostics;
 mod elector;
@@ -31,7 +32,7 @@ use crate::runtime_extension;
 use cmi_driver::Driver;
 use cmi_grpc::server::ServerTls;
 
-pub use client::{RequestTimedOut, reading as reading_client};
+pub use client::{Protocol, RequestTimedOut, reading as reading_client};
 pub use controllers::{ControllerContext, ControllerOptions, OrphanOptions, Task, all as all_controllers};
 pub use elector::{Election, Timing, TimingError, identity};
 pub use health::{Health, Pending};
@@ -47,6 +48,8 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Setup {
     /// How to reach the API server.
     pub api_server: kube::Config,
+    /// What the controllers speak to it.
+    pub protocol: Protocol,
     /// The drivers, checked.
     pub drivers: Vec<(Settings, Arc<dyn Driver>)>,
     /// Leader election; nothing where this is the only replica.
@@ -218,7 +221,8 @@ fn context(setup: &mut Setup, leadership: Leadership) -> Result<ControllerContex
     let metrics = Arc::new(Metrics::new());
     let drivers = std::mem::take(&mut setup.drivers);
     Ok(ControllerContext {
-        client: client::ruled(setup.api_server.clone(), leadership.clone()).map_err(Error::Client)?,
+        client: client::ruled(setup.api_server.clone(), setup.protocol, leadership.clone())
+            .map_err(Error::Client)?,
         drivers: configured(drivers, &leadership, &metrics)?,
         metrics,
         leadership,

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::address::BindAddress;
 use super::{CommandError, drivers, duration, signals};
 use crate::manager::{
-    self, ControllerOptions, Diagnostics, Election, OrphanOptions, RuntimeExtension, Setup, Timing,
+    self, ControllerOptions, Diagnostics, Election, OrphanOptions, Protocol, RuntimeExtension, Setup, Timing,
 };
 use cmi_grpc::server::{CertificateFiles, ServerTls};
 
@@ -29,6 +29,10 @@ pub(super) struct RunArgs {
     /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Speak HTTP/2 to the API server where it offers it, on few connections; without it, HTTP/1.1.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+          default_value_t = true, default_missing_value = "true", value_name = "BOOL")]
+    kube_api_http2: bool,
     /// The only namespace to look at; without it, all.
     #[arg(long, value_name = "NAMESPACE", default_value = "", hide_default_value = true)]
     namespace: String,
@@ -204,6 +208,11 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
         .map_err(CommandError::Failed)?;
     let setup = Setup {
         api_server,
+        protocol: if args.kube_api_http2 {
+            Protocol::Http2
+        } else {
+            Protocol::Http1
+        },
         drivers,
         election,
         options: args.work.options(args.namespace, args.watch_filter),

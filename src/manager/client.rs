@@ -15,10 +15,12 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
+use super::connection::{self, is_watch};
 use super::pages::{MOST_BYTES, Page, Pages};
 use crate::leadership::Leadership;
 
-/// Requests at the same time, but for watches: each needs a connection.
+/// Requests at the same time, but for watches: each needs a connection over HTTP/1.1. Over HTTP/2, API
+/// servers allow 100 on a connection.
 const MOST_REQUESTS: usize = 64;
 /// How long the API server may take to begin its answer, and for each further piece of it, but for watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,30 +30,51 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 #[error("the API server did not answer within {} s", .0.as_secs())]
 pub struct RequestTimedOut(Duration);
 
+/// What the controllers speak to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/2 where the API server offers it, over a connection for watches and one for all else.
+    Http2,
+    /// HTTP/1.1, over a connection for each request at a time.
+    Http1,
+}
+
 /// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. Those
-/// are made whether or not this replica leads.
+/// are made whether or not this replica leads. No other request shares a connection with them, so that
+/// what stalls those of the controllers does not cost the lease.
 pub(super) fn plain(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::try_from(prepared(config))?.build())
 }
 
 /// The client of the controllers: it refuses every write while this replica does not lead.
-pub(super) fn ruled(config: Config, leadership: Leadership) -> Result<Client, kube::Error> {
+pub(super) fn ruled(
+    config: Config,
+    protocol: Protocol,
+    leadership: Leadership,
+) -> Result<Client, kube::Error> {
+    let config = prepared(config);
     let limits = RequestLimits {
         leadership,
         slots: Arc::new(Semaphore::new(MOST_REQUESTS)),
         pages: Arc::default(),
     };
-    Ok(ClientBuilder::try_from(prepared(config))?
-        .with_layer(&limits)
-        .build())
+    match protocol {
+        Protocol::Http2 if config.proxy_url.is_none() => {
+            let connections = connection::http2(&config)?;
+            let builder = ClientBuilder::new(connections, config.default_namespace);
+            Ok(builder.with_layer(&limits).build())
+        }
+        // kube's own client is left to say what it makes of a proxy.
+        Protocol::Http2 | Protocol::Http1 => Ok(ClientBuilder::try_from(config)?.with_layer(&limits).build()),
+    }
 }
 
-/// A client that reads and changes nothing: it refuses every write.
+/// A client that reads and changes nothing: it refuses every write. It asks one thing after another.
 ///
 /// # Errors
 /// The configuration can't be used.
 pub fn reading(config: Config) -> Result<Client, kube::Error> {
-    ruled(config, Leadership::elected())
+    ruled(config, Protocol::Http1, Leadership::elected())
 }
 
 /// kube would retry a refused request for minutes, whatever its verb: a reconcile
@@ -161,15 +184,6 @@ async fn in_time<F: Future>(step: F) -> Result<F::Output, RequestTimedOut> {
 
 fn is_write(method: &Method) -> bool {
     !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
-}
-
-fn is_watch(request: &Request<Body>) -> bool {
-    request.method() == Method::GET
-        && request.uri().query().is_some_and(|query| {
-            query
-                .split('&')
-                .any(|pair| pair == "watch=true" || pair == "watch=1")
-        })
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@ async fn get(address: std::net::SocketAddr, path: &str) -> (String, String) {
 async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
     Setup {
         api_server: kube::Config::new("http://127.0.0.1:9".parse().unwrap()),
+        protocol: Protocol::Http2,
         drivers: Vec::new(),
         election: None,
         options: ControllerOptions {

@@ -5,6 +5,7 @@ mod adoption;
 mod capacity;
 mod clusterctl;
 mod codes;
+mod connection;
 mod crash_points;
 mod diagnostics;
 mod ec2;

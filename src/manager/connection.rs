@@ -1,0 +1,192 @@
+//! The connections of the controllers to the API server: HTTP/2, one for watches and one for all else.
+//!
+//! kube's own client speaks HTTP/1.1, of which each request at a time needs a connection. What it does
+//! besides (certificates, tokens and programs that make them, impersonation, timeouts) is done here by its
+//! own parts.
+//!
+//! # Guarantees
+//! * A server that does not offer HTTP/2, or is not reached by TLS, is spoken to in HTTP/1.1.
+//! * A connection whose other end is gone without a word is given up within [`PING_INTERVAL`] and
+//!   [`PING_TIMEOUT`]: all that goes over it would stall with it.
+//! * A request that the server closed the connection without having looked at is sent once more over another.
+//!   No other is: it may have been carried out.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, Ready, ready};
+use http::{Method, Request, Response};
+use hyper::body::Incoming;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::Config;
+use kube::client::{Body, ConfigExt as _};
+use rustls::pki_types::ServerName;
+use tower::retry::{Policy, RetryLayer};
+use tower::util::BoxService;
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
+
+/// After so long without a word from the server, it is asked for one while something is asked of it.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+/// How long that may take it. Together they are less than the time in which a lease has to be renewed.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How much of the answer to one request may be under way, or unread.
+const STREAM_WINDOW: u32 = 2 << 20;
+/// And of all of them: more than all streams that there are at a time, so that what is not read of
+/// one stalls no other.
+const CONNECTION_WINDOW: u32 = 256 << 20;
+/// How often a request is sent again that was not looked at. A server that stops says so once.
+const MOST_RESENDS: u8 = 3;
+
+/// What requests are sent through, as [`kube::client::ClientBuilder`] takes it.
+pub(super) type Connections = BoxService<Request<Body>, Response<Incoming>, BoxError>;
+
+type Http = legacy::Client<TimeoutConnector<HttpsConnector<HttpConnector>>, Body>;
+
+/// The connections that a configuration without a proxy asks for. Nothing is connected before it is needed.
+pub(super) fn http2(config: &Config) -> Result<Connections, kube::Error> {
+    let connector = connector(config)?;
+    let connections = Split {
+        requests: http(connector.clone()),
+        watches: http(connector),
+        is_told: Arc::default(),
+    };
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .layer(RetryLayer::new(Resend(MOST_RESENDS)))
+        .service(connections);
+    Ok(service.map_err(Into::into).boxed())
+}
+
+/// TLS that offers HTTP/2 and HTTP/1.1, in this order.
+fn connector(config: &Config) -> Result<TimeoutConnector<HttpsConnector<HttpConnector>>, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    // Many small requests share a connection: none may wait for another's acknowledgement.
+    tcp.set_nodelay(true);
+    let mut builder = HttpsConnectorBuilder::new()
+        .with_tls_config(config.rustls_client_config()?)
+        .https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name =
+            ServerName::try_from(name.clone()).map_err(|source| kube::Error::Service(source.into()))?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let tls = builder.enable_all_versions().wrap_connector(tcp);
+    let mut connector = TimeoutConnector::new(tls);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    Ok(connector)
+}
+
+fn http(connector: TimeoutConnector<HttpsConnector<HttpConnector>>) -> Http {
+    legacy::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .http2_initial_stream_window_size(STREAM_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        .build(connector)
+}
+
+/// Watches apart from all else: they take streams for as long as they last, of which a server allows a
+/// connection so many, and what is not read of them is not to take room from answers.
+#[derive(Clone)]
+struct Split {
+    requests: Http,
+    watches: Http,
+    is_told: Arc<AtomicBool>,
+}
+
+impl Service<Request<Body>> for Split {
+    type Response = Response<Incoming>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Incoming>, BoxError>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let http = if is_watch(&request) {
+            &self.watches
+        } else {
+            &self.requests
+        };
+        tracing::debug!(http.method = %request.method(), http.url = %request.uri(), "requesting");
+        let answer = http.request(request);
+        let is_told = Arc::clone(&self.is_told);
+        Box::pin(async move {
+            let answer = answer.await?;
+            if !is_told.swap(true, Ordering::Relaxed) {
+                tracing::info!(version = ?answer.version(), "connected to the API server");
+            }
+            Ok(answer)
+        })
+    }
+}
+
+/// Sends a request again that the server has not looked at, at once: over the next connection.
+#[derive(Clone)]
+struct Resend(u8);
+
+impl<R> Policy<Request<Body>, R, BoxError> for Resend {
+    type Future = Ready<()>;
+
+    fn retry(&mut self, request: &mut Request<Body>, result: &mut Result<R, BoxError>) -> Option<Ready<()>> {
+        let error = result.as_ref().err()?;
+        if !is_unprocessed(&**error) {
+            return None;
+        }
+        self.0 = self.0.checked_sub(1)?;
+        tracing::debug!(method = %request.method(), path = request.uri().path(),
+            "the API server closed the connection before it saw this request; sending it again");
+        Some(ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        let mut copy = Request::new(request.body().try_clone()?);
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.version_mut() = request.version();
+        copy.headers_mut().clone_from(request.headers());
+        *copy.extensions_mut() = request.extensions().clone();
+        Some(copy)
+    }
+}
+
+/// Whether the server has said that it did nothing with a request (RFC 9113, 6.8 and 8.7): it refused the
+/// stream, or closes the connection and named a stream before it as the last that it looks at.
+fn is_unprocessed(error: &(dyn StdError + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref::<h2::Error>())
+        .filter(|error| error.is_remote())
+        .any(|error| match error.reason() {
+            Some(h2::Reason::NO_ERROR) => error.is_go_away(),
+            Some(h2::Reason::REFUSED_STREAM) => error.is_reset(),
+            Some(_) | None => false,
+        })
+}
+
+/// Whether a request lasts as long as its answer is wanted.
+pub(super) fn is_watch(request: &Request<Body>) -> bool {
+    request.method() == Method::GET
+        && request.uri().query().is_some_and(|query| {
+            query
+                .split('&')
+                .any(|pair| pair == "watch=true" || pair == "watch=1")
+        })
+}
+
+#[cfg(test)]
+mod tests;

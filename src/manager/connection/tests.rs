@@ -1,0 +1,192 @@
+//! Clients of a server with TLS in this process.
+
+mod server;
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::Version;
+use http::header::{AUTHORIZATION, USER_AGENT};
+use http_body_util::BodyExt as _;
+use kube::Client;
+use kube::config::AuthInfo;
+
+use super::*;
+use crate::leadership::Leadership;
+use crate::manager::Protocol;
+use crate::manager::client::{plain, ruled};
+
+use server::{Conduct, Server};
+
+const ANY: &[&str] = &["h2", "http/1.1"];
+/// `--leader-elect-renew-deadline`, where it is not given.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+
+fn client(config: Config) -> Client {
+    ruled(config, Protocol::Http2, Leadership::unelected()).unwrap()
+}
+
+async fn ask(client: &Client, method: Method, path: &str) -> Result<Bytes, kube::Error> {
+    let request = Request::builder().method(method).uri(path);
+    let answer = client
+        .send(request.body(Body::from(b"{}".to_vec())).unwrap())
+        .await?;
+    Ok(answer.into_body().collect_bytes().await.unwrap())
+}
+
+/// A watch whose first event has come.
+async fn watch(client: &Client, path: &str) -> Body {
+    let request = Request::get(format!("{path}?watch=1")).body(Body::empty());
+    let mut body = client.send(request.unwrap()).await.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "{}");
+    body
+}
+
+#[tokio::test]
+async fn watches_share_a_connection_and_all_else_another_however_much_is_asked_at_a_time() {
+    let server = Server::start(ANY, &[]).await;
+    let client = client(server.config());
+    ask(&client, Method::GET, "/first").await.unwrap();
+    let _watch = watch(&client, "/machines").await;
+    let _another = watch(&client, "/clusters").await;
+    let answers = (0..64).map(|_| ask(&client, Method::PATCH, "/machines/one"));
+    for answer in futures::future::join_all(answers).await {
+        assert_eq!(answer.unwrap(), "{}");
+    }
+    let asked = server.asked();
+    assert_eq!(asked.len(), 67);
+    for request in asked {
+        let connection = usize::from(matches!(&*request.what, "GET /machines" | "GET /clusters"));
+        assert_eq!(
+            (request.version, request.connection),
+            (Version::HTTP_2, connection),
+            "{}",
+            request.what
+        );
+    }
+}
+
+/// The first connection is only known to be HTTP/2 when it stands.
+#[tokio::test]
+async fn requests_that_come_before_there_is_a_connection_are_all_answered() {
+    let server = Server::start(ANY, &[]).await;
+    let client = client(server.config());
+    let answers = (0..64).map(|_| ask(&client, Method::GET, "/machines"));
+    for answer in futures::future::join_all(answers).await {
+        assert_eq!(answer.unwrap(), "{}");
+    }
+    assert!(server.asked().iter().all(|one| one.version == Version::HTTP_2));
+}
+
+#[tokio::test]
+async fn a_server_without_http2_or_tls_is_spoken_to_in_http1() {
+    for server in [
+        Server::start(&[], &[]).await,
+        Server::start(&["http/1.1"], &[]).await,
+        Server::plain().await,
+    ] {
+        let client = client(server.config());
+        let _watch = watch(&client, "/machines").await;
+        assert_eq!(ask(&client, Method::GET, "/first").await.unwrap(), "{}");
+        let asked = server.asked();
+        assert_eq!(asked.len(), 2);
+        assert!(
+            asked.iter().all(|one| one.version == Version::HTTP_11),
+            "{asked:?}"
+        );
+    }
+}
+
+/// What is asked for by a flag, and what the lease is renewed with: one request at a time.
+#[tokio::test]
+async fn http1_is_spoken_where_that_is_asked_for_and_by_what_renews_the_lease() {
+    let server = Server::start(ANY, &[]).await;
+    let asked_for = ruled(server.config(), Protocol::Http1, Leadership::unelected()).unwrap();
+    for client in [asked_for, plain(server.config()).unwrap()] {
+        ask(&client, Method::GET, "/first").await.unwrap();
+    }
+    let asked = server.asked();
+    assert_eq!(asked.len(), 2);
+    assert!(
+        asked.iter().all(|one| one.version == Version::HTTP_11),
+        "{asked:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_request_has_the_credentials_of_the_kubeconfig_and_says_who_asks() {
+    let server = Server::start(ANY, &[]).await;
+    let mut config = server.config();
+    config.auth_info = AuthInfo {
+        token: Some("t0ken".to_owned().into()),
+        impersonate: Some("jane".to_owned()),
+        ..AuthInfo::default()
+    };
+    ask(&client(config), Method::GET, "/first").await.unwrap();
+    let headers = server.asked().remove(0).headers;
+    assert_eq!(headers[AUTHORIZATION], "Bearer t0ken");
+    assert_eq!(headers["impersonate-user"], "jane");
+    assert!(headers[USER_AGENT].to_str().unwrap().starts_with("capcmi/"));
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_the_one_that_is_configured_is_not_spoken_to() {
+    let server = Server::start(ANY, &[]).await;
+    let mut config = server.config();
+    config.tls_server_name = Some("another".to_owned());
+    let error = ask(&client(config.clone()), Method::GET, "/first")
+        .await
+        .unwrap_err();
+    let shown = crate::telemetry::Chain(&error).to_string();
+    assert!(shown.contains("another"), "{shown}");
+    config.accept_invalid_certs = true;
+    ask(&client(config), Method::GET, "/first").await.unwrap();
+    config = server.config();
+    config.tls_server_name = Some("no name".to_owned());
+    assert!(ruled(config, Protocol::Http2, Leadership::unelected()).is_err());
+}
+
+/// An API server closes connections when it stops, and some now and then where it has `--goaway-chance`.
+#[tokio::test]
+async fn a_write_that_the_server_did_not_look_at_is_sent_again() {
+    for conduct in [Conduct::CloseUnseen, Conduct::Refuse] {
+        let server = Server::start(ANY, &[conduct]).await;
+        let client = client(server.config());
+        assert_eq!(
+            ask(&client, Method::POST, "/events").await.unwrap(),
+            "{}",
+            "{conduct:?}"
+        );
+        let asked = server.asked();
+        assert_eq!(asked.len(), 1, "{conduct:?}");
+        assert_eq!((asked[0].connection, &*asked[0].what), (1, "POST /events"));
+    }
+}
+
+/// It may have been carried out: only what asked can tell what to do about it.
+#[tokio::test]
+async fn a_write_that_the_server_may_have_carried_out_is_not_sent_again() {
+    let server = Server::start(ANY, &[Conduct::CloseSeen]).await;
+    let client = client(server.config());
+    ask(&client, Method::POST, "/events").await.unwrap_err();
+    assert!(server.asked().is_empty());
+    ask(&client, Method::POST, "/events").await.unwrap();
+}
+
+/// HTTP/2 has all wait for one connection: it must be known soon that it is dead, as after the loss of a node
+/// whose last word was lost with it.
+#[tokio::test]
+async fn a_connection_that_fell_silent_is_given_up_before_a_lease_would_be_lost() {
+    let server = Server::start(ANY, &[]).await;
+    let client = client(server.config());
+    ask(&client, Method::GET, "/first").await.unwrap();
+    let mut watched = watch(&client, "/machines").await;
+    server.fall_silent();
+    let silent = Instant::now();
+    let (written, ended) = tokio::join!(ask(&client, Method::PATCH, "/machines/one"), watched.frame());
+    written.unwrap_err();
+    assert!(ended.unwrap().is_err(), "the watch ended as if it were over");
+    assert!(silent.elapsed() < RENEW_DEADLINE, "{:?}", silent.elapsed());
+    ask(&client, Method::GET, "/first").await.unwrap();
+    watch(&client, "/machines").await;
+}
