@@ -99,7 +99,7 @@ async fn quiet(world: &World, cloud: &Cloud) -> Result<()> {
 }
 
 /// Waits for so many further lists.
-async fn lists(cloud: &Cloud, further: usize) -> Result<()> {
+pub async fn lists(cloud: &Cloud, further: usize) -> Result<()> {
     let before = count(&cloud.calls()?, Operation::ListMachines);
     eventually(DEADLINE, "lists of the inventory", async || {
         let now = count(&cloud.calls()?, Operation::ListMachines);

@@ -31,6 +31,7 @@ mod permissions;
 mod plugin;
 mod process;
 mod quickstart;
+mod relist;
 mod remediation;
 mod replicas;
 mod samples;

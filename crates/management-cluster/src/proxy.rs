@@ -1,7 +1,8 @@
-//! A proxy in front of a kube-apiserver which holds, refuses or delays requests, for tests of
-//! what a client does then.
+//! A proxy in front of a kube-apiserver which holds, refuses or delays requests, and ends watches, for
+//! tests of what a client does then.
 
 mod delay;
+mod expired;
 mod fault;
 mod forward;
 mod request;

@@ -18,6 +18,8 @@ pub enum Fault {
     Refuse(StatusCode),
     /// It is forwarded, and every part of the answer's body arrives this much later: the client's cache lags.
     Delay(Duration),
+    /// It is forwarded, and once the gate opens the answer, which has to be a watch, ends: expired.
+    Expire(Gate),
 }
 
 /// Where requests are held until a test lets them go on.

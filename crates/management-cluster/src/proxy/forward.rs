@@ -21,7 +21,7 @@ use rustls::{
 };
 use serde_json::json;
 
-use super::{Fault, ProxiedRequest, delay::delayed};
+use super::{Fault, ProxiedRequest, delay::delayed, expired::expiring};
 
 type Hook = Box<dyn Fn(&ProxiedRequest) -> Fault + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Error>;
@@ -70,7 +70,7 @@ impl Upstream {
         match &fault {
             Fault::Refuse(status) => return refusal(*status, "refused by the proxy of a test"),
             Fault::HoldBefore(gate) => gate.pass().await,
-            Fault::None | Fault::HoldAfter(_) | Fault::Delay(_) => {}
+            Fault::None | Fault::HoldAfter(_) | Fault::Delay(_) | Fault::Expire(_) => {}
         }
         let answer = match self.forward(request).await {
             Ok(answer) => answer,
@@ -81,6 +81,7 @@ impl Upstream {
         }
         answer.map(|body| match fault {
             Fault::Delay(delay) => delayed(body, delay),
+            Fault::Expire(gate) => expiring(body, gate),
             _ => body.boxed_unsync(),
         })
     }
