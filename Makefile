@@ -145,6 +145,10 @@ profile: ## Say by part where the provider's CPU time goes, and draw a flame gra
 		--bench fleet -- --scenario profile --perf '$(abspath $(PROFILE_DIR))/perf.data' $(firstword $(MACHINES))
 	$(CARGO) run -q -p xtask -- profile '$(PROFILE_DIR)/perf.data' --svg '$(PROFILE_DIR)/flame-graph.svg'
 
+.PHONY: bench-memory
+bench-memory: ## Measure what a machine takes in memory, by part (MACHINES="10000 100000").
+	$(CARGO) bench --bench memory -- $(MACHINES)
+
 # How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?=
