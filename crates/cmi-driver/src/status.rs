@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Code, LastKnownState, Machine, Operation};
+use super::{Code, LastKnownState, Machine, Operation, ProviderId};
 
 type Source = Box<dyn Error + Send + Sync + 'static>;
 
@@ -18,6 +18,7 @@ pub struct Status {
     message: String,
     last_known_state: Option<LastKnownState>,
     machine: Option<Box<Machine>>,
+    named: Option<Box<ProviderId>>,
     retry_after: Option<Duration>,
     never_sent: bool,
     nothing_begun: bool,
@@ -41,6 +42,7 @@ impl Status {
             message,
             last_known_state: None,
             machine: None,
+            named: None,
             retry_after: None,
             never_sent: false,
             nothing_begun: false,
@@ -67,6 +69,14 @@ impl Status {
     #[must_use]
     pub fn with_machine(mut self, machine: Machine) -> Self {
         self.machine = Some(Box::new(machine));
+        self
+    }
+
+    /// Adds, to the NOT_FOUND of GetMachineStatus, the id that CreateMachine would give the VM; see
+    /// [`super::Capabilities::names_provider_ids`].
+    #[must_use]
+    pub fn with_named_provider_id(mut self, id: ProviderId) -> Self {
+        self.named = Some(Box::new(id));
         self
     }
 
@@ -130,6 +140,11 @@ impl Status {
     /// The machine that exists in spite of the error.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_deref()
+    }
+
+    /// The id that CreateMachine would give the VM that GetMachineStatus did not find.
+    pub fn named_provider_id(&self) -> Option<&ProviderId> {
+        self.named.as_deref()
     }
 
     /// Whether the call never left this process.

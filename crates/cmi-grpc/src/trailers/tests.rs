@@ -5,16 +5,17 @@ use crate::convert::tests::driver_values as any_driver;
 use cmi_driver::{Address, AddressType, PowerState};
 
 /// The parts of a status that travel.
-fn parts(
-    status: &Status,
-) -> (
+type Parts<'a> = (
     Code,
-    &str,
-    Option<&LastKnownState>,
-    Option<&Machine>,
+    &'a str,
+    Option<&'a LastKnownState>,
+    Option<&'a Machine>,
     Option<Duration>,
     bool,
-) {
+    Option<&'a ProviderId>,
+);
+
+fn parts(status: &Status) -> Parts<'_> {
     (
         status.code(),
         status.message(),
@@ -22,6 +23,7 @@ fn parts(
         status.machine(),
         status.retry_after(),
         status.has_nothing_begun() && status.machine().is_none(),
+        status.named_provider_id(),
     )
 }
 
@@ -77,6 +79,7 @@ proptest! {
         machine in prop::option::of(any_driver::machine()),
         retry_after in prop::option::of(any::<u64>()),
         nothing_begun in any::<bool>(),
+        named in prop::option::of(any_driver::provider_id()),
     ) {
         let mut sent = Status::new(code, message);
         if let Some(state) = state {
@@ -91,6 +94,9 @@ proptest! {
         }
         if nothing_begun {
             sent = sent.with_nothing_begun();
+        }
+        if let Some(id) = named.filter(|_| code == Code::NotFound) {
+            sent = sent.with_named_provider_id(id);
         }
         let read = from_grpc(to_grpc(&sent));
         if let (Some(read), Some(sent_machine)) = (read.machine(), sent.machine().cloned()) {
@@ -173,7 +179,10 @@ fn binary_metadata_that_is_not_binary_is_ignored() {
         "no",
         metadata,
     ));
-    assert_eq!(parts(&read), (Code::NotFound, "no", None, None, None, false));
+    assert_eq!(
+        parts(&read),
+        (Code::NotFound, "no", None, None, None, false, None)
+    );
 }
 
 #[test]
