@@ -113,6 +113,8 @@ impl Driver for SimulatedDriver {
                 consistency_window: self.config.consistency_window(),
                 tag_path,
                 hot_updatable: hot_updatable.filter(|_| updates).collect(),
+                names_provider_ids: self.config.names_provider_ids
+                    && self.config.offers(Operation::GetMachineStatus),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
             })
         })
@@ -159,10 +161,12 @@ impl Driver for SimulatedDriver {
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
         let id = request.provider_id.as_ref();
-        let work = |selector, spec: VmSpec| async move {
+        let work = |selector: VmSelector, spec: VmSpec| async move {
             let check = spec.source_dest_check;
-            self.journal
-                .read(|cloud, now| orders::status(cloud, now, &self.config, &selector, check))?
+            let seen = self
+                .journal
+                .read(|cloud, now| orders::status(cloud, now, &self.config, &selector, check))?;
+            seen.map_err(|status| orders::with_named_id(status, &self.config, &selector, &spec))
         };
         self.run_on(Operation::GetMachineStatus, &request.machine, id, None, work)
             .await
