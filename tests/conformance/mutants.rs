@@ -222,6 +222,13 @@ const MUTANTS: &[(Flaw, &str)] = &[
         "DRV-GS-16",
     ),
     (Pretends(GetMachineStatus, NotFound), "DRV-GS-05"),
+    // Ids that are named beforehand.
+    (NamesOtherId, "CAP-24"),
+    (NamesNewId, "CAP-25"),
+    (NamesNewIdAfterRestart, "CAP-25"),
+    (NamesIdOfName, "CAP-26"),
+    (NamesIdOfCluster, "CAP-26"),
+    (NamesIdOfAnyIdentity, "CAP-26"),
     // ListMachines.
     (ListLeaks, "DRV-03"),
     (ListOnePage, "DRV-34"),

@@ -140,8 +140,11 @@ impl Driver for Peculiar {
 
     async fn capabilities(&self) -> Result<Capabilities> {
         let mut capabilities = self.inner.capabilities().await?;
-        if let Way::Behind(behind) = &self.way {
-            capabilities.consistency_window = behind.window;
+        match &self.way {
+            Way::Behind(behind) => capabilities.consistency_window = behind.window,
+            // The id is that of every machine of the name.
+            Way::Named(_) => capabilities.names_provider_ids = false,
+            Way::RunsOn(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => {}
         }
         Ok(capabilities)
     }

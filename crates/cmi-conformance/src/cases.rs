@@ -14,6 +14,7 @@ mod initialize;
 mod list;
 mod machine_tag;
 mod migrate;
+mod named_ids;
 mod names;
 mod published;
 mod requests;
@@ -36,6 +37,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         identity::CASES,
         create::CASES,
         names::CASES,
+        named_ids::CASES,
         delete::CASES,
         status::CASES,
         list::CASES,

@@ -433,6 +433,7 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
         Need::Setting(setting) => format!("the configuration has no `{}`", setting.path()),
         Need::Endpoint => "the driver is not behind an endpoint".to_owned(),
         Need::SecondVm => "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
+        Need::NamedIds => "the driver does not declare `names_provider_ids`".to_owned(),
         Need::MachineTag => {
             "the driver does not add the tag `capcmi.io/machine` (`hot_updatable`)".to_owned()
         }
@@ -440,7 +441,7 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     let can_be_added = |need: &&&Need| match need {
         Need::Setting(setting) => test_context.config().can_say(*setting),
         Need::Hook(_) => true,
-        Need::Call(_) | Need::Endpoint | Need::SecondVm | Need::MachineTag => false,
+        Need::Call(_) | Need::Endpoint | Need::SecondVm | Need::MachineTag | Need::NamedIds => false,
     };
     let all_can = unmet.iter().all(|need| can_be_added(&need));
     Some(Lacking {
@@ -461,6 +462,7 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
         Need::Endpoint => test_context.target().wire().is_some(),
         Need::SecondVm => !test_context.config().unique_names,
         Need::MachineTag => test_context.capabilities().adds_machine_tag(),
+        Need::NamedIds => test_context.capabilities().names_provider_ids,
     }
 }
 

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::cases;
 use super::identity::{BETWEEN_PROBES, probe, says};
+use super::named_ids::named;
 use super::requests::{INFO, raw};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Hook, HookCall, Need, TestContext};
@@ -29,6 +30,8 @@ pub(super) const CASES: &[Case] = cases! {
     "restart-deletes-the-vm": "a VM that was made before a restart is deleted, and what was deleted stays \
         gone"
         ["DRV-18", "DRV-21", "CMI-99", "CMI-102"], [RESTART] => deletes_the_vm;
+    "restart-names-the-same-id": "the id that was named before a restart is named after it"
+        ["CAP-25"], [Need::Call(Operation::GetMachineStatus), Need::NamedIds, RESTART] => names_the_same_id;
     "wire-restart":
         "a plugin that was killed and started again serves at its endpoint, also where its socket was left"
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
@@ -141,6 +144,16 @@ async fn deletes_the_vm(t: TestContext) -> CaseResult {
     t.has_exactly(&request, &[(&request, &id)]).await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await
+}
+
+async fn names_the_same_id(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let before = named(&t, &request).await?;
+    restarted(&t).await?;
+    let after = named(&t, &request).await?;
+    ensure(before == after, || {
+        format!("GetMachineStatus named the id `{before}` before the restart, and `{after}` after it")
+    })
 }
 
 async fn says_the_same(t: TestContext) -> CaseResult {

@@ -35,4 +35,10 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         their requests first";
     "CAP-22"     Must   "What calls of the extension answer can be read, and names the VM that is meant";
     "CAP-23"     Must   "UpdateMachine writes what is asked for, and takes it back";
+    "CAP-24"     Must   "An id that is named before there is a VM is the one that CreateMachine gives it, where \
+                        `names_provider_ids` is declared";
+    "CAP-25"     Must   "The id that is named for a machine is the same as long as the configuration stays, over \
+                        restarts as well";
+    "CAP-26"     Must   "No two machines are named the same id: not those of another name, another cluster or \
+                        another tag `capcmi.io/machine`";
 };
