@@ -202,8 +202,8 @@ impl LibvirtDriver {
     /// process that is asked for the machine while nothing of it can be seen is told the host by the caller,
     /// and does not choose another one.
     async fn placed(&self, key: &MachineKey, wanted: &Wanted<'_>, told: Option<String>) -> Result<String> {
-        if let [only] = wanted.hosts.as_slice() {
-            return Ok((*only).to_owned());
+        if let Some(only) = wanted.only_host() {
+            return Ok(only.to_owned());
         }
         if let Some(host) = told.filter(|host| wanted.hosts.contains(&host.as_str())) {
             return Ok(host);
@@ -216,6 +216,23 @@ impl LibvirtDriver {
         self.placements().insert(key.uuid(), host.clone());
         let status = Status::new(Code::Aborted, what).with_nothing_begun();
         Err(noted(status, Note { host }.write()))
+    }
+
+    /// NOT_FOUND, with the id that a create would give the VM where its host is settled: by the failure
+    /// domain, or because there is no other in the pool.
+    fn with_named_id(&self, asked: &Asked, status: Status) -> Status {
+        if status.code() != Code::NotFound || asked.id.is_some() {
+            return status;
+        }
+        let wanted = asked.spec.within(&self.config).ok();
+        let named = wanted
+            .as_ref()
+            .and_then(Wanted::only_host)
+            .and_then(|host| asked.key.vm_id(host).provider_id().ok());
+        match named {
+            Some(id) => status.with_named_provider_id(id),
+            None => status,
+        }
     }
 
     fn placements(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
@@ -281,7 +298,7 @@ impl LibvirtDriver {
         let note = Note { host }.write();
         match made {
             Ok(Created::Made(machine)) => Ok(Machine {
-                last_known_state: note,
+                last_known_state: note.filter(|_| !is_told_by_spec(&asked, &request)),
                 ..*machine
             }),
             // The next try may be made on another host. Where another process has placed it, that one may
@@ -335,6 +352,12 @@ impl LibvirtDriver {
     }
 }
 
+/// Whether the spec says where the VM is, by its failure domain: a note beside it would cost a write. The
+/// only host of a pool does not say it, since the pool may have another by the time of the next call.
+fn is_told_by_spec(asked: &Asked, request: &CreateMachineRequest) -> bool {
+    asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
+}
+
 /// A host that has no room any more for a machine that was placed on it is no reason to wait for room: the
 /// repeat asks all of them.
 fn placed_anew(status: Status, has_choice: bool) -> Status {
@@ -378,6 +401,7 @@ impl Driver for LibvirtDriver {
             zones: true,
             tag_path: JsonPointer::field(TAGS),
             hot_updatable: [TAGS, CPU_SHARES, MEMORY_MIB].map(JsonPointer::field).to_vec(),
+            names_provider_ids: true,
             provider_spec_schema: Some(spec::schema(&self.config)),
             ..Capabilities::minimal()
         })
@@ -417,7 +441,9 @@ impl Driver for LibvirtDriver {
         }
         let whereabouts = Self::whereabouts(&asked, None);
         let survey = self.survey(&asked.key, &whereabouts).await?;
-        let found = survey.one(&asked)?;
+        let found = survey
+            .one(&asked)
+            .map_err(|status| self.with_named_id(&asked, status))?;
         if found.started {
             return Ok(found.machine.clone());
         }
@@ -560,6 +586,61 @@ mod tests {
         ] {
             assert_eq!(is_out_of_reach(&Status::new(code, "words")), expected, "{code}");
         }
+    }
+
+    fn machine(pool: &str, zone: Option<&str>) -> MachineRef {
+        let mut spec = serde_json::json!({"vmPool": pool, "size": "small", "tags": {
+            "kubernetes.io/cluster": "c", "kubernetes.io/role": "node", "capcmi.io/machine": "m"}});
+        if let Some(zone) = zone {
+            spec["failureDomain"] = serde_json::json!(zone);
+        }
+        let class = cmi_driver::MachineClass {
+            provider_spec: serde_json::from_value(spec).unwrap(),
+            ..cmi_driver::MachineClass::default()
+        };
+        MachineRef::new("n", class)
+    }
+
+    /// A host that is taken out of its pool has the VM all the same.
+    #[test]
+    fn the_host_is_noted_where_it_is_settled_by_the_pool_alone() {
+        let is_told = |pool: &str, zone: Option<&str>, brought: Option<LastKnownState>| {
+            let machine = machine(pool, zone);
+            let asked = Asked::read(&machine, None).unwrap();
+            let request = CreateMachineRequest {
+                machine,
+                last_known_state: brought,
+            };
+            is_told_by_spec(&asked, &request)
+        };
+        assert!(is_told("default", Some("host-b"), None));
+        assert!(!is_told("edge", None, None), "the pool has no other host, today");
+        assert!(!is_told("default", None, None));
+        let note = Note {
+            host: "host-b".to_owned(),
+        };
+        assert!(
+            !is_told("default", Some("host-b"), note.write()),
+            "what is kept is brought up to date"
+        );
+    }
+
+    /// CAP-24
+    #[test]
+    fn an_id_is_named_where_there_is_one_host_that_the_machine_can_be_made_on() {
+        let driver = LibvirtDriver::new(crate::config::tests::example());
+        let named = |pool: &str, zone: Option<&str>, known: bool| {
+            let mut asked = Asked::read(&machine(pool, zone), None).unwrap();
+            asked.id = known.then(|| asked.key.vm_id("host-b"));
+            let status = driver.with_named_id(&asked, Status::new(Code::NotFound, "none"));
+            let named = status.named_provider_id().map(ToString::to_string);
+            (named, asked.key.vm_id("host-b").to_string())
+        };
+        let (edge, on_b) = named("edge", None, false);
+        assert_eq!(edge, Some(on_b.clone()), "the pool has no other host");
+        assert_eq!(named("default", Some("host-b"), false).0, Some(on_b));
+        assert_eq!(named("default", None, false).0, None, "it is not placed yet");
+        assert_eq!(named("edge", None, true).0, None, "the caller knows of a VM");
     }
 
     #[test]

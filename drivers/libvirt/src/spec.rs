@@ -101,6 +101,16 @@ pub struct Wanted<'a> {
     pub hosts: Vec<&'a str>,
 }
 
+impl Wanted<'_> {
+    /// The host that the VM is made on, where there is no choice.
+    pub fn only_host(&self) -> Option<&str> {
+        match self.hosts.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+}
+
 impl VmSpec {
     /// Reads a spec: mandatory fields and tags are there, and every field has its type (DRV-02, DRV-04).
     ///
