@@ -204,6 +204,43 @@ pub fn is_update_issued(machine: &InfraMachine) -> bool {
     annotation(machine, labels::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
 }
 
+/// Whether the id of the VM was named before its create; see [`labels::PROVIDER_ID`]. What came with a copied
+/// identity says nothing of this machine's.
+fn is_id_named(machine: &InfraMachine) -> bool {
+    annotation(machine, labels::PROVIDER_ID) == Some(labels::NAMED) && MachineId::of(machine).is_some()
+}
+
+/// Whether `spec.providerID` is only what the driver has said that the VM would have: no answer of a driver
+/// says that there is one.
+pub fn is_id_unconfirmed(machine: &InfraMachine) -> bool {
+    is_id_named(machine) && !machine.is_provisioned()
+}
+
+/// Whether only the status says that there is a VM of the id that was named: nothing was written into the
+/// metadata since the create.
+pub fn is_confirmed_by_status(machine: &InfraMachine) -> bool {
+    is_id_named(machine) && machine.is_provisioned()
+}
+
+/// The id that the driver has named for the VM, while no answer of a driver says that there is one.
+pub fn named_provider_id(machine: &InfraMachine) -> Option<&str> {
+    let id = machine.spec.provider_id.as_deref();
+    id.filter(|_| is_id_unconfirmed(machine))
+}
+
+/// The id of the VM, once a driver has said that there is one of it, or an administrator that there is one to
+/// adopt.
+pub fn provider_id(machine: &InfraMachine) -> Option<&str> {
+    let id = machine.spec.provider_id.as_deref();
+    id.filter(|_| !is_id_unconfirmed(machine))
+}
+
+/// When creates were issued whose answer is not known, as [`labels::CREATE_ISSUED_AT`] has it. Where the VM
+/// was confirmed by the status alone, the note is that of the create that has made it.
+pub fn create_issued_at(machine: &InfraMachine) -> Option<&str> {
+    annotation(machine, labels::CREATE_ISSUED_AT).filter(|_| !is_confirmed_by_status(machine))
+}
+
 /// The Secret with the credentials for every call: the one that the VM was made with, else the spec's.
 /// Another account would say of the VM that it is gone.
 pub fn credentials(machine: &InfraMachine) -> Option<&str> {
@@ -279,6 +316,27 @@ mod tests {
                 .collect(),
         );
         machine
+    }
+
+    /// Cluster API copies annotations of templates, and an id is no secret.
+    #[test]
+    fn a_mark_that_was_copied_with_an_identity_makes_no_id_a_named_one() {
+        let of = |identity: &str| {
+            let mut machine = machine(&[
+                (labels::MACHINE_ID, identity),
+                (labels::PROVIDER_ID, labels::NAMED),
+                (labels::CREATE_ISSUED_AT, "2026-01-01T00:00:00Z"),
+            ]);
+            machine.spec.provider_id = Some("sim://1".to_owned());
+            machine
+        };
+        let own = of("ns1/m1/u-1");
+        assert_eq!(named_provider_id(&own), Some("sim://1"));
+        assert_eq!(provider_id(&own), None);
+        let copied = of("ns1/m2/u-9");
+        assert!(!is_id_unconfirmed(&copied) && !is_confirmed_by_status(&copied));
+        assert_eq!(named_provider_id(&copied), None);
+        assert_eq!(provider_id(&copied), Some("sim://1"), "it is a foreign one");
     }
 
     fn tagged(spec: &Value, zones: bool, zone: Option<&str>) -> Result<ProviderSpec, InvalidSpec> {

@@ -34,7 +34,7 @@ const CONCURRENCY: usize = 32;
 /// How long the idle fleet and the restarted provider are watched.
 const WINDOW: Duration = Duration::from_secs(10);
 /// Writes that bring a machine up, without its Event.
-const WRITES: u8 = 3;
+const WRITES: u8 = 2;
 
 /// What is measured, and at which size.
 #[derive(Debug, Parser)]

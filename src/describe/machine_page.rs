@@ -11,6 +11,7 @@ use super::page::{Page, ago, or_none, span};
 use super::vm::SeenVm;
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
+use crate::identity;
 use crate::machine::{driver_name, phase};
 
 /// What is known of a machine and what to do next, on one page.
@@ -50,10 +51,14 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
         let holders = meta.finalizers.as_deref().unwrap_or_default();
         page.row("Finalizers", or_none(&holders.join(", ")));
     }
-    page.row(
-        "Provider ID",
-        or_none(machine.spec.provider_id.as_deref().unwrap_or_default()),
-    );
+    let id = or_none(machine.spec.provider_id.as_deref().unwrap_or_default());
+    let unconfirmed = identity::is_id_unconfirmed(machine);
+    let note = if unconfirmed {
+        ", which its VM will have: no driver has said yet that there is one"
+    } else {
+        ""
+    };
+    page.row("Provider ID", &format!("{id}{note}"));
     let status = machine.status.clone().unwrap_or_default();
     if let (Some(reason), message) = (&status.failure_reason, status.failure_message.as_deref()) {
         page.row("Failed", &format!("{reason}: {}", message.unwrap_or_default()));

@@ -91,7 +91,7 @@ async fn ask(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -
         return SeenVm::NotAsked(why.to_owned());
     }
     if capabilities.offers(Operation::GetMachineStatus) {
-        let provider_id = machine.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
+        let provider_id = identity::provider_id(machine).and_then(|id| id.parse().ok());
         let request = GetMachineStatusRequest {
             machine: MachineRef::new(name, class),
             provider_id,

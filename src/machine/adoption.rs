@@ -53,7 +53,7 @@ pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
     match Adoption::of(machine) {
         Adoption::Asked => None,
         Adoption::TooLate => confirmed_id(machine),
-        Adoption::None | Adoption::Claimed => machine.spec.provider_id.as_deref(),
+        Adoption::None | Adoption::Claimed => identity::provider_id(machine),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn adopted_tags(
     let applied = identity::applied_spec(machine);
     let carried = applied.and_then(|applied| IdentityTags::carried_by(&applied, capabilities));
     if confirmed_id(machine).is_none() {
-        let is_known = machine.spec.provider_id.is_some();
+        let is_known = identity::provider_id(machine).is_some();
         // Not the tags of a create.
         return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));
     }

@@ -30,12 +30,13 @@ const LONGEST: Duration = Duration::from_hours(1);
 
 /// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
 /// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
-/// before: a move, a force, a VM that is gone. One with a providerID had the finalizer long before: it was
-/// taken out of the API server's store by hand, and its VM is for the report of orphans to show.
+/// before: a move, a force, a VM that is gone. One whose providerID was confirmed had the finalizer long
+/// before: it was taken out of the API server's store by hand, and its VM is for the report of orphans to
+/// show.
 pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();
     last.metadata.deletion_timestamp.is_none()
-        && last.spec.provider_id.is_none()
+        && identity::provider_id(last).is_none()
         && has_finalizer(last)
         && MachineId::of(last).is_some()
         && identity::instance(last) == Instance::MayExist
@@ -141,10 +142,12 @@ mod tests {
     #[test]
     fn only_an_object_whose_deletion_was_not_asked_for_was_let_go_in_spite_of_its_finalizer() {
         assert!(was_deleted_despite_finalizer(&made().build()));
+        assert!(was_deleted_despite_finalizer(&machine().named("sim://1").build()));
         for other in [
             made().deleted_at(at(0)),
             made().without_finalizer(),
             made().provider_id("sim://1"),
+            machine().provisioned().named("sim://1"),
             made().without(labels::MACHINE_ID),
             made().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
             made().annotated(labels::INSTANCE, "none"),

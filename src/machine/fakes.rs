@@ -20,8 +20,8 @@ use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
-    GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, ProviderId,
-    Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, Readiness,
+    Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
 };
 
 /// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
@@ -56,6 +56,12 @@ impl Server {
         finalizers.is_some_and(|finalizers| !finalizers.is_empty())
     }
 
+    /// An annotation, also of an object that can't be read.
+    pub fn annotation(&self, key: &str) -> Option<String> {
+        let object = self.0.lock().unwrap();
+        object["metadata"]["annotations"][key].as_str().map(str::to_owned)
+    }
+
     pub fn version(&self) -> String {
         let version = &self.0.lock().unwrap()["metadata"]["resourceVersion"];
         version.as_str().unwrap().to_owned()
@@ -74,8 +80,12 @@ impl Server {
 
     /// A user asks for another try.
     pub fn ask_again(&self) {
-        let value = self.version();
-        self.0.lock().unwrap()["metadata"]["annotations"]["example.com/try"] = json!(value);
+        self.annotate("example.com/try", &self.version());
+    }
+
+    /// A user annotates it.
+    pub fn annotate(&self, key: &str, value: &str) {
+        self.0.lock().unwrap()["metadata"]["annotations"][key] = json!(value);
         self.touch();
     }
 
@@ -243,9 +253,9 @@ impl Driver for VmDriver {
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
         self.note(Operation::GetMachineStatus);
         let vms = self.back_end.vms.lock().unwrap();
-        let found = vms.iter().find(|vm| {
-            let is_id = |id: &ProviderId| *id == vm.provider_id;
-            vm.machine_name == request.machine.name && request.provider_id.as_ref().is_none_or(is_id)
+        let found = vms.iter().find(|vm| match &request.provider_id {
+            Some(id) => *id == vm.provider_id,
+            None => vm.machine_name == request.machine.name,
         });
         let found = found.ok_or_else(|| Status::new(Code::NotFound, "there is none"))?;
         Ok(Machine::new(

@@ -179,6 +179,15 @@ impl MachineFixture {
         self
     }
 
+    /// As write 1 leaves it where the driver has named the id.
+    pub fn named(self, id: &str) -> Self {
+        self.identified()
+            .annotated(labels::PROVIDER_ID, labels::NAMED)
+            .annotated(labels::BLOCK_MOVE, labels::BLOCK_MOVE_VALUE)
+            .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
+            .provider_id(id)
+    }
+
     pub fn status(mut self, change: impl FnOnce(&mut InfraMachineStatus)) -> Self {
         change(self.0.status.get_or_insert_default());
         self

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use kube::runtime::reflector::ObjectRef;
 
@@ -49,7 +50,7 @@ type Resolved = Result<(Arc<ConfiguredDriver>, DriverState), ResolveError>;
 /// Reads the caches.
 pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let owner = ctx.caches.owner_machine(&machine.metadata);
-    let cluster = cluster_of(ctx, machine, owner.as_deref());
+    let cluster = cluster_of(ctx, &machine.metadata, owner.as_deref());
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let driver = resolve(ctx, machine).await;
     let violation = violation(machine, &driver);
@@ -181,8 +182,8 @@ impl Gathered {
     }
 }
 
-fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
-    let meta = &machine.metadata;
+/// The Cluster of a machine: that of its Machine, or where there is none, the one that it is labelled with.
+pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
     match owner {
         Some(owner) => ctx
             .caches
@@ -202,7 +203,7 @@ enum Choice<'a> {
 }
 
 fn choice(machine: &InfraMachine) -> Choice<'_> {
-    let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
+    let exists = machine.metadata.deletion_timestamp.is_some() || identity::provider_id(machine).is_some();
     match identity::recorded_driver(machine) {
         Some(name) if exists => Choice::Holder(name),
         identified => Choice::Asked(identified.or(machine.spec.driver.as_deref())),

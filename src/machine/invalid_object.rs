@@ -2,11 +2,12 @@
 //! and what was stored before stays as it is.
 //!
 //! Nothing is made for such an object. It can be deleted, with its VM: the identity, the driver and the spec
-//! that the VM was made from are annotations, which can be read whatever the spec says.
+//! that the VM was made from are annotations, which can be read whatever the spec says. And it can be moved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use kube::api::GetParams;
 use kube::core::Request;
@@ -17,12 +18,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::execute::execute;
+use super::gather::cluster_of;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::publish::{events, record_failure};
 use super::{Context, gather_and_plan};
-use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::api::{self, DeserializeGuard};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
+use crate::api::{self, DeserializeGuard, labels, paused_by};
 use crate::apiserver::{Error, Note};
 
 /// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
@@ -35,6 +37,10 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         .publish_once(&guarded, Note::unreadable(&invalid.error))
         .await;
     if invalid.metadata.deletion_timestamp.is_none() {
+        if blocks_move(invalid) && is_paused(ctx, &guarded) {
+            let machine = Arc::new(live(ctx, invalid).await?);
+            Object::new(ctx, machine).unblock_move().await?;
+        }
         return Ok(Action::await_change());
     }
     let machine = Arc::new(live(ctx, invalid).await?);
@@ -58,8 +64,24 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// The object as it is now, with the fields of the spec that can be read: the deletion
-/// may need the credentials.
+/// Whether this provider keeps `clusterctl move` waiting, as it does of every VM that only the status has
+/// confirmed.
+fn blocks_move(invalid: &InvalidObject) -> bool {
+    let annotations = invalid.metadata.annotations.as_ref();
+    annotations
+        .and_then(|all| all.get(labels::BLOCK_MOVE))
+        .map(String::as_str)
+        == Some(labels::BLOCK_MOVE_VALUE)
+}
+
+fn is_paused(ctx: &Context, guarded: &DeserializeGuard<InfraMachine>) -> bool {
+    let owner = ctx.caches.owner_machine(guarded.meta());
+    let cluster = cluster_of(ctx, guarded.meta(), owner.as_deref());
+    paused_by(guarded, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
+}
+
+/// The object as it is now, with what can be read of the spec and of the status: the deletion may need the
+/// credentials, and the id of the VM.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an InfraMachine that can't be parsed";
     let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();
@@ -70,14 +92,33 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     let text = ctx.client.request_text(request).await;
     let text = text.map_err(|error| Error::api(action, error))?;
     let live = api::metadata(&text).map_err(|error| Error::api(action, kube::Error::SerdeError(error)))?;
-    if live.uid != invalid.metadata.uid || live.deletion_timestamp.is_none() {
-        // Another object came under this name: the cache will say so.
+    let is_deleted = |meta: &ObjectMeta| meta.deletion_timestamp.is_some();
+    if live.uid != invalid.metadata.uid || is_deleted(&live) != is_deleted(&invalid.metadata) {
+        // Another object came under this name, or it is deleted by now: the cache will say so.
         return Err(Error::Conflict { action });
     }
     Ok(InfraMachine {
         spec: legible(&text),
         metadata: live,
-        status: None,
+        status: said_of_vm(&text),
+    })
+}
+
+/// Whether the status says that there is a VM, if that can be read: of an id that was named before the VM was
+/// made nothing else does.
+fn said_of_vm(object: &str) -> Option<InfraMachineStatus> {
+    #[derive(Deserialize)]
+    struct Object {
+        status: Status,
+    }
+    #[derive(Deserialize)]
+    struct Status {
+        initialization: InfraMachineInitialization,
+    }
+    let Object { status } = serde_json::from_str(object).ok()?;
+    Some(InfraMachineStatus {
+        initialization: Some(status.initialization),
+        ..InfraMachineStatus::default()
     })
 }
 
@@ -117,6 +158,29 @@ mod tests {
         assert_eq!(spec.shutdown_timeout_seconds, None);
         for nothing in ["{}", r#"{"spec": "text"}"#, r#"{"spec": {"secretRef": 1}}"#] {
             assert!(legible(nothing).secret_ref.is_none());
+        }
+    }
+
+    #[test]
+    fn of_a_status_that_cannot_be_read_it_is_known_whether_there_is_a_vm() {
+        let says = |status: &str| {
+            let status = said_of_vm(&format!(
+                r#"{{"spec": {{"providerSpec": "text"}}, "status": {status}}}"#
+            ));
+            status.and_then(|status| status.initialization?.provisioned)
+        };
+        assert_eq!(
+            says(r#"{"conditions": "none", "initialization": {"provisioned": true}}"#),
+            Some(true)
+        );
+        assert_eq!(says(r#"{"initialization": {"provisioned": false}}"#), Some(false));
+        for nothing in [
+            "{}",
+            r#"{"initialization": {}}"#,
+            r#"{"initialization": {"provisioned": 1}}"#,
+            "1",
+        ] {
+            assert_eq!(says(nothing), None, "{nothing}");
         }
     }
 }

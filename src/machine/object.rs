@@ -23,13 +23,21 @@ use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
 use crate::machine::status::in_progress;
 use crate::machine::unanswered_creates::UnansweredCreates;
-use cmi_driver::{LastKnownState, Operation};
+use cmi_driver::{LastKnownState, Operation, ProviderId};
 
 #[cfg(test)]
 mod tests;
 
 /// An annotation and its value; without one, it has to go.
 pub type Annotation = (&'static str, Option<String>);
+
+/// What a write does to `spec.providerID`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IdChange<'a> {
+    None,
+    Set(&'a str),
+    Remove,
+}
 
 /// How often a write is tried against other writers at the same time.
 const TRIES: u32 = 5;
@@ -95,11 +103,14 @@ impl<'a> Object<'a> {
     /// [`Error::Conflict`] when the object is not what it was thought to be.
     pub async fn ensure_finalizer_and_identity(&mut self, ownership: &Ownership) -> Result<(), Error> {
         let annotations = missing_annotations(&self.latest, ownership)?;
-        self.write_claim(annotations).await
+        self.write_claim(annotations, IdChange::None).await
     }
 
     /// Write 1, before every create: finalizer, identity, and the creates whose answer is not known, the one
     /// that comes now among them. Until it is answered, `clusterctl move` has to wait.
+    ///
+    /// With the id that the driver has named for the VM, so that no other write has to bring it. An id that
+    /// was named before and of which no VM was seen gives way to it, also where none is named now.
     ///
     /// It is always written, so that a cache that is behind never leads to a create.
     ///
@@ -109,12 +120,25 @@ impl<'a> Object<'a> {
         &mut self,
         ownership: &Ownership,
         unanswered: &UnansweredCreates,
+        named: Option<&ProviderId>,
     ) -> Result<(), Error> {
-        let annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
-        self.write_claim(annotations).await
+        let mut annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
+        let id = match named {
+            _ if identity::provider_id(&self.latest).is_some() => IdChange::None,
+            Some(id) => {
+                annotations.insert(labels::PROVIDER_ID.to_owned(), json!(labels::NAMED));
+                IdChange::Set(id.as_str())
+            }
+            None if identity::is_id_unconfirmed(&self.latest) => {
+                annotations.insert(labels::PROVIDER_ID.to_owned(), Value::Null);
+                IdChange::Remove
+            }
+            None => IdChange::None,
+        };
+        self.write_claim(annotations, id).await
     }
 
-    async fn write_claim(&mut self, annotations: Map<String, Value>) -> Result<(), Error> {
+    async fn write_claim(&mut self, annotations: Map<String, Value>, id: IdChange<'_>) -> Result<(), Error> {
         let finalizers = if has_finalizer(&self.latest) {
             None
         } else {
@@ -130,12 +154,13 @@ impl<'a> Object<'a> {
         if let Some(finalizers) = finalizers {
             metadata.insert("finalizers".to_owned(), json!(finalizers));
         }
-        self.patch("writing finalizer and identity", Value::Object(metadata), None)
+        self.patch("writing finalizer and identity", Value::Object(metadata), id)
             .await
     }
 
-    /// Takes back that a VM may exist, since the only create is over and made none. Where it can't be
-    /// written, the note stays, which is never wrong.
+    /// Takes back that a VM may exist, since the only create is over and made none, and the id that was named
+    /// for it: the next one may be made elsewhere. Where it can't be written, the note stays, which is never
+    /// wrong.
     pub async fn record_no_instance(&mut self, instance: Instance) -> Result<(), Error> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
@@ -144,7 +169,12 @@ impl<'a> Object<'a> {
                 (labels::CREATE_ISSUED_AT, None),
             ];
             annotations.extend(self.unblocking());
-            match self.try_patch_annotations(action, &annotations).await {
+            let mut id = IdChange::None;
+            if identity::is_id_unconfirmed(&self.latest) {
+                annotations.push((labels::PROVIDER_ID, None));
+                id = IdChange::Remove;
+            }
+            match self.try_patch(action, &annotations, id).await {
                 Err(Error::Conflict { .. }) if self.still_applies(action).await? => {}
                 Err(Error::Conflict { .. }) => break,
                 done => return done,
@@ -181,10 +211,17 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// What has to change for `clusterctl move` to go on, as far as it waits for this provider.
+    /// What has to change for `clusterctl move` to go on, as far as it waits for this provider. What only the
+    /// status says of the VM, which a move leaves behind, is written down with it.
     pub fn unblocking(&self) -> Vec<Annotation> {
-        let blocks = identity::blocks_move(&self.latest);
-        blocks.then_some((labels::BLOCK_MOVE, None)).into_iter().collect()
+        let mut annotations = Vec::new();
+        if identity::blocks_move(&self.latest) {
+            annotations.push((labels::BLOCK_MOVE, None));
+        }
+        if identity::is_confirmed_by_status(&self.latest) {
+            annotations.extend([(labels::PROVIDER_ID, None), (labels::CREATE_ISSUED_AT, None)]);
+        }
+        annotations
     }
 
     /// Keeps what the driver wants back with the next call (CTL-01, CTL-03).
@@ -219,18 +256,28 @@ impl<'a> Object<'a> {
         action: &'static str,
         wanted: &[Annotation],
     ) -> Result<(), Error> {
+        self.try_patch(action, wanted, IdChange::None).await
+    }
+
+    async fn try_patch(
+        &mut self,
+        action: &'static str,
+        wanted: &[Annotation],
+        id: IdChange<'_>,
+    ) -> Result<(), Error> {
         let changed: Map<String, Value> = wanted
             .iter()
             .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref())
             .map(|(key, value)| ((*key).to_owned(), json!(value)))
             .collect();
-        if changed.is_empty() {
+        if changed.is_empty() && id == IdChange::None {
             return Ok(());
         }
-        self.patch(action, json!({"annotations": changed}), None).await
+        self.patch(action, json!({"annotations": changed}), id).await
     }
 
-    /// Write 2: the providerID with what belongs to it, in one patch.
+    /// Write 2: the providerID with what belongs to it, in one patch. None where the id was named before the
+    /// create, the status that follows says that there is the VM, and nothing else has to be said.
     ///
     /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not
     /// find the VM yet that it has just made, so what it answered must not be lost.
@@ -238,15 +285,18 @@ impl<'a> Object<'a> {
         &mut self,
         provider_id: &str,
         annotations: &[Annotation],
+        status_follows: bool,
     ) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
         for _ in 1..TRIES {
-            match self.try_patch_provider_id(provider_id, annotations).await {
+            let written = self.try_patch_provider_id(provider_id, annotations, status_follows);
+            match written.await {
                 Err(Error::Conflict { .. }) => self.reread(action).await?,
                 done => return done,
             }
         }
-        self.try_patch_provider_id(provider_id, annotations).await
+        self.try_patch_provider_id(provider_id, annotations, status_follows)
+            .await
     }
 
     /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what
@@ -290,27 +340,45 @@ impl<'a> Object<'a> {
         &mut self,
         provider_id: &str,
         annotations: &[Annotation],
+        status_follows: bool,
     ) -> Result<(), Error> {
-        if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
+        let was_named = identity::is_id_unconfirmed(&self.latest);
+        let known = self.latest.spec.provider_id.as_deref();
+        let is_known = known == Some(provider_id);
+        if is_known && !was_named {
             return self
                 .try_patch_annotations("writing what the driver said of the VM", annotations)
                 .await;
         }
         let answered = self.ctx.states.get(self.uid()).answered;
         let over = create_is_over(&self.latest, answered);
+        if is_known && status_follows && is_told_by_status(&self.latest, annotations, over.as_ref()) {
+            return Ok(());
+        }
+        if let Some(named) = known.filter(|_| !is_known) {
+            tracing::warn!(
+                name = self.name(),
+                named,
+                provider_id,
+                "the driver named another ProviderID before the create than the VM has; the VM's counts"
+            );
+        }
+        let id = if is_known {
+            IdChange::None
+        } else {
+            IdChange::Set(provider_id)
+        };
+        let confirmed = was_named.then_some((labels::PROVIDER_ID, None));
         let annotations: Map<String, Value> = annotations
             .iter()
             .cloned()
             .chain(over)
+            .chain(confirmed)
             .chain(self.unblocking())
             .map(|(key, value)| (key.to_owned(), json!(value)))
             .collect();
-        self.patch(
-            "writing spec.providerID",
-            json!({"annotations": annotations}),
-            Some(provider_id),
-        )
-        .await
+        self.patch("writing spec.providerID", json!({"annotations": annotations}), id)
+            .await
     }
 
     /// Write 3: the status that an object leads to, when it differs.
@@ -360,12 +428,20 @@ impl<'a> Object<'a> {
         Ok(is_written)
     }
 
-    /// Lets the object go: removes our finalizer and no other.
+    /// Lets the object go: removes our finalizer and no other. One that another keeps holds up no move.
     pub async fn remove_finalizer(&mut self) -> Result<(), Error> {
         let action = "removing the finalizer";
         let mut rest = self.finalizers(action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
-        let body = self.with_resource_version(json!({"metadata": {"finalizers": rest}}));
+        let mut metadata = json!({"finalizers": rest});
+        let unblocking = self.unblocking();
+        if !unblocking.is_empty() {
+            let annotations = unblocking
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), json!(value)));
+            metadata["annotations"] = Value::Object(annotations.collect());
+        }
+        let body = self.with_resource_version(json!({"metadata": metadata}));
         let released = patch_metadata(&self.api, self.name(), &body)
             .await
             .map_err(|error| Error::api(action, error));
@@ -376,19 +452,16 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Changes metadata, and the providerID if one is given.
-    async fn patch(
-        &mut self,
-        action: &'static str,
-        metadata: Value,
-        provider_id: Option<&str>,
-    ) -> Result<(), Error> {
+    /// Changes metadata and the providerID.
+    async fn patch(&mut self, action: &'static str, metadata: Value, id: IdChange<'_>) -> Result<(), Error> {
         if self.was_deleted_despite_finalizer {
             return Ok(());
         }
         let mut body = json!({"metadata": metadata});
-        if let Some(provider_id) = provider_id {
-            body["spec"] = json!({"providerID": provider_id});
+        match id {
+            IdChange::None => {}
+            IdChange::Set(id) => body["spec"] = json!({"providerID": id}),
+            IdChange::Remove => body["spec"] = json!({"providerID": null}),
         }
         let body = self.with_resource_version(body);
         // The rest is as it was: the patch holds for this resource version alone.
@@ -397,8 +470,10 @@ impl<'a> Object<'a> {
             .map_err(|error| Error::api(action, error))?;
         let mut written = InfraMachine::clone(&self.latest);
         written.metadata = patched;
-        if let Some(provider_id) = provider_id {
-            written.spec.provider_id = Some(provider_id.to_owned());
+        match id {
+            IdChange::None => {}
+            IdChange::Set(id) => written.spec.provider_id = Some(id.to_owned()),
+            IdChange::Remove => written.spec.provider_id = None,
         }
         self.remember(written);
         Ok(())
@@ -466,6 +541,14 @@ fn annotations_of_a_create(
 fn create_is_over(machine: &InfraMachine, answered: Option<Answered>) -> Option<Annotation> {
     let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
     Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
+}
+
+/// Whether a status that says that the VM is provisioned says all that there is to say of a VM whose id was
+/// named: the driver wants nothing kept that is not there, and no other create may have made one more.
+fn is_told_by_status(machine: &InfraMachine, wanted: &[Annotation], over: Option<&Annotation>) -> bool {
+    let may_have_made_another = over.is_some_and(|(_, left)| left.is_some());
+    let is_there = |(key, value): &Annotation| identity::annotation(machine, key) == value.as_deref();
+    !may_have_made_another && wanted.iter().all(is_there)
 }
 
 /// What ownership has to change in the annotations.

@@ -201,12 +201,11 @@ fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> P
         Some(name) if seen.cluster.is_none() => format!("{message}; {}", cluster_is_missing(name)),
         _ => message.to_owned(),
     };
-    // Of what is paused nothing else is written.
+    // Of what is paused nothing else is written. clusterctl moves it with the rest, and waits for it.
     if let Some(paused) = paused(machine, seen.cluster) {
         return Outcome::Blocked(Blocked {
             message: format!("{}; besides, {message}", paused.message),
             is_worth_an_event: true,
-            unblocks_move: false,
             ..paused
         })
         .into();
@@ -288,7 +287,7 @@ fn rest_of_grace(began: Timestamp, now: Timestamp) -> Option<Duration> {
 
 /// Whether there is a VM that may be in use: whatever refers to its machine, it is looked after.
 fn has_known_vm(machine: &InfraMachine) -> bool {
-    machine.is_provisioned() || machine.spec.provider_id.is_some()
+    machine.is_provisioned() || identity::provider_id(machine).is_some()
 }
 
 /// What the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API makes a
@@ -504,7 +503,7 @@ fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> 
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Blocked {
         // clusterctl pauses a Cluster before it moves it, and then waits.
-        unblocks_move: identity::blocks_move(machine),
+        unblocks_move: identity::blocks_move(machine) || identity::is_confirmed_by_status(machine),
         ..Blocked::new(conditions::PAUSED, reason::PAUSED, message)
     })
 }
@@ -569,7 +568,7 @@ pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     })
 }
 
-/// The id that this provider wrote.
+/// The id of the VM that is there, or was.
 fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
-    machine.spec.provider_id.as_deref()?.parse().ok()
+    identity::provider_id(machine)?.parse().ok()
 }

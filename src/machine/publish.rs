@@ -67,7 +67,8 @@ pub fn record_failure(
     }
 }
 
-/// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
+/// Writes what came of it, on every path: the providerID never after the status, and the finalizer goes only
+/// when the VM is gone.
 pub async fn write(
     ctx: &Context,
     before: &InfraMachine,
@@ -78,9 +79,11 @@ pub async fn write(
 ) -> Result<(), Error> {
     let uid = object.uid().to_owned();
     let note = events::of(before, outcome, moment.attempts);
-    if let Some(vm) = known_vm(before, outcome) {
+    let known = known_vm(before, outcome);
+    let status_follows = matches!(outcome, Outcome::Provisioned(_));
+    if let Some(vm) = known {
         object
-            .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome))
+            .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome), status_follows)
             .await?;
     } else if let Outcome::Failed(failure) = outcome
         && let Some(state) = failure.last_known_state()
@@ -91,9 +94,16 @@ pub async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        object
+        let written = object
             .patch_status(|machine| status::after(machine, outcome, moment))
-            .await?;
+            .await;
+        if let (Err(Error::Conflict { .. }), Some(vm), true) = (&written, known, status_follows) {
+            // What the status was to say of the VM holds whatever the object has become.
+            object
+                .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome), false)
+                .await?;
+        }
+        written?;
         ctx.states.published(&uid);
         remember(ctx, &uid, gathered, outcome, moment.wait);
         ctx.states.clear_errors(&uid);
@@ -113,7 +123,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
         _ => None,
     };
-    let known = before.spec.provider_id.as_deref();
+    let known = identity::provider_id(before);
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 

@@ -17,6 +17,7 @@ use super::{Context, reconcile};
 use crate::api::labels;
 use crate::apiserver::Error;
 use cmi_driver::Operation;
+use crate::identity;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 
@@ -61,6 +62,65 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
 }
 
 /// A machine with this VM, of which a second create may have made another, deleted long after.
+/// Its VM has lost its name, and no look-up or deletion by that finds it.
+#[tokio::test]
+async fn of_an_object_that_cannot_be_read_the_vm_that_only_the_status_confirms_is_deleted_by_its_id() {
+    let machine = machine().provisioned().named("sim://1").configured_driver("pool");
+    let deleted = machine.deleted_at(Timestamp::now() - Duration::from_mins(2));
+    let mut object = serde_json::to_value(deleted.build()).unwrap();
+    object["spec"]["providerSpec"] = json!("no object");
+    let server = Server::holding(object);
+    assert!(server.guarded().0.is_err());
+    let vms = Vms::default();
+    vms.add("sim://1", "renamed", None);
+    let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+    let ctx = Arc::new(server.context(vec![driver]));
+    again(&server, &ctx).await;
+    assert_eq!(vms.ids(), Vec::<String>::new());
+    assert!(!server.is_kept());
+}
+
+/// clusterctl waits for every machine of the Cluster.
+#[tokio::test]
+async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused() {
+    let mut object = serde_json::to_value(machine().provisioned().named("sim://1").build()).unwrap();
+    object["spec"]["providerSpec"] = json!("no object");
+    let server = Server::holding(object);
+    let ctx = Arc::new(server.context(Vec::new()));
+    again(&server, &ctx).await;
+    assert!(server.annotation(labels::BLOCK_MOVE).is_some(), "not paused");
+    server.annotate(labels::PAUSED, "");
+    again(&server, &ctx).await;
+    for gone in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
+        assert_eq!(server.annotation(gone), None, "{gone}");
+    }
+    assert!(server.annotation(labels::MACHINE_ID).is_some());
+    let version = server.version();
+    reconcile(server.guarded(), Arc::clone(&ctx)).await.unwrap();
+    assert_eq!(server.version(), version, "written once");
+}
+
+/// The status is the only write that would have said so.
+#[tokio::test]
+async fn a_vm_that_the_status_could_not_confirm_is_confirmed_in_the_metadata() {
+    let server = Server::with(&machine().named("sim://1").build());
+    let ctx = server.context(Vec::new());
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    server.ask_again();
+    let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m1");
+    let outcome = Outcome::Provisioned(Box::new(vm));
+    let written = publish(&ctx, &before, &mut object, &gathered, outcome).await;
+    assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");
+    let known = server.object();
+    assert!(!known.is_provisioned(), "another plan may follow from the change");
+    assert_eq!(identity::provider_id(&known), Some("sim://1"));
+    for gone in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
+        assert_eq!(server.annotation(gone), None, "{gone}");
+    }
+}
+
 fn with_unanswered(known: &str) -> MachineFixture {
     let issued = Timestamp::now() - Duration::from_hours(1);
     deleted()

@@ -5,7 +5,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::runtime_state::Answered;
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 
@@ -22,9 +21,9 @@ pub struct UnansweredCreates {
 }
 
 impl UnansweredCreates {
-    /// What the annotation says; nothing where it is not there, or can't be read.
+    /// What the annotation says; nothing where it is not there, is over, or can't be read.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
-        let text = identity::annotation(machine, labels::CREATE_ISSUED_AT)?;
+        let text = identity::create_issued_at(machine)?;
         let mut issued = text
             .split(',')
             .map(|time| time.trim().parse())
@@ -95,6 +94,7 @@ pub fn elapsed(then: Timestamp, now: Timestamp) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::labels;
     use crate::machine::fixtures::{at, machine};
 
     fn issued(seconds: &[i64]) -> UnansweredCreates {

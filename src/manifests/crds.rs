@@ -25,20 +25,22 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
 /// # Errors
 /// When one can't be written as JSON, which would be a fault of this module.
 pub fn definitions() -> Result<Vec<Value>, Error> {
+    let mut machine = serde_json::to_value(InfraMachine::crd())?;
+    machine["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"] =
+        Value::Array(vec![InfraMachine::rule()]);
     let derived = [
-        InfraMachine::crd(),
-        InfraMachineTemplate::crd(),
-        InfraCluster::crd(),
-        InfraClusterTemplate::crd(),
-        InfraMachineRemediation::crd(),
-        InfraMachineRemediationTemplate::crd(),
+        machine,
+        serde_json::to_value(InfraMachineTemplate::crd())?,
+        serde_json::to_value(InfraCluster::crd())?,
+        serde_json::to_value(InfraClusterTemplate::crd())?,
+        serde_json::to_value(InfraMachineRemediation::crd())?,
+        serde_json::to_value(InfraMachineRemediationTemplate::crd())?,
     ];
-    let tidied = |definition| {
-        let mut definition = serde_json::to_value(definition)?;
+    let tidied = |mut definition| {
         normalize::schema(&mut definition);
-        Ok(definition)
+        definition
     };
-    derived.into_iter().map(tidied).collect()
+    Ok(derived.into_iter().map(tidied).collect())
 }
 
 #[cfg(test)]

@@ -49,6 +49,28 @@ pub struct Scope {
     pub cluster_id: String,
 }
 
+/// The id that an InfraMachine has for its VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordedId {
+    /// There is or was a VM of it: any other is a second one.
+    Confirmed(String),
+    /// It was named before the create: any VM of the machine may be the one.
+    Named(String),
+}
+
+impl RecordedId {
+    fn of(machine: &InfraMachine) -> Option<Self> {
+        let named = identity::named_provider_id(machine).map(|id| Self::Named(id.to_owned()));
+        named.or_else(|| identity::provider_id(machine).map(|id| Self::Confirmed(id.to_owned())))
+    }
+
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Confirmed(id) | Self::Named(id) => id,
+        }
+    }
+}
+
 /// What counts of an InfraMachine for the question whose a VM is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveMachine {
@@ -64,8 +86,8 @@ pub struct LiveMachine {
     pub identity: Option<String>,
     /// Whether a VM of it may exist.
     pub may_have_vm: bool,
-    /// Its VM, where that is known.
-    pub provider_id: Option<String>,
+    /// The id of its VM.
+    pub provider_id: Option<RecordedId>,
     /// Whether all of it could be read.
     pub is_readable: bool,
     /// Whether `clusterctl move` is taking it away.
@@ -87,7 +109,7 @@ impl LiveMachine {
                 .and_then(|carried| carried.rsplit('/').next().map(str::to_owned))
                 .filter(|id| !id.is_empty()),
             may_have_vm: readable.is_none_or(|machine| identity::instance(machine) != Instance::None),
-            provider_id: readable.and_then(|machine| machine.spec.provider_id.clone()),
+            provider_id: readable.and_then(RecordedId::of),
             is_readable: readable.is_some(),
             is_moving: annotation(labels::DELETE_FOR_MOVE).is_some(),
         }
@@ -184,7 +206,7 @@ impl Live {
                 map(&mut live).entry(value.to_owned()).or_default().push(index);
             };
             if let Some(id) = &machine.provider_id {
-                note(|live| &mut live.by_provider_id, id);
+                note(|live| &mut live.by_provider_id, id.as_str());
             }
             if let Some(id) = &machine.identity {
                 note(|live| &mut live.by_identity, id);
@@ -330,7 +352,8 @@ pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], l
     let owner = live.owners(scope, vm).next();
     let is_only = |owner: &LiveMachine| {
         let of_owner = |other: &&ListedMachine| owner.is_owner_of(scope, other);
-        owner.provider_id.is_none() && siblings.iter().filter(of_owner).count() <= 1
+        !matches!(owner.provider_id, Some(RecordedId::Confirmed(_)))
+            && siblings.iter().filter(of_owner).count() <= 1
     };
     match (owner, &cluster.frozen) {
         (Some(owner), _) if is_only(owner) => OwnerLookup::Owned(owner.key.clone()),

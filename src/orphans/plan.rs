@@ -19,7 +19,8 @@
 //!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`OwnerLookup::Frozen`]
 //!   and [`OwnerLookup::Foreign`] forget what was seen, so that counting begins anew. The other management
 //!   cluster, where the Cluster lives on, has seen no deletion.
-//! * A **half-done create**, one whose providerID is not written yet: its InfraMachine carries `m`.
+//! * A **half-done create**, one whose providerID is not written yet, or only named beforehand: its
+//!   InfraMachine carries `m`.
 //! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
 //!   and never that it is not.
 //! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost

@@ -390,7 +390,7 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     if infra.metadata.deletion_timestamp.is_some() {
         return Err("the InfraMachine is being deleted");
     }
-    let provider_id = infra.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
+    let provider_id = identity::provider_id(infra).and_then(|id| id.parse().ok());
     let provider_id = provider_id.ok_or("the Machine has no VM yet that could be restarted")?;
     // What is not the provider's own is left alone.
     if MachineId::of(infra).is_none() || identity::instance(infra) != Instance::MayExist {

@@ -248,13 +248,13 @@ fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Pl
     if MachineId::of(infra).is_none() || identity::instance(infra) != Instance::MayExist {
         return Plan::Release(End::Skipped("the machine has no VM of its own"));
     }
-    let (node, provider_id) = (&machine.status.node_ref.name, &infra.spec.provider_id);
-    let Some(provider_id) = provider_id.as_ref().filter(|_| !node.is_empty()) else {
+    let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));
+    let Some(provider_id) = provider_id.filter(|_| !node.is_empty()) else {
         return Plan::Release(End::Skipped("the Machine has no Node"));
     };
     let target = Target {
         node: node.clone(),
-        provider_id: provider_id.clone(),
+        provider_id: provider_id.to_owned(),
         timeout: machine.bounded(timeout),
         last: Eviction::of(infra),
         deadline,

@@ -29,14 +29,27 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     )
     .await??;
     merge(&machines, "m", json!({"spec": {"driver": "b"}})).await?;
-    merge(&machines, "m", json!({"spec": {"providerID": "cmi:///1"}})).await?;
+    // A driver may name it before the VM is made, and the VM that is made counts.
+    for id in [json!("cmi:///named"), json!(null), json!("cmi:///1")] {
+        merge(&machines, "m", json!({"spec": {"providerID": id}})).await?;
+    }
+    let unprovisioned = merge(&tenant, "m", json!({"spec": {"providerID": "cmi:///2"}})).await;
+    let message = refusal(unprovisioned)?;
+    ensure!(
+        message.contains("may not be set, changed or removed"),
+        "{message}"
+    );
+    let provisioned = json!({"status": {"initialization": {"provisioned": true}}});
+    machines
+        .patch_status("m", &PatchParams::default(), &Patch::Merge(provisioned))
+        .await?;
     for (patch, why) in [
         (json!({"providerID": "cmi:///2"}), "set once"),
         (json!({"providerID": null}), "set once"),
         (json!({"driver": "c"}), "the VM exists at that driver"),
         (json!({"driver": null}), "the VM exists at that driver"),
     ] {
-        let message = refusal(merge(&tenant, "m", json!({"spec": patch})).await)?;
+        let message = refusal(merge(&machines, "m", json!({"spec": patch})).await)?;
         ensure!(message.contains(why), "{patch}: {message}");
     }
     let template = json!({"template": {"spec": {"providerID": "cmi:///1"}}});

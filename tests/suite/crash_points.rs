@@ -33,6 +33,8 @@ const TRIES: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
     Create,
+    /// The same with a driver that names no id beforehand.
+    CreateUnnamed,
     /// A VM that another has made becomes the machine's.
     Adopt,
     /// The driver refuses the create for good, and would refuse the same spec in a delete.
@@ -48,7 +50,7 @@ impl Scenario {
     /// Whether it begins with a VM that is up.
     fn has_vm(self) -> bool {
         match self {
-            Self::Create | Self::Adopt | Self::RefusedCreate => false,
+            Self::Create | Self::CreateUnnamed | Self::Adopt | Self::RefusedCreate => false,
             Self::Update | Self::Delete | Self::Collect => true,
         }
     }
@@ -83,6 +85,7 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
 ) -> Result<()> {
     let scenarios = [
         Scenario::Create,
+        Scenario::CreateUnnamed,
         Scenario::Adopt,
         Scenario::RefusedCreate,
         Scenario::Update,

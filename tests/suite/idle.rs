@@ -19,9 +19,21 @@ const LISTS: usize = 5;
 /// costs no call per machine.
 #[tokio::test]
 async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<()> {
-    let world = World::new("idle").await?;
+    a_machine_costs("idle", false, 2).await
+}
+
+/// The same, with one write less.
+#[tokio::test]
+async fn a_machine_whose_id_the_driver_names_costs_two_writes_and_an_event_and_then_nothing() -> Result<()> {
+    a_machine_costs("idle-named", true, 1).await
+}
+
+/// Holds what machines cost against this many patches of each, besides one of its status and an Event; and
+/// their deletion against one, that of the finalizer.
+async fn a_machine_costs(name: &str, names_ids: bool, patches: usize) -> Result<()> {
+    let world = World::new(name).await?;
     let cloud = Cloud::new(&world);
-    let provider = Provider::new(cloud.drivers(json!({})));
+    let provider = Provider::new(cloud.drivers(json!({"namesProviderIds": names_ids})));
     let mut first = provider.start(&world).await?;
     world.cluster("c").await?;
     cluster_is_ready(&world).await?;
@@ -48,7 +60,7 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
             .or_default() += 1;
     }
     let expected = BTreeMap::from([
-        (("patch", "inframachines"), 2 * MACHINES),
+        (("patch", "inframachines"), patches * MACHINES),
         (("patch", "inframachines/status"), MACHINES),
         (("create", "events"), MACHINES),
     ]);
@@ -71,6 +83,21 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
     ensure!(
         about_one.is_empty(),
         "a restart asked about single machines: {about_one:?}"
+    );
+    for machine in &machines {
+        machine.delete().await?;
+    }
+    for machine in &machines {
+        machine.gone().await?;
+    }
+    let writes = audit::writes(&world)?.split_off(before + writes.len());
+    let patches = writes
+        .iter()
+        .filter(|write| write.resource == "inframachines")
+        .count();
+    ensure!(
+        patches == MACHINES,
+        "more than the finalizer was written: {writes:?}"
     );
     Ok(())
 }

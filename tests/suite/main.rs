@@ -23,6 +23,7 @@ mod lifecycle;
 mod memory;
 mod migrate;
 mod moving;
+mod named_ids;
 mod not_ready_taint;
 mod orphans;
 mod pacing;

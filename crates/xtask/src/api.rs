@@ -28,7 +28,7 @@ pub(crate) fn table(kind: &str) -> Result<String> {
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut fields = Vec::new();
     collect("", schema, &mut fields);
-    let rows: Vec<_> = fields.iter().map(row).collect();
+    let rows: Vec<_> = fields.iter().map(|field| row(field, schema)).collect();
     Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
 }
 
@@ -57,14 +57,15 @@ fn collect<'a>(path: &str, schema: &'a Value, fields: &mut Vec<Field<'a>>) {
     }
 }
 
-fn row(field: &Field) -> [String; 4] {
+fn row(field: &Field, object: &Value) -> [String; 4] {
     let schema = field.schema;
     let mut limits = limits(schema);
     if field.is_required {
         limits.insert(0, "required".to_owned());
     }
     let mut meaning = vec![schema["description"].as_str().unwrap_or_default().to_owned()];
-    meaning.extend(rules(schema));
+    meaning.extend(rules(schema, None));
+    meaning.extend(rules(object, Some(&format!(".{}", field.path))));
     [
         format!("`{}`", field.path),
         type_of(schema),
@@ -122,12 +123,13 @@ fn limits(schema: &Value) -> Vec<String> {
     limits
 }
 
-/// What the API server refuses beyond that.
-fn rules(schema: &Value) -> Vec<String> {
+/// What the API server refuses beyond that; of the rules about a field below, where its path is given.
+fn rules(schema: &Value, field: Option<&str>) -> Vec<String> {
     let rules = schema["x-kubernetes-validations"].as_array();
     rules
         .into_iter()
         .flatten()
+        .filter(|rule| rule["fieldPath"].as_str() == field)
         .filter_map(|rule| Some(format!("Rule: {}.", rule["message"].as_str()?)))
         .collect()
 }
@@ -152,7 +154,7 @@ mod tests {
         assert!(row("status.addresses").contains("| []object | at most 256 items |"));
         assert!(row("status.initialization").contains("| not empty |"));
         assert!(row("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
-        assert!(row("spec.providerID").contains("it is the only link to the VM"));
+        assert!(row("spec.providerID").contains("since it is the only link to it"));
         assert!(row("status.lastOperation.attempts").contains("at least 0; default `0`"));
         assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |  |"));
     }

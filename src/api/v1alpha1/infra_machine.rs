@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::api::conditions::{self, reason};
 use crate::api::{bounded, schema};
@@ -42,7 +42,7 @@ use crate::api::{bounded, schema};
         name = "ProviderID",
         type_ = "string",
         json_path = ".spec.providerID",
-        description = "The driver's id of the VM"
+        description = "The driver's id of the VM, or the one that it will have"
     ),
     printcolumn(
         name = "Address",
@@ -114,22 +114,17 @@ use crate::api::{bounded, schema};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {
-        "rule": "!has(oldSelf.providerID) || has(self.providerID)",
-        "message": "spec.providerID is set once and can't be removed: it is the only link to the VM"
-    },
-    {
         "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == \
             oldSelf.driver)",
-        "message": "spec.driver can't change any more: the VM exists at that driver"
+        "message": "spec.driver can't change any more: the VM exists at that driver, or is being made there"
     }
 ]))]
 pub struct InfraMachineSpec {
-    /// The driver's id of the VM, equal to the Node's spec.providerID. Set once, by the provider.
+    /// The driver's id of the VM, equal to the Node's spec.providerID. Set by the provider: once the VM is
+    /// made, or before, where the driver names it beforehand. It never changes, but for one that was named
+    /// and that the VM did not get.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 512), extend("x-kubernetes-validations" = [
-        {"rule": "self == oldSelf", "message": "spec.providerID is set once and can't change: it is the only \
-            link to the VM"}
-    ]))]
+    #[schemars(length(min = 1, max = 512))]
     #[garde(length(bytes, min = 1, max = 512))]
     pub provider_id: Option<String>,
 
@@ -183,6 +178,20 @@ pub struct InfraMachineSpec {
 }
 
 impl InfraMachine {
+    /// A CEL rule of the whole object: kube derives schemas of spec and status alone. An id that a driver has
+    /// named before there is a VM gives way to that of the VM; Cluster API reads none before `provisioned`.
+    pub fn rule() -> Value {
+        json!({
+            "rule": "!has(oldSelf.spec.providerID) || (has(self.spec.providerID) && self.spec.providerID == \
+                oldSelf.spec.providerID) || !has(oldSelf.status) || !has(oldSelf.status.initialization) || \
+                !has(oldSelf.status.initialization.provisioned) || \
+                !oldSelf.status.initialization.provisioned",
+            "message": "spec.providerID is set once: of a VM that was provisioned it can't be changed or \
+                removed, since it is the only link to it",
+            "fieldPath": ".spec.providerID",
+        })
+    }
+
     /// Whether the VM was handed to Cluster API.
     pub fn is_provisioned(&self) -> bool {
         let status = self.status.as_ref();

@@ -38,8 +38,8 @@ pub async fn adopt(
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, permit, class, vm).await
         }
-        Seen::Absent if plan.is_claimed => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
-        Seen::Absent => Ok(Outcome::Blocked(unconfirmed(
+        Seen::Absent(_) if plan.is_claimed => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
+        Seen::Absent(_) => Ok(Outcome::Blocked(unconfirmed(
             object.name(),
             plan.provider_id.as_str(),
         ))),

@@ -8,6 +8,7 @@ use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::InvalidSecret;
 use crate::configured_driver::Permit;
+use crate::identity;
 use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
@@ -27,8 +28,11 @@ pub async fn delete(
     permit: &Permit<'_>,
     plan: Delete,
 ) -> Result<Outcome, Stopped> {
-    // It is none of clusterctl's any more: what is being deleted is not moved.
-    object.unblock_move().await?;
+    // It is none of clusterctl's any more: what is being deleted is not moved. Of a VM that only the status
+    // has confirmed, the pause before a move does it, and not a write of each deletion.
+    if !identity::is_confirmed_by_status(object.get()) {
+        object.unblock_move().await?;
+    }
     let (class, secret_is_gone) =
         match machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone())
             .await

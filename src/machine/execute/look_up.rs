@@ -20,8 +20,8 @@ pub enum Seen {
     Uninitialized(Failure),
     /// The driver, which can't look up, lists it. It may have to be initialized.
     Listed(ProviderId),
-    /// The driver does not see it, and may be behind.
-    Absent,
+    /// The driver does not see it, and may be behind; the id that a create would give it, where it says so.
+    Absent(Option<ProviderId>),
     /// The driver can't look up: its create finds what is there.
     CannotLook,
     /// Not known.
@@ -68,7 +68,10 @@ pub async fn look_up(
     }
     let failure = Failure::new(stage, status);
     match failure.disposition {
-        Disposition::Create | Disposition::Vanished => Seen::Absent,
+        Disposition::Create | Disposition::Vanished => {
+            let named = failure.status.named_provider_id();
+            Seen::Absent(named.filter(|_| capabilities.names_provider_ids).cloned())
+        }
         Disposition::Fallback => Seen::CannotLook,
         Disposition::Initialize => Seen::Uninitialized(failure),
         // The table has no other answer to a look-up that says anything about the VM.
@@ -148,7 +151,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
     };
     let failed = |code, message| Seen::Failed(Failure::new(stage, Status::new(code, message)));
     match (own.first_key_value(), others.is_empty()) {
-        (None, true) => Seen::Absent,
+        (None, true) => Seen::Absent(None),
         (Some((id, _)), _) if own.len() == 1 => Seen::Listed(id.clone()),
         (Some(_), _) => failed(
             Code::OutOfRange,
@@ -215,7 +218,7 @@ mod tests {
 
     fn seen(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
         match among(listed(of), "m", Some("u-1"), stage) {
-            Seen::Absent => Ok(None),
+            Seen::Absent(_) => Ok(None),
             Seen::Listed(id) => Ok(Some(id)),
             Seen::Failed(failure) => Err(failure.status.code()),
             Seen::Machine(_) | Seen::Uninitialized(_) | Seen::CannotLook => panic!("no answer of a list"),

@@ -19,7 +19,7 @@ use crate::machine::ownership::Ownership;
 use crate::machine::plan::{Provision, Settling};
 use crate::machine::runtime_state::Answered;
 use crate::retry::{Disposition, Stage};
-use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
+use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
 
 /// How often a VM is looked for that a create may still make.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -77,7 +77,7 @@ pub async fn provision(
             object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             initialize(ctx, object, permit, class, made(cmi_driver::Machine::new(id, ""))).await
         }
-        Seen::Absent => absent(ctx, object, permit, plan, class).await,
+        Seen::Absent(named) => absent(ctx, object, permit, plan, class, named).await,
         Seen::CannotLook => match plan.provider_id.clone() {
             // The id is known, so a create has succeeded: another one would make a
             // second VM if the first is gone.
@@ -85,7 +85,7 @@ pub async fn provision(
                 let vm = made(cmi_driver::Machine::new(id, ""));
                 initialize(ctx, object, permit, class, vm).await
             }
-            None => create(ctx, object, permit, plan, class).await,
+            None => create(ctx, object, permit, plan, class, None).await,
         },
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
@@ -97,6 +97,7 @@ async fn absent(
     permit: &mut Permit<'_>,
     plan: Provision,
     class: MachineClass,
+    named: Option<ProviderId>,
 ) -> Result<Outcome, Stopped> {
     // An earlier create may have made the VM: only once the driver can't be behind any more
     // is its NOT_FOUND the truth.
@@ -108,7 +109,9 @@ async fn absent(
     {
         return Ok(Outcome::Absent { again });
     }
-    create(ctx, object, permit, plan, class).await
+    // What it was asked about is not what is made now: the id may be another one.
+    let named = named.filter(|_| plan.look_up == plan.wanted);
+    create(ctx, object, permit, plan, class, named).await
 }
 
 async fn create(
@@ -117,6 +120,7 @@ async fn create(
     permit: &mut Permit<'_>,
     plan: Provision,
     class: MachineClass,
+    named: Option<ProviderId>,
 ) -> Result<Outcome, Stopped> {
     if let Some(settling) = plan.settling {
         object.unblock_move().await?;
@@ -140,7 +144,7 @@ async fn create(
     let class =
         machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
-    object.issue(&plan.ownership, &unanswered).await?;
+    object.issue(&plan.ownership, &unanswered, named.as_ref()).await?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
     ctx.states.seen(object.uid());
     let request = CreateMachineRequest {

@@ -43,7 +43,7 @@ pub async fn refresh(
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, permit, class, vm).await
         }
-        Seen::Absent => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
+        Seen::Absent(_) => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
         // The id is known: no list is asked for.
         Seen::Listed(_) | Seen::CannotLook => Ok(Outcome::NotOffered(Operation::GetMachineStatus)),
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),

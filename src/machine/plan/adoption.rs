@@ -105,7 +105,7 @@ pub(super) fn plan_adoption(
 }
 
 fn too_late(machine: &InfraMachine) -> String {
-    // It can be neither changed nor removed.
+    // By hand it can be neither changed nor removed.
     let remedy = match machine.spec.provider_id {
         Some(_) => {
             "delete this one, and only then its Machine, or remove the annotation if spec.providerID is that \

@@ -150,7 +150,7 @@ pub(super) fn settling(
     seen: &Observed<'_>,
     driver: &KnownDriver,
 ) -> Option<Settling> {
-    let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
+    let noted = identity::create_issued_at(machine);
     let issued = match UnansweredCreates::of(machine) {
         Some(unanswered) => Some(unanswered.without(seen.state.answered).latest()?),
         // The create that made the VM was answered.

@@ -99,6 +99,41 @@ fn failing(seconds: i64) -> MachineFixture {
     )
 }
 
+/// Cluster API reads no id before the VM is provisioned, and nor does this provider.
+#[test]
+fn an_id_that_was_named_is_no_vm_before_the_status_says_that_there_is_one() {
+    let plan = provision(world().plan(machine().named("sim://1")));
+    assert_eq!(
+        plan.provider_id, None,
+        "it is looked up by its name, and may be created"
+    );
+    assert_eq!(plan.noted, Instance::MayExist);
+    assert_eq!(plan.unanswered.latest(), Some(at(0)));
+    // A second VM of the machine, or the one of an answer that was lost: the id says nothing of them.
+    let known = provision(world().plan(machine().identified().provider_id("sim://1")));
+    assert_eq!(
+        known.provider_id.map(|id| id.to_string()).as_deref(),
+        Some("sim://1")
+    );
+    let up = world().plan(machine().provisioned().named("sim://1"));
+    assert!(matches!(up, Plan::Outcome(Outcome::UpToDate { .. })), "{up:?}");
+}
+
+/// clusterctl leaves the status behind.
+#[test]
+fn what_only_the_status_says_of_a_vm_is_written_down_at_a_pause() {
+    let paused = |machine: MachineFixture| {
+        let machine = machine.annotated(labels::PAUSED, "").without(labels::BLOCK_MOVE);
+        blocked(world().plan(machine)).unblocks_move
+    };
+    assert!(paused(machine().provisioned().named("sim://1")));
+    assert!(!paused(machine().provisioned()));
+    assert!(
+        !paused(machine().named("sim://1")),
+        "of a create that was never answered it can't be said"
+    );
+}
+
 #[test]
 fn without_a_machine_as_controller_owner_nothing_is_written() {
     for world in [world().without_owner(), world().owner_not_cached()] {
@@ -259,6 +294,9 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
                 plan,
                 Plan::Outcome(Outcome::UpToDate { .. })
                     | Plan::Execute(Step::Provision(_) | Step::Delete(_))
+    // clusterctl moves it with its Cluster.
+    let named = labelled().provisioned().named("sim://1");
+    assert!(blocked(late().paused().plan(named)).unblocks_move);
                     | Plan::RestoreFinalizer(_)
             );
             assert_eq!(does, keeps, "{plan:?}");

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{Draft, MAX_MESSAGE, Moment};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
+use crate::identity;
 use crate::machine::outcome::Failure;
 use crate::retry::Disposition;
 use cmi_driver::Operation;
@@ -104,7 +105,7 @@ impl Draft<'_> {
             // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
             return;
         }
-        if self.machine.spec.provider_id.is_none() {
+        if identity::provider_id(self.machine).is_none() {
             self.set(conditions::VIRTUAL_MACHINE_CREATED, State::False, reason, message);
         }
         self.not_ready_yet(reason, message);

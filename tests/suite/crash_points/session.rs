@@ -82,7 +82,10 @@ impl Session {
         };
         let proxy = Proxy::start(&world.management, hook).await?;
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
-        let config = json!({"addsMachineTag": scenario == Scenario::Adopt});
+        let config = json!({
+            "addsMachineTag": scenario == Scenario::Adopt,
+            "namesProviderIds": scenario != Scenario::CreateUnnamed,
+        });
         let backed = backing.of(&world, &cloud, config).await?;
         // No survey comes in between: it would be one more call at no certain time.
         let drivers = backed.drivers.clone();
@@ -96,6 +99,7 @@ impl Session {
                 .flag("--orphans-interval=1s")
                 .flag("--orphans-min-age=1ms"),
             Scenario::Create
+            | Scenario::CreateUnnamed
             | Scenario::Adopt
             | Scenario::RefusedCreate
             | Scenario::Update
@@ -195,7 +199,7 @@ impl Session {
         }
         self.trap().armed = true;
         match self.scenario {
-            Scenario::Create | Scenario::Adopt | Scenario::RefusedCreate => {
+            Scenario::Create | Scenario::CreateUnnamed | Scenario::Adopt | Scenario::RefusedCreate => {
                 self.machine.clone().create().await.map(drop)
             }
             Scenario::Update => {
@@ -248,7 +252,7 @@ impl Session {
             })
         };
         match self.scenario {
-            Scenario::Create => self.machine.provisioned().await.map(drop),
+            Scenario::Create | Scenario::CreateUnnamed => self.machine.provisioned().await.map(drop),
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
             // The identity is added once the VM is the machine's.
             Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
@@ -296,6 +300,7 @@ impl Session {
         let left = match self.scenario {
             Scenario::Collect => &self.stays,
             Scenario::Create
+            | Scenario::CreateUnnamed
             | Scenario::Adopt
             | Scenario::RefusedCreate
             | Scenario::Update
@@ -343,7 +348,7 @@ impl Session {
             .iter()
             .map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason))
             .collect();
-        let annotations: BTreeSet<_> = machine
+        let mut annotations: BTreeSet<_> = machine
             .metadata
             .annotations
             .unwrap_or_default()
@@ -351,6 +356,10 @@ impl Session {
             // Of a create that was cut short it may be for ever unknown what became of it.
             .filter(|key| key != labels::CREATE_ISSUED_AT)
             .collect();
+        // That only the status says of a VM that it is there: a second create says it in the metadata.
+        if annotations.remove(labels::PROVIDER_ID) {
+            annotations.remove(labels::BLOCK_MOVE);
+        }
         let last = status
             .last_operation
             .map(|last| json!([last.type_, last.state, last.operation, last.code]));
@@ -372,9 +381,12 @@ const CALLS_OF_A_CREATE: usize = 3;
 /// The faults of a scenario, besides the one that lets a call hang.
 fn refusals(scenario: Scenario) -> Vec<Value> {
     match scenario {
-        Scenario::Create | Scenario::Adopt | Scenario::Update | Scenario::Delete | Scenario::Collect => {
-            Vec::new()
-        }
+        Scenario::Create
+        | Scenario::CreateUnnamed
+        | Scenario::Adopt
+        | Scenario::Update
+        | Scenario::Delete
+        | Scenario::Collect => Vec::new(),
         Scenario::RefusedCreate => {
             vec![json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"})]
         }

@@ -255,6 +255,20 @@ fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_ca
 }
 
 #[test]
+fn a_vm_whose_id_was_named_is_deleted_by_its_name_until_the_status_has_confirmed_it() {
+    let plan = |machine: MachineFixture| delete(world().plan(machine.deleted_at(now())));
+    let unconfirmed = plan(machine().named("sim://1"));
+    assert_eq!(unconfirmed.provider_id, None);
+    assert!(unconfirmed.settling.is_some(), "its create was never answered");
+    let up = plan(machine().provisioned().named("sim://1"));
+    assert_eq!(
+        up.provider_id.map(|id| id.to_string()).as_deref(),
+        Some("sim://1")
+    );
+    assert!(up.settling.is_none() && !up.strays, "its create has made it");
+}
+
+#[test]
 fn a_create_that_the_driver_has_answered_is_not_waited_for() {
     let settling = |world: World, fixture| delete(world.seconds_later(20).plan(fixture)).settling;
     assert_eq!(settling(world().answered(10), issued(&[10])), None);

@@ -1,0 +1,163 @@
+//! ProviderIDs that a driver names before there is a VM: they save a write, and are nobody's word that there
+//! is one.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use capcmi::api::conditions::READY;
+use capcmi::api::labels;
+use capcmi::api::v1alpha1::InfraMachine;
+use cmi_driver::Operation;
+use cmi_simulated::PlantedVm;
+use kube::ResourceExt;
+use management_cluster::eventually;
+use serde_json::json;
+
+use crate::support::backing::with_every_backing;
+use crate::support::by_hand::says;
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
+
+with_every_backing!(
+    what_only_the_status_says_is_written_down_before_a_move_and_holds_no_deletion_up,
+    an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good,
+);
+
+/// Whether only the status says that there is a VM of the id.
+fn is_named(machine: &InfraMachine) -> bool {
+    machine.annotations().contains_key(labels::PROVIDER_ID)
+}
+
+fn blocks(machine: &InfraMachine) -> bool {
+    machine.annotations().contains_key(labels::BLOCK_MOVE)
+}
+
+/// A create of which only the status says that it was answered: clusterctl, which leaves the status behind,
+/// waits until a pause has had it written down; a deletion waits for no late create.
+async fn what_only_the_status_says_is_written_down_before_a_move_and_holds_no_deletion_up(
+    backing: Backing,
+) -> Result<()> {
+    let world = World::new("named").await?;
+    let cloud = Cloud::new(&world);
+    let entry = json!({"createSettleTime": "1h"});
+    let driver = backing.with(&world, &cloud, entry, json!({})).await?;
+    let provider = Provider::new(&driver.drivers);
+    let mut first = provider.start(&world).await?;
+    world.cluster("one").await?;
+    let (paused, deleted) = (
+        ByHand::new(&world, "one", "paused").create().await?,
+        ByHand::new(&world, "one", "deleted").create().await?,
+    );
+    for machine in [&paused, &deleted] {
+        let up = machine.provisioned().await?;
+        ensure!(is_named(&up) && blocks(&up), "{:?}", up.annotations());
+    }
+    // What a process remembers of its creates plays no part.
+    first.process.terminate(DEADLINE).await?;
+    let _second = provider.named("second").start(&world).await?;
+
+    paused
+        .patch(json!({"metadata": {"annotations": {labels::PAUSED: ""}}}))
+        .await?;
+    let settled = paused
+        .until("a machine that may be moved", |machine| !blocks(machine))
+        .await?;
+    ensure!(!is_named(&settled), "{:?}", settled.annotations());
+    ensure!(!settled.annotations().contains_key(labels::CREATE_ISSUED_AT));
+    let id = settled.spec.provider_id.context("the providerID is gone")?;
+    ensure!(cloud.vms()?.iter().any(|vm| vm.provider_id() == id));
+    paused
+        .patch(json!({"metadata": {"annotations": {labels::PAUSED: null}}}))
+        .await?;
+
+    for machine in [&deleted, &paused] {
+        machine.delete().await?;
+        machine.gone().await?;
+    }
+    cloud.holds(0).await?;
+    ensure!(cloud.count(Operation::CreateMachine, "deleted")? == 1);
+    Ok(())
+}
+
+/// CTL-CR-03: the corrected spec may be placed elsewhere, and so have another id.
+async fn an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good(
+    backing: Backing,
+) -> Result<()> {
+    let world = World::new("named-refused").await?;
+    let cloud = Cloud::new(&world);
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "code": "InvalidArgument", "latencyMs": 1000}]))?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    let named = machine.until("an id that is named", is_named).await?;
+    ensure!(named.spec.provider_id.is_some() && !named.is_provisioned());
+    let refused = machine
+        .until("a refusal", |machine| {
+            says(machine, READY, "False", "InvalidArgument")
+        })
+        .await?;
+    ensure!(refused.spec.provider_id.is_none() && !is_named(&refused) && !blocks(&refused));
+    cloud.fail(json!([]))?;
+    machine.respecify("size", json!("medium")).await?;
+    let id = machine.provisioned().await?.spec.provider_id;
+    let vms = cloud.holds(1).await?;
+    ensure!(id == Some(vms[0].provider_id()), "{id:?}");
+    Ok(())
+}
+
+/// The driver that was to make the VM said which id it would have, and the one that makes it gives it
+/// another: that of the VM counts, and the VM goes with its machine. The two differ in what they were
+/// configured with.
+#[tokio::test]
+async fn a_vm_of_another_id_than_was_named_is_the_machines_and_goes_with_it() -> Result<()> {
+    let world = World::new("named-other").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let mut first = provider.start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "hang": "before"}]))?;
+    let machines = ["up", "deleted"].map(|name| ByHand::new(&world, "one", name));
+    for machine in &machines {
+        let machine = machine.clone().create().await?;
+        machine.until("an id that is named", is_named).await?;
+        eventually(DEADLINE, "the create", async || {
+            ensure!(
+                cloud.count(Operation::CreateMachine, &machine.name)? == 1,
+                "none yet"
+            );
+            Ok(())
+        })
+        .await?;
+    }
+    let named = machines[0].get().await?.spec.provider_id;
+    first.process.kill();
+
+    // Of the other one a VM of another id comes late, and its machine is deleted before that was seen.
+    let [up, deleted] = &machines;
+    let unconfirmed = deleted.get().await?;
+    let noted = |key: &str| unconfirmed.annotations().get(key).cloned().unwrap_or_default();
+    let identity = noted(labels::MACHINE_ID);
+    let tag = identity.rsplit('/').next().unwrap_or_default();
+    let late = PlantedVm::new(&noted(labels::CLUSTER_ID), "deleted", tag);
+    let late = cloud
+        .console()?
+        .plant(late)
+        .map_err(|status| anyhow!("planting: {status}"))?;
+    ensure!(unconfirmed.spec.provider_id.as_ref() != Some(&late));
+    deleted.delete().await?;
+    cloud.fail(json!([]))?;
+    let driver = cloud.drivers_with(
+        json!({"createSettleTime": "2s"}),
+        json!({"namesProviderIds": false}),
+    );
+    let _second = Provider::new(driver).named("second").start(&world).await?;
+    let made = up.provisioned().await?;
+    ensure!(made.spec.provider_id != named, "{named:?} was kept");
+    ensure!(!is_named(&made), "{:?}", made.annotations());
+    let vms = cloud.vms()?;
+    let own = vms.iter().find(|vm| vm.name == "up").context("no VM")?;
+    ensure!(made.spec.provider_id == Some(own.provider_id()), "{made:?}");
+    deleted.gone().await?;
+    up.delete().await?;
+    up.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
