@@ -33,7 +33,11 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
         ),
         File::new(
             "provider_id.yaml",
-            &policy("provider-id", &["inframachines"], &provider_id())?,
+            &policy(
+                "provider-id",
+                &["inframachines", "inframachines/status"],
+                &provider_id(),
+            )?,
         ),
         File::new(
             "finalizer.yaml",
@@ -144,21 +148,55 @@ fn reserved_annotations() -> PolicySpec {
 
 /// The providerID says which VM is whose as well, and the driver is asked for what it names: it comes from
 /// the driver, or with a moved object from the administrator. Cluster API reads it and never writes it.
+///
+/// Of an id that was named before the VM was made, the status alone says that there is the VM: no create is
+/// waited for then, and none is made any more.
 fn provider_id() -> PolicySpec {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
+    let provisioned = |object: &str| format!("{object}.?status.?initialization.?provisioned.orValue(false)");
+    let (mark, named) = (labels::PROVIDER_ID, labels::NAMED);
     PolicySpec {
         variables: json!([
             {"name": "after", "expression": value("object")},
             {"name": "before", "expression": before(&value("oldObject"), "''")},
+            {"name": "isNamed", "expression": before(
+                &format!("oldObject.metadata.?annotations[?'{mark}'].orValue('') == '{named}'"),
+                "false",
+            )},
+            {"name": "isProvisioned", "expression": provisioned("object")},
+            {"name": "wasProvisioned", "expression": before(&provisioned("oldObject"), "false")},
         ]),
-        validations: json!([{
-            "expression": format!("variables.after == variables.before || {}", may_identify()),
-            "message": format!(
-                "spec.providerID may not be set, changed or removed: it says which VM is whose, and {}",
-                who_may_identify("write it")
-            ),
-            "reason": "Forbidden",
-        }]),
+        validations: json!([
+            {
+                "expression": format!("variables.after == variables.before || {}", may_identify()),
+                "message": format!(
+                    "spec.providerID may not be set, changed or removed: it says which VM is whose, and {}",
+                    who_may_identify("write it")
+                ),
+                "reason": "Forbidden",
+            },
+            {
+                "expression":
+                    "variables.after == variables.before || variables.before == '' || variables.isNamed",
+                "message": format!(
+                    "spec.providerID is set once: only one that was named before its VM was made, as the \
+                        annotation {mark} says, gives way to another"
+                ),
+                "reason": "Invalid",
+            },
+            {
+                "expression": format!(
+                    "variables.isProvisioned == variables.wasProvisioned || {}",
+                    may_identify()
+                ),
+                "message": format!(
+                    "status.initialization.provisioned may not be changed: it says whether there is the VM, \
+                        and {}",
+                    who_may_identify("write it")
+                ),
+                "reason": "Forbidden",
+            },
+        ]),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The definitions: what the API server stores, and what it refuses and why.
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::labels::{NAMED, PROVIDER_ID};
 use capcmi::api::v1alpha1::{
     InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress, OperationState,
     OperationType,
@@ -30,8 +31,10 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     .await??;
     merge(&machines, "m", json!({"spec": {"driver": "b"}})).await?;
     // A driver may name it before the VM is made, and the VM that is made counts.
+    let named = json!({"annotations": {PROVIDER_ID: NAMED}});
     for id in [json!("cmi:///named"), json!(null), json!("cmi:///1")] {
-        merge(&machines, "m", json!({"spec": {"providerID": id}})).await?;
+        let patch = json!({"metadata": named, "spec": {"providerID": id}});
+        merge(&machines, "m", patch).await?;
     }
     let unprovisioned = merge(&tenant, "m", json!({"spec": {"providerID": "cmi:///2"}})).await;
     let message = refusal(unprovisioned)?;
