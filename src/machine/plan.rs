@@ -13,6 +13,7 @@ mod waits;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Resource as _;
 
 pub use self::adoption::{LOOK_AGAIN, cannot_look_up};
@@ -29,7 +30,7 @@ use super::cause::Cause;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::ownership::{Ownership, has_lost_finalizer};
 use super::runtime_state::RuntimeState;
-use super::unanswered_creates::UnansweredCreates;
+use super::unanswered_creates::{UnansweredCreates, elapsed};
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
@@ -373,11 +374,10 @@ fn plan_provisioning(
     };
     let unanswered = unanswered
         .unwrap_or_default()
+    let longest = driver.create_timeout.saturating_add(driver.create_settle_time);
+    let may_have_lost_status = may_have_lost_status(machine, seen, unanswered.as_ref(), longest);
         .without(seen.state.answered)
-        .within(
-            driver.create_timeout.saturating_add(driver.create_settle_time),
-            seen.now,
-        );
+        .within(longest, seen.now);
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
     let settling = settling(machine, seen, driver).filter(|_| changed);
     let ownership = Ownership {
@@ -395,6 +395,8 @@ fn plan_provisioning(
         provider_id: known_provider_id(machine),
         bootstrap,
         is_identified: MachineId::of(machine).is_some(),
+        named: identity::named_provider_id(machine).and_then(|id| id.parse().ok()),
+        may_have_lost_status,
         noted,
         unanswered,
         settling,
@@ -405,6 +407,41 @@ fn plan_provisioning(
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
+/// Whether the status of a machine whose id was named, which alone says that there is the VM, may be lost. A
+/// restore and a move by files leave it behind.
+///
+/// It is there where it says anything from the time of the creates, or from before: it would say the rest as
+/// well. And so it is where this process has had an answer to a create. As long as a create may be under way,
+/// nothing that is lost could have said more.
+fn may_have_lost_status(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    creates: Option<&UnansweredCreates>,
+    longest: Duration,
+) -> bool {
+    let is_named = identity::is_id_unconfirmed(machine) && identity::instance(machine) == Instance::MayExist;
+    if !is_named || seen.state.answered.is_some() {
+        return false;
+    }
+    let Some(latest) = creates.and_then(UnansweredCreates::latest) else {
+        // When it was cannot be read.
+        return true;
+    };
+    if elapsed(latest, seen.now).is_none_or(|passed| passed < longest) {
+        return false;
+    }
+    let Some(status) = &machine.status else {
+        return true;
+    };
+    let is_of_then = |time: &Time| elapsed(latest, time.0).is_none_or(|after| after < longest);
+    let conditions = status
+        .conditions
+        .iter()
+        .map(|condition| &condition.last_transition_time);
+    let last = status.last_operation.iter().map(|last| &last.last_update_time);
+    !conditions.chain(last).any(is_of_then)
+}
+
 fn half_open_reason(machine: &InfraMachine, seen: &Observed<'_>) -> HalfOpenReason {
     let retry = seen.state.retry.as_ref();
     let status = machine.status.as_ref();

@@ -6,8 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::execute::execute;
 use super::fakes::{Server, Vms};
-use super::fixtures::{MachineFixture, machine};
+use super::fixtures::{MachineFixture, machine, world};
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
@@ -16,8 +17,8 @@ use super::publish::publish;
 use super::{Context, reconcile};
 use crate::api::labels;
 use crate::apiserver::Error;
-use cmi_driver::Operation;
 use crate::identity;
+use cmi_driver::Operation;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 
@@ -61,7 +62,6 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
     assert!(!server.is_kept());
 }
 
-/// A machine with this VM, of which a second create may have made another, deleted long after.
 /// Its VM has lost its name, and no look-up or deletion by that finds it.
 #[tokio::test]
 async fn of_an_object_that_cannot_be_read_the_vm_that_only_the_status_confirms_is_deleted_by_its_id() {
@@ -121,6 +121,7 @@ async fn a_vm_that_the_status_could_not_confirm_is_confirmed_in_the_metadata() {
     }
 }
 
+/// A machine with this VM, of which a second create may have made another, deleted long after.
 fn with_unanswered(known: &str) -> MachineFixture {
     let issued = Timestamp::now() - Duration::from_hours(1);
     deleted()
@@ -213,4 +214,42 @@ async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_recon
         matches!(unpublished.as_deref(), Some(Outcome::AwaitingCapacity { .. })),
         "{unpublished:?}"
     );
+}
+
+/// What comes of the plan for a machine whose id was named so many seconds ago.
+async fn provisioned_late(vms: &Vms, seconds: i64) -> Outcome {
+    let server = Server::with(&machine().named("sim://1").configured_driver("pool").build());
+    let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+    let ctx = server.context(vec![driver]);
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let plan = world().seconds_later(seconds).plan(before.into());
+    let execution = execute(&ctx, &mut object, &gathered, plan).await;
+    execution.unwrap().outcome
+}
+
+/// A host that is no more in the pool, and is still configured.
+#[tokio::test]
+async fn a_vm_of_the_id_that_was_named_is_found_where_its_name_does_not_lead_to_it() {
+    let vms = Vms::default();
+    vms.add("sim://1", "elsewhere", None);
+    let outcome = provisioned_late(&vms, 1).await;
+    let Outcome::Provisioned(vm) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(vm.provider_id.as_str(), "sim://1");
+    assert_eq!(vms.count(Operation::GetMachineStatus), 2);
+    assert_eq!(vms.count(Operation::CreateMachine), 0);
+}
+
+#[tokio::test]
+async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
+    let vms = Vms::default();
+    let outcome = provisioned_late(&vms, 660).await;
+    assert!(
+        matches!(&outcome, Outcome::Vanished(id) if id.as_str() == "sim://1"),
+        "{outcome:?}"
+    );
+    assert_eq!(vms.count(Operation::CreateMachine), 0);
 }

@@ -8,6 +8,7 @@ use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use cmi_simulated::PlantedVm;
 use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::json;
 
@@ -18,6 +19,7 @@ use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
 with_every_backing!(
     what_only_the_status_says_is_written_down_before_a_move_and_holds_no_deletion_up,
     an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good,
+    of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_gone_is_not_made_again,
 );
 
 /// Whether only the status says that there is a VM of the id.
@@ -100,6 +102,59 @@ async fn an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good(
     let id = machine.provisioned().await?.spec.provider_id;
     let vms = cloud.holds(1).await?;
     ensure!(id == Some(vms[0].provider_id()), "{id:?}");
+    Ok(())
+}
+
+/// A backup need not have the status, and `clusterctl move --to-directory` leaves it out.
+async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_gone_is_not_made_again(
+    backing: Backing,
+) -> Result<()> {
+    let world = World::new("named-restored").await?;
+    let cloud = Cloud::new(&world);
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let provider = Provider::new(&driver.drivers);
+    let mut first = provider.start(&world).await?;
+    world.cluster("one").await?;
+    let (there, gone) = (
+        ByHand::new(&world, "one", "there").create().await?,
+        ByHand::new(&world, "one", "gone").create().await?,
+    );
+    let before = there.provisioned().await?;
+    ensure!(is_named(&before), "{:?}", before.annotations());
+    gone.provisioned().await?;
+    first.process.terminate(DEADLINE).await?;
+
+    for machine in [&there, &gone] {
+        let lost = Patch::Merge(json!({"status": null}));
+        machine
+            .api()
+            .patch_status(&machine.name, &PatchParams::default(), &lost)
+            .await?;
+        // The backup is not of today.
+        let annotations = json!({labels::CREATE_ISSUED_AT: "2026-01-01T00:00:00Z"});
+        let restored = machine
+            .patch(json!({"metadata": {"annotations": annotations}}))
+            .await?;
+        ensure!(is_named(&restored) && !restored.is_provisioned(), "{restored:?}");
+    }
+    let vms = cloud.vms()?;
+    let vm = vms.iter().find(|vm| vm.name == "gone").context("no VM")?;
+    cloud.console()?.vanish(vm.id)?;
+    let _second = provider.named("second").start(&world).await?;
+    let found = there.provisioned().await?;
+    ensure!(found.spec.provider_id == before.spec.provider_id, "{found:?}");
+    gone.until("a VM that is gone", |machine| {
+        says(machine, READY, "False", "VirtualMachineVanished")
+    })
+    .await?;
+    cloud.holds(1).await?;
+    for machine in [&there, &gone] {
+        let creates = cloud.count(Operation::CreateMachine, &machine.name)?;
+        ensure!(creates == 1, "{}: {creates}", machine.name);
+        machine.delete().await?;
+        machine.gone().await?;
+    }
+    cloud.holds(0).await?;
     Ok(())
 }
 

@@ -29,7 +29,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// # Guarantees
 /// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do
 /// neither), and only on an object that was written at the API server a moment ago: finalizer, identity,
-/// and when the create was issued.
+/// and when the create was issued. Where an id was named for an earlier create and is not named again, the
+/// driver has said NOT_FOUND of that one as well.
 pub async fn provision(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -53,8 +54,18 @@ pub async fn provision(
     } else {
         Stage::LookUp
     };
-    let known = plan.provider_id.as_ref();
-    match look_up(object, permit, known, call, class.clone()).await {
+    let mut known = plan.provider_id.clone();
+    let mut seen = look_up(object, permit, known.as_ref(), call, class.clone()).await;
+    if let Seen::Absent(named) = &seen
+        && let Some(superseded) = plan.superseded(named.as_ref())
+    {
+        let before = look_up(object, permit, Some(superseded), call, class.clone()).await;
+        if !matches!(before, Seen::Absent(_)) {
+            known = Some(superseded.clone());
+            seen = before;
+        }
+    }
+    match seen {
         Seen::Machine(machine) => {
             ctx.states.seen(object.uid());
             object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
@@ -63,14 +74,7 @@ pub async fn provision(
         Seen::Uninitialized(failure) => {
             ctx.states.seen(object.uid());
             object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
-            initialize(
-                ctx,
-                object,
-                permit,
-                class,
-                uninitialized(plan.provider_id, failure),
-            )
-            .await
+            initialize(ctx, object, permit, class, uninitialized(known, failure)).await
         }
         Seen::Listed(id) => {
             ctx.states.seen(object.uid());
@@ -78,7 +82,7 @@ pub async fn provision(
             initialize(ctx, object, permit, class, made(cmi_driver::Machine::new(id, ""))).await
         }
         Seen::Absent(named) => absent(ctx, object, permit, plan, class, named).await,
-        Seen::CannotLook => match plan.provider_id.clone() {
+        Seen::CannotLook => match plan.id_of_vm().cloned() {
             // The id is known, so a create has succeeded: another one would make a
             // second VM if the first is gone.
             Some(id) => {
@@ -101,7 +105,7 @@ async fn absent(
 ) -> Result<Outcome, Stopped> {
     // An earlier create may have made the VM: only once the driver can't be behind any more
     // is its NOT_FOUND the truth.
-    if let Some(id) = plan.provider_id.clone() {
+    if let Some(id) = plan.id_of_vm().cloned() {
         return Ok(gone_or_behind(ctx, object, permit, id));
     }
     if plan.vm_may_exist()

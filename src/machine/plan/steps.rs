@@ -119,6 +119,10 @@ pub struct Provision {
     pub look_up: ProviderSpec,
     /// The id, when it is known; then nothing is ever created.
     pub provider_id: Option<ProviderId>,
+    /// The id that was named for an earlier create, while no answer of a driver says that there is its VM.
+    pub named: Option<ProviderId>,
+    /// Whether a status that said that there is the VM may be lost, as in a restore.
+    pub may_have_lost_status: bool,
     /// The Secret with the bootstrap data.
     pub bootstrap: String,
     /// Whether the object carried an identity when it was read: the VM of that identity is looked up,
@@ -139,6 +143,19 @@ impl Provision {
     /// Whether a create was issued before, so that there may be a VM.
     pub fn vm_may_exist(&self) -> bool {
         self.noted == Instance::MayExist
+    }
+
+    /// The id of a VM that there is or has been, as far as can be known: where it is absent, it is gone, and
+    /// none is created.
+    pub fn id_of_vm(&self) -> Option<&ProviderId> {
+        let lost = self.named.as_ref().filter(|_| self.may_have_lost_status);
+        self.provider_id.as_ref().or(lost)
+    }
+
+    /// The id that was named for an earlier create, where another or none is named for the next: the VM that
+    /// was made may be where it is not looked for any more without that id.
+    pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
+        self.named.as_ref().filter(|before| named != Some(*before))
     }
 }
 

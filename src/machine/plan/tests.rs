@@ -8,7 +8,9 @@ use super::*;
 use crate::api::conditions::State;
 use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
-use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
+use crate::machine::fixtures::{
+    CREATE_TIMEOUT, INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world,
+};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::runtime_state::Until;
 use crate::machine::status::{self, Moment};
@@ -119,6 +121,68 @@ fn an_id_that_was_named_is_no_vm_before_the_status_says_that_there_is_one() {
     assert!(matches!(up, Plan::Outcome(Outcome::UpToDate { .. })), "{up:?}");
 }
 
+/// A second create of the first control plane machine would begin a second cluster.
+#[test]
+fn a_vm_of_which_the_status_may_be_lost_is_gone_where_it_is_absent_and_not_made_again() {
+    let gone = |world: World, machine: MachineFixture| {
+        let plan = provision(world.plan(machine));
+        assert_eq!(plan.provider_id, None, "it is looked up by its name all the same");
+        plan.id_of_vm().map(ToString::to_string)
+    };
+    let longest = i64::try_from((CREATE_TIMEOUT + SETTLE).as_secs()).unwrap();
+    let late = || world().seconds_later(longest);
+    let named = || machine().named("sim://1");
+    let known = Some("sim://1".to_owned());
+    assert_eq!(gone(late(), named()), known);
+    assert_eq!(
+        gone(world().seconds_later(longest - 1), named()),
+        None,
+        "the create may have been cut short a moment ago"
+    );
+    assert_eq!(
+        gone(late(), named().annotated(labels::CREATE_ISSUED_AT, "soon")),
+        known
+    );
+    assert_eq!(gone(late().answered(0), named()), None, "this process knows more");
+    assert_eq!(gone(late(), machine().identified()), None, "no id was named");
+    // What is said since then may be said of an object that was restored.
+    let said = |seconds: i64| {
+        named().status(|status| {
+            conditions::set(
+                &mut status.conditions,
+                conditions::PAUSED,
+                State::False,
+                reason::NOT_PAUSED,
+                "",
+                Some(1),
+                at(seconds),
+            );
+        })
+    };
+    assert_eq!(gone(late(), said(-9)), None);
+    assert_eq!(gone(late(), said(longest - 1)), None);
+    assert_eq!(gone(world().seconds_later(longest + 9), said(longest)), known);
+    let failed = named().failed(
+        OperationType::Create,
+        Operation::CreateMachine,
+        Code::Unavailable,
+        9,
+    );
+    // Its wait is over.
+    let due = late().remembering(0).inputs_changed();
+    assert_eq!(gone(due, failed), None);
+}
+
+#[test]
+fn an_id_that_was_named_is_looked_up_before_another_or_none_takes_its_place() {
+    let plan = provision(world().plan(machine().named("sim://1")));
+    let id = |id: &str| id.parse::<ProviderId>().unwrap();
+    assert_eq!(plan.superseded(Some(&id("sim://1"))), None);
+    assert_eq!(plan.superseded(Some(&id("sim://2"))), Some(&id("sim://1")));
+    assert_eq!(plan.superseded(None), Some(&id("sim://1")));
+    assert_eq!(provision(world().plan(machine())).superseded(None), None);
+}
+
 /// clusterctl leaves the status behind.
 #[test]
 fn what_only_the_status_says_of_a_vm_is_written_down_at_a_pause() {
@@ -223,6 +287,9 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
         assert!(block.is_worth_an_event && block.ownership.is_none() && !block.unblocks_move);
     }
     assert!(!blocked(world().paused().plan(machine())).is_worth_an_event);
+    // clusterctl moves it with its Cluster.
+    let named = labelled().provisioned().named("sim://1");
+    assert!(blocked(late().paused().plan(named)).unblocks_move);
 }
 
 #[test]
@@ -294,9 +361,6 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
                 plan,
                 Plan::Outcome(Outcome::UpToDate { .. })
                     | Plan::Execute(Step::Provision(_) | Step::Delete(_))
-    // clusterctl moves it with its Cluster.
-    let named = labelled().provisioned().named("sim://1");
-    assert!(blocked(late().paused().plan(named)).unblocks_move);
                     | Plan::RestoreFinalizer(_)
             );
             assert_eq!(does, keeps, "{plan:?}");
