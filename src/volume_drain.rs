@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 use kube::Client;
 use kube::runtime::controller::Action;
 
+pub use self::plan::awaits_vm;
+
 use self::gather::gather;
 use self::plan::{Plan, plan};
 use crate::api::cluster_api::Machine;

@@ -385,6 +385,7 @@ fn what_a_drain_counts(guarded: &DeserializeGuard<InfraMachine>) -> u64 {
         annotation(labels::PAUSED),
         machine_owner(meta).map(|owner| &owner.uid),
         meta.deletion_timestamp.is_some(),
+        guarded.0.as_ref().is_ok_and(volume_drain::awaits_vm),
     ))
 }
 

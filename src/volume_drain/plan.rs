@@ -218,6 +218,12 @@ fn release_if(has_hook: bool, end: End) -> Plan<'static> {
     if has_hook { Plan::Release(end) } else { Plan::NoOp }
 }
 
+/// Whether the VM of an InfraMachine has to be confirmed, or found to be gone, before its Node is drained:
+/// its status was lost, as in a restore, and comes again once the driver has been asked for the VM.
+pub fn awaits_vm(infra: &InfraMachine) -> bool {
+    identity::is_id_unconfirmed(infra) && !infra.has_vanished()
+}
+
 fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
     let (Some(cluster), Some(machine)) = (seen.cluster, seen.live) else {
         return Plan::NoOp;
@@ -249,6 +255,13 @@ fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Pl
         return Plan::Release(End::Skipped("the machine has no VM of its own"));
     }
     let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));
+    if !node.is_empty() && identity::is_id_unconfirmed(infra) {
+        return if awaits_vm(infra) {
+            Plan::Wait(Duration::try_from(deadline.duration_since(seen.now)).unwrap_or_default())
+        } else {
+            Plan::Release(End::Skipped("the VM is gone"))
+        };
+    }
     let Some(provider_id) = provider_id.filter(|_| !node.is_empty()) else {
         return Plan::Release(End::Skipped("the Machine has no Node"));
     };
