@@ -19,6 +19,7 @@ mod object;
 mod outcome;
 mod ownership;
 mod plan;
+mod provider_ids;
 mod publish;
 mod runtime_state;
 mod status;

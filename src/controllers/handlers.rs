@@ -202,6 +202,11 @@ impl Controllers {
                 {
                     look_at_drain(&owner);
                 }
+                let (before, now) = (change.before(), change.there());
+                states.ids.changed(
+                    before.and_then(|guarded| guarded.0.as_ref().ok()),
+                    now.and_then(|guarded| guarded.0.as_ref().ok()),
+                );
                 match change {
                     Change::Deleted(guarded) => {
                         states.forget(uid(&**guarded));

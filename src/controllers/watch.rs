@@ -51,6 +51,14 @@ impl<K> Change<K> {
         }
     }
 
+    /// The object as it was known, if it was.
+    pub(super) fn before(&self) -> Option<&Arc<K>> {
+        match self {
+            Self::Updated { before, .. } | Self::Deleted(before) => Some(before),
+            Self::Added(_) => None,
+        }
+    }
+
     /// Whether it concerns a reader of this much of an object. That one came or went concerns every reader.
     pub(super) fn concerns(&self, look: impl Fn(&K) -> u64) -> bool {
         match self {

@@ -20,11 +20,12 @@ use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
-    GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, Readiness,
-    Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, ProviderId,
+    Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
 };
 
 /// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
+/// Every Secret holds bootstrap data.
 #[derive(Clone)]
 pub struct Server(Arc<Mutex<Value>>);
 
@@ -93,6 +94,10 @@ impl Server {
         if path.contains("/events") {
             return Response::new(Body::from(body.to_vec()));
         }
+        if path.contains("/secrets/") {
+            let secret = json!({"metadata": {"name": "boot"}, "data": {"value": "I2Nsb3VkLWNvbmZpZwo="}});
+            return Response::new(Body::from(secret.to_string().into_bytes()));
+        }
         if self.0.lock().unwrap().is_null() {
             return refusal(404, "NotFound");
         }
@@ -154,8 +159,10 @@ fn refusal(code: u16, reason: &str) -> Response<Body> {
 /// The back end of [`VmDriver`].
 #[derive(Clone, Default)]
 pub struct Vms {
-    vms: Arc<Mutex<Vec<ListedMachine>>>,
+    existing: Arc<Mutex<Vec<ListedMachine>>>,
     calls: Arc<Mutex<Vec<Operation>>>,
+    /// The id that it names for a VM that is not there, if it names ids.
+    named: Option<ProviderId>,
 }
 
 /// A driver that finds and deletes VMs of a name by it, or by their id where the request has it.
@@ -166,16 +173,24 @@ struct VmDriver {
 }
 
 impl Vms {
+    /// Of a driver that names this id for every VM that is not there.
+    pub fn naming(id: &str) -> Self {
+        Self {
+            named: Some(id.parse().unwrap()),
+            ..Self::default()
+        }
+    }
+
     /// There is a VM of this id and name; `machine` says whose it is, where lists say so.
     pub fn add(&self, id: &str, name: &str, machine: Option<&str>) {
-        self.vms.lock().unwrap().push(ListedMachine {
+        self.existing.lock().unwrap().push(ListedMachine {
             machine_id: machine.map(str::to_owned),
             ..ListedMachine::new(id.parse().unwrap(), name)
         });
     }
 
     pub fn ids(&self) -> Vec<String> {
-        let vms = self.vms.lock().unwrap();
+        let vms = self.existing.lock().unwrap();
         vms.iter().map(|vm| vm.provider_id.to_string()).collect()
     }
 
@@ -223,6 +238,7 @@ impl Driver for VmDriver {
     async fn capabilities(&self) -> Result<Capabilities> {
         Ok(Capabilities {
             operations: self.offers.iter().copied().collect(),
+            names_provider_ids: self.back_end.named.is_some(),
             ..Capabilities::minimal()
         })
     }
@@ -239,7 +255,7 @@ impl Driver for VmDriver {
     /// Without an id it deletes the first of the name, as a back end does that knows VMs by their names.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         self.note(Operation::DeleteMachine);
-        let mut vms = self.back_end.vms.lock().unwrap();
+        let mut vms = self.back_end.existing.lock().unwrap();
         let meant = |vm: &ListedMachine| match &request.provider_id {
             Some(id) => *id == vm.provider_id,
             None => vm.machine_name == request.machine.name,
@@ -252,12 +268,18 @@ impl Driver for VmDriver {
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
         self.note(Operation::GetMachineStatus);
-        let vms = self.back_end.vms.lock().unwrap();
+        let vms = self.back_end.existing.lock().unwrap();
         let found = vms.iter().find(|vm| match &request.provider_id {
             Some(id) => *id == vm.provider_id,
             None => vm.machine_name == request.machine.name,
         });
-        let found = found.ok_or_else(|| Status::new(Code::NotFound, "there is none"))?;
+        let found = found.ok_or_else(|| {
+            let absent = Status::new(Code::NotFound, "there is none");
+            match &self.back_end.named {
+                Some(id) if request.provider_id.is_none() => absent.with_named_provider_id(id.clone()),
+                Some(_) | None => absent,
+            }
+        })?;
         Ok(Machine::new(
             found.provider_id.clone(),
             found.machine_name.clone(),
@@ -266,7 +288,7 @@ impl Driver for VmDriver {
 
     async fn list_machines(&self, _request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
         self.note(Operation::ListMachines);
-        Ok(self.back_end.vms.lock().unwrap().clone())
+        Ok(self.back_end.existing.lock().unwrap().clone())
     }
 
     async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {

@@ -435,6 +435,12 @@ impl World {
         self
     }
 
+    /// Another one has the id, for a VM that is yet to be made.
+    pub fn rivalled_by_a_create_of(mut self, other: &str) -> Self {
+        self.rival = Rival::Unconfirmed(other.to_owned());
+        self
+    }
+
     /// The cache does not have the machine as it is.
     pub fn not_cached_yet(mut self) -> Self {
         self.rival = Rival::Unknown;

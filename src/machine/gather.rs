@@ -251,11 +251,16 @@ fn rival(ctx: &Context, machine: &InfraMachine) -> Rival {
     match others.iter().find(|other| other.0.as_ref().is_ok_and(is_rival)) {
         Some(rival) => {
             let meta = rival.meta();
-            Rival::Named(format!(
+            let key = format!(
                 "{}/{}",
                 meta.namespace.as_deref().unwrap_or_default(),
                 meta.name.as_deref().unwrap_or_default()
-            ))
+            );
+            if rival.0.as_ref().is_ok_and(identity::is_id_unconfirmed) {
+                Rival::Unconfirmed(key)
+            } else {
+                Rival::Named(key)
+            }
         }
         None if is_cached => Rival::None,
         None => Rival::Unknown,

@@ -78,6 +78,8 @@ pub enum Rival {
     Unknown,
     /// There is one, `<namespace>/<name>`.
     Named(String),
+    /// There is one, and the driver has only named the id for it: no VM of it was seen yet.
+    Unconfirmed(String),
 }
 
 /// The controller owner of kind Machine.
@@ -372,10 +374,10 @@ fn plan_provisioning(
         Instance::MayExist => (identity::applied_spec(machine), UnansweredCreates::of(machine)),
         Instance::Refused | Instance::None => (None, None),
     };
-    let unanswered = unanswered
-        .unwrap_or_default()
     let longest = driver.create_timeout.saturating_add(driver.create_settle_time);
     let may_have_lost_status = may_have_lost_status(machine, seen, unanswered.as_ref(), longest);
+    let unanswered = unanswered
+        .unwrap_or_default()
         .without(seen.state.answered)
         .within(longest, seen.now);
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
@@ -393,10 +395,10 @@ fn plan_provisioning(
         wanted,
         look_up,
         provider_id: known_provider_id(machine),
-        bootstrap,
-        is_identified: MachineId::of(machine).is_some(),
         named: identity::named_provider_id(machine).and_then(|id| id.parse().ok()),
         may_have_lost_status,
+        bootstrap,
+        is_identified: MachineId::of(machine).is_some(),
         noted,
         unanswered,
         settling,
@@ -405,8 +407,6 @@ fn plan_provisioning(
     .into()
 }
 
-/// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
-/// since, nothing is recalled.
 /// Whether the status of a machine whose id was named, which alone says that there is the VM, may be lost. A
 /// restore and a move by files leave it behind.
 ///
@@ -442,6 +442,8 @@ fn may_have_lost_status(
     !conditions.chain(last).any(is_of_then)
 }
 
+/// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
+/// since, nothing is recalled.
 fn half_open_reason(machine: &InfraMachine, seen: &Observed<'_>) -> HalfOpenReason {
     let retry = seen.state.retry.as_ref();
     let status = machine.status.as_ref();

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 
 use super::cause::Cause;
 use super::outcome::Outcome;
+use super::provider_ids::ProviderIds;
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 
@@ -22,6 +23,8 @@ pub struct RuntimeStates {
     machines: Mutex<HashMap<String, RuntimeState>>,
     /// Hints so far, of all machines.
     hints: AtomicU64,
+    /// Which of them has which providerID.
+    pub ids: ProviderIds,
 }
 
 /// What is remembered of one machine.

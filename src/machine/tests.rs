@@ -243,6 +243,30 @@ async fn a_vm_of_the_id_that_was_named_is_found_where_its_name_does_not_lead_to_
     assert_eq!(vms.count(Operation::CreateMachine), 0);
 }
 
+/// Of two machines with one id, one would be taken for the other.
+#[tokio::test]
+async fn an_id_that_another_machine_has_is_not_written_before_the_create() {
+    for (other, written) in [("sim://2", Some("sim://1")), ("sim://1", None)] {
+        let vms = Vms::naming("sim://1");
+        let server = Server::with(&machine().configured_driver("pool").build());
+        let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+        let ctx = server.context(vec![driver]);
+        let mut other = machine().provider_id(other).build();
+        other.metadata.uid = Some("u-2".to_owned());
+        ctx.states.ids.changed(None, Some(&other));
+        let before = server.object();
+        let gathered = gather(&ctx, &before).await;
+        let mut object = Object::new(&ctx, Arc::new(before.clone()));
+        let plan = world().plan(before.into());
+        execute(&ctx, &mut object, &gathered, plan).await.unwrap();
+        assert_eq!(vms.count(Operation::CreateMachine), 1);
+        let claimed = server.object();
+        assert_eq!(claimed.spec.provider_id.as_deref(), written);
+        assert_eq!(identity::is_id_unconfirmed(&claimed), written.is_some());
+        assert!(server.annotation(labels::CREATE_ISSUED_AT).is_some());
+    }
+}
+
 #[tokio::test]
 async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     let vms = Vms::default();

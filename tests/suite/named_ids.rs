@@ -105,6 +105,37 @@ async fn an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good(
     Ok(())
 }
 
+/// Of two machines with one id, one would be taken for the other: that of the VM is written when it was made.
+#[tokio::test]
+async fn an_id_that_another_machine_has_is_not_written_before_the_create() -> Result<()> {
+    let world = World::new("named-taken").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "code": "InvalidArgument", "latencyMs": 1000}]))?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    let named = machine
+        .until("an id that is named", is_named)
+        .await?
+        .spec
+        .provider_id;
+    machine
+        .until("an id that is taken back", |machine| !is_named(machine))
+        .await?;
+    let other = ByHand::new(&world, "one", "other").infra("/spec/providerID", json!(named));
+    other.create_infra().await?;
+    cloud.fail(json!([]))?;
+    machine.respecify("size", json!("medium")).await?;
+    let up = machine.provisioned().await?;
+    ensure!(!is_named(&up), "{:?}", up.annotations());
+    ensure!(up.spec.provider_id == named, "{up:?}");
+    cloud.holds(1).await?;
+    machine.delete().await?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
 /// A backup need not have the status, and `clusterctl move --to-directory` leaves it out.
 async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_gone_is_not_made_again(
     backing: Backing,

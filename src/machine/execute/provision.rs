@@ -148,6 +148,7 @@ async fn create(
     let class =
         machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
+    let named = named.filter(|id| is_no_others(ctx, object, id));
     object.issue(&plan.ownership, &unanswered, named.as_ref()).await?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
     ctx.states.seen(object.uid());
@@ -180,6 +181,20 @@ async fn create(
         return Ok(Context::awaiting_capacity(object.get()));
     }
     Ok(Outcome::Failed(Box::new(failure)))
+}
+
+/// Whether no other machine has the id that the driver has named: of two that have it, one would be taken for
+/// the other.
+fn is_no_others(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool {
+    let is_free = ctx.states.ids.claim(named.as_str(), object.uid());
+    if !is_free {
+        tracing::warn!(
+            name = object.name(),
+            provider_id = named.as_str(),
+            "the driver names the ProviderID of another InfraMachine before the create: it is not written"
+        );
+    }
+    is_free
 }
 
 /// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and

@@ -191,6 +191,12 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(second.clone()))));
     assert_eq!(rival(&first).await, Rival::Named("ns2/m2".to_owned()));
     assert_eq!(rival(&second).await, Rival::Named("ns1/m1".to_owned()));
+    let named = MachineFixture::from(second)
+        .without(labels::ADOPT)
+        .named("sim://9")
+        .build();
+    writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(named))));
+    assert_eq!(rival(&first).await, Rival::Unconfirmed("ns2/m2".to_owned()));
     let has_it = MachineFixture::from(first)
         .identified()
         .annotated(labels::ADOPTED, "sim://9");

@@ -49,6 +49,12 @@ pub(super) fn obstacle(
             contested(machine, rival),
             Some(LOOK_AGAIN),
         )
+    } else if let Rival::Unconfirmed(rival) = &seen.rival {
+        (
+            reason::ADOPTION_CONTESTED,
+            contested_by_a_create(machine, rival),
+            Some(LOOK_AGAIN),
+        )
     } else {
         return None;
     };
@@ -134,6 +140,15 @@ fn contested(machine: &InfraMachine, rival: &str) -> String {
         "the InfraMachine `{rival}` has spec.providerID `{}` as well, and a VM has one machine: delete the \
             InfraMachine that is not to have it, and only then its Machine: the other way round Cluster API \
             drains and deletes the Node of the VM",
+        machine.spec.provider_id.as_deref().unwrap_or_default()
+    )
+}
+
+fn contested_by_a_create(machine: &InfraMachine, rival: &str) -> String {
+    format!(
+        "the driver has named spec.providerID `{}` for the VM that it makes for the InfraMachine `{rival}`, and \
+            has not said yet that there is one: if that VM is meant, it is that InfraMachine's, so delete this \
+            one, and only then its Machine",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }

@@ -72,6 +72,11 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_claim() {
         ),
         (world().rivalled_by("ns2/m7"), asked(), reason::ADOPTION_CONTESTED),
         (
+            world().rivalled_by_a_create_of("ns2/m7"),
+            asked(),
+            reason::ADOPTION_CONTESTED,
+        ),
+        (
             world().not_offering(Operation::GetMachineStatus),
             asked(),
             reason::ADOPTION_INVALID,
@@ -102,6 +107,11 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_claim() {
     );
     assert!(
         message.contains("delete the InfraMachine that is not to have it, and only then its Machine"),
+        "{message}"
+    );
+    let message = blocked(world().rivalled_by_a_create_of("ns2/m7").plan(asked())).message;
+    assert!(
+        message.contains("ns2/m7") && message.contains("has not said yet that there is one"),
         "{message}"
     );
     let unknown = world().not_cached_yet();
