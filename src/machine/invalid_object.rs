@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -23,6 +24,7 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::publish::{events, record_failure};
 use super::{Context, gather_and_plan};
+use crate::admission::{self, Enforcement};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
 use crate::api::{self, DeserializeGuard, labels, paused_by};
 use crate::apiserver::{Error, Note};
@@ -39,6 +41,10 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     if invalid.metadata.deletion_timestamp.is_none() {
         if blocks_move(invalid) && is_paused(ctx, &guarded) {
             let machine = Arc::new(live(ctx, invalid).await?);
+            // The status decides what is written, and may be forged where the policies are not in force.
+            if ctx.policies.since(Instant::now()).await != Enforcement::InForce {
+                return Ok(Action::requeue(admission::EVERY));
+            }
             Object::new(ctx, machine).unblock_move().await?;
         }
         return Ok(Action::await_change());

@@ -516,6 +516,17 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
+        // Of what is paused the pause alone is said, and clusterctl waits.
+        Plan::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Outcome::Blocked(Blocked {
+            again: Some(admission::EVERY),
+            is_worth_an_event: block.is_worth_an_event,
+            ..Blocked::new(
+                block.condition,
+                block.reason,
+                format!("{}; besides, {why}", block.message),
+            )
+        })
+        .into(),
         _ => Outcome::Blocked(Blocked {
             again: Some(admission::EVERY),
             ..Blocked::new(

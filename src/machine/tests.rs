@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
 use super::execute::execute;
@@ -15,6 +16,7 @@ use super::outcome::Outcome;
 use super::plan::SHUT_DOWN_TRIES;
 use super::publish::publish;
 use super::{Context, reconcile};
+use crate::admission::{self, AdmissionPolicies};
 use crate::api::labels;
 use crate::apiserver::Error;
 use crate::identity;
@@ -98,6 +100,26 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     let version = server.version();
     reconcile(server.guarded(), Arc::clone(&ctx)).await.unwrap();
     assert_eq!(server.version(), version, "written once");
+}
+
+/// What it says of the VM may be forged.
+#[tokio::test]
+async fn an_object_that_cannot_be_read_holds_clusterctl_up_while_its_status_is_not_guarded() {
+    let paused = machine()
+        .provisioned()
+        .named("sim://1")
+        .annotated(labels::PAUSED, "");
+    let mut object = serde_json::to_value(paused.build()).unwrap();
+    object["spec"]["providerSpec"] = json!("no object");
+    let server = Server::holding(object);
+    let mut ctx = server.context(Vec::new());
+    let unchecked = AdmissionPolicies::new(ctx.client.clone(), Arc::clone(&ctx.metrics));
+    ctx.policies = Arc::new(unchecked);
+    let action = reconcile(server.guarded(), Arc::new(ctx)).await.unwrap();
+    assert_eq!(action, Action::requeue(admission::EVERY));
+    for left in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
+        assert!(server.annotation(left).is_some(), "{left}");
+    }
 }
 
 /// The status is the only write that would have said so.

@@ -82,6 +82,8 @@ impl Plan {
             Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => Trust::CheckSinceRead,
             Self::RestoreFinalizer(_) => Trust::LastCheck,
             Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => Trust::LastCheck,
+            // With it goes what says that a create may have made a VM.
+            Self::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Trust::CheckSinceRead,
             Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => Trust::Nothing,
         }
     }

@@ -1016,3 +1016,25 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
         assert!(block.ownership.is_none() && block.message.contains("the policies are gone"));
     }
 }
+
+/// A status that was forged would take the note of an unanswered create with it, and the VM of that be
+/// forgotten.
+#[test]
+fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() {
+    let named = || machine().provisioned().named("sim://1");
+    let plan = world().paused().plan(named());
+    assert_eq!(plan.trust(), Trust::CheckSinceRead);
+    let block = blocked(unguarded(&named().build(), &plan, "the policies are gone"));
+    assert_eq!(
+        (block.condition, block.reason, block.unblocks_move),
+        (conditions::PAUSED, reason::PAUSED, false)
+    );
+    assert!(
+        block.message.contains("the policies are gone"),
+        "{}",
+        block.message
+    );
+    assert!(block.again.is_some(), "clusterctl waits");
+    let without = named().without(labels::PROVIDER_ID).without(labels::BLOCK_MOVE);
+    assert_eq!(world().paused().plan(without).trust(), Trust::Nothing);
+}
