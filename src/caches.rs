@@ -1,32 +1,73 @@
 //! What is watched, and what is derived from it. Shared by the reconcilers.
 
+mod cache;
+mod packed;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
-#[cfg(test)]
-use kube::runtime::reflector;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::ObjectRef;
 
+pub use self::cache::{Cache, Cached, Difference, Entry, Key, Writer, WriterGone, cache};
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
 
+/// What scans look at of an InfraMachine. Machines of one Cluster in the same state share it.
+#[allow(clippy::struct_excessive_bools)] // facts that have nothing to do with each other
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct InfraMachineFacts {
+    /// The Cluster that it is labelled with.
+    pub cluster: Option<Box<str>>,
+    /// The cluster id that was written for it, rather than copied from another.
+    pub own_cluster_id: Option<Box<str>>,
+    /// The driver that has made its VM, or was about to.
+    pub used_driver: Option<Box<str>>,
+    /// The driver that its spec names.
+    pub named_driver: Option<Box<str>>,
+    /// The driver that it is counted with.
+    pub shown_driver: Box<str>,
+    /// Its phase; none where it can't be read, and then nothing but its Cluster is known.
+    pub phase: Option<&'static str>,
+    /// Why it is in that.
+    pub reason: Box<str>,
+    /// Whether its VM was found to be gone.
+    pub has_vanished: bool,
+    /// Whether its VM was handed to Cluster API.
+    pub is_provisioned: bool,
+    /// Whether its Node is freed of a taint.
+    pub has_taint: bool,
+    /// Whether the volumes of its Machine are to be drained, or it says how that went.
+    pub asks_for_drain: bool,
+}
+
+/// What scans look at of a Machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MachineFacts {
+    /// Its Cluster.
+    pub cluster: Box<str>,
+    /// Whether its Node is healthy, if it has one.
+    pub node_is_healthy: Option<bool>,
+    /// Whether Cluster API waits for this provider to drain its volumes.
+    pub has_drain_hook: bool,
+}
+
 /// Read-only caches of all that is watched, without managed fields.
 #[derive(Clone)]
 pub struct Caches {
     /// Machines of Cluster API.
-    pub machines: Store<Machine>,
+    pub machines: Cache<Machine>,
     /// Clusters of Cluster API.
-    pub clusters: Store<Cluster>,
+    pub clusters: Cache<Cluster>,
     /// Our machines.
-    pub infra_machines: Store<DeserializeGuard<InfraMachine>>,
+    pub infra_machines: Cache<DeserializeGuard<InfraMachine>>,
     /// Our templates.
-    pub infra_machine_templates: Store<DeserializeGuard<InfraMachineTemplate>>,
+    pub infra_machine_templates: Cache<DeserializeGuard<InfraMachineTemplate>>,
     /// Our clusters.
-    pub infra_clusters: Store<DeserializeGuard<InfraCluster>>,
+    pub infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
 }
 
 impl Caches {
@@ -80,25 +121,21 @@ impl Caches {
 
     /// The drivers that made the machines of a Cluster, by name.
     pub fn drivers_of(&self, cluster: &Cluster) -> BTreeSet<String> {
-        let (namespace, name) = (&cluster.metadata.namespace, cluster.metadata.name.as_ref());
-        let machines = self.infra_machines.state();
-        machines
-            .iter()
-            .filter_map(|guarded| guarded.0.as_ref().ok())
-            .filter(|machine| {
-                let labels = machine.metadata.labels.as_ref();
-                machine.metadata.namespace == *namespace
-                    && labels.and_then(|all| all.get(labels::CLUSTER_NAME)) == name
-            })
-            .filter_map(|machine| identity::annotation(machine, labels::DRIVER))
-            .map(str::to_owned)
-            .collect()
+        self.infra_machines.scan(|all| {
+            let labelled = all.filter(|entry| is_labelled(entry, cluster));
+            let drivers: BTreeSet<_> = labelled
+                .filter_map(|entry| entry.facts().used_driver.as_deref())
+                .collect();
+            drivers.into_iter().map(str::to_owned).collect()
+        })
     }
 }
 
-/// Whether a driver has made the VM of a machine, or was about to.
-pub fn uses_driver(machine: &InfraMachine, driver: &str) -> bool {
-    identity::annotation(machine, labels::DRIVER) == Some(driver)
+/// Whether a machine is labelled with a Cluster, in its namespace.
+fn is_labelled(entry: &Entry<DeserializeGuard<InfraMachine>>, cluster: &Cluster) -> bool {
+    let meta = &cluster.metadata;
+    entry.facts().cluster.as_deref() == meta.name.as_deref()
+        && entry.key().namespace() == meta.namespace.as_deref().unwrap_or_default()
 }
 
 /// The controller owner of kind Machine, whatever version it is written in, and whether it is there or not.
@@ -122,11 +159,11 @@ impl Caches {
     /// Caches that nothing fills.
     pub fn empty() -> Self {
         Self {
-            machines: reflector::store().0,
-            clusters: reflector::store().0,
-            infra_machines: reflector::store().0,
-            infra_machine_templates: reflector::store().0,
-            infra_clusters: reflector::store().0,
+            machines: cache().0,
+            clusters: cache().0,
+            infra_machines: cache().0,
+            infra_machine_templates: cache().0,
+            infra_clusters: cache().0,
         }
     }
 }
@@ -137,8 +174,8 @@ impl Caches {
 /// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the
 /// InfraCluster or a sibling machine already carries wins over one derived from the Cluster's UID.
 pub struct ClusterIds {
-    infra_machines: Store<DeserializeGuard<InfraMachine>>,
-    infra_clusters: Store<DeserializeGuard<InfraCluster>>,
+    infra_machines: Cache<DeserializeGuard<InfraMachine>>,
+    infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
     found: Mutex<HashMap<String, String>>,
 }
 
@@ -208,19 +245,10 @@ impl ClusterIds {
     }
 
     fn of_sibling(&self, cluster: &Cluster) -> Option<String> {
-        let sibling = self.infra_machines.find(|guarded| {
-            guarded.0.as_ref().is_ok_and(|machine| {
-                machine.metadata.namespace == cluster.metadata.namespace
-                    && machine
-                        .metadata
-                        .labels
-                        .as_ref()
-                        .and_then(|all| all.get(labels::CLUSTER_NAME))
-                        == cluster.metadata.name.as_ref()
-                    && carries_its_own_id(machine)
-            })
-        })?;
-        annotated(&sibling)
+        self.infra_machines.scan(|all| {
+            let mut labelled = all.filter(|entry| is_labelled(entry, cluster));
+            labelled.find_map(|entry| entry.facts().own_cluster_id.as_deref().map(str::to_owned))
+        })
     }
 }
 
@@ -234,22 +262,26 @@ fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
         .cloned()
 }
 
-/// Whether the machine's annotations were written for it, rather than copied from another.
-fn carries_its_own_id(machine: &InfraMachine) -> bool {
-    identity::annotation(machine, labels::CLUSTER_ID).is_some() && MachineId::of(machine).is_some()
+/// The cluster id that was written for a machine, rather than copied from another.
+pub fn own_cluster_id(machine: &InfraMachine) -> Option<&str> {
+    identity::annotation(machine, labels::CLUSTER_ID).filter(|_| MachineId::of(machine).is_some())
+}
+
+/// The driver that has made the VM of a machine, or was about to.
+pub fn used_driver(machine: &InfraMachine) -> Option<&str> {
+    identity::annotation(machine, labels::DRIVER)
 }
 
 #[cfg(test)]
 mod tests {
-    use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
 
     use super::*;
     use crate::api::cluster_api::{ClusterSpec, ObjectReference};
     use crate::api::v1alpha1::InfraClusterSpec;
 
-    fn caches() -> (Caches, reflector::store::Writer<DeserializeGuard<InfraCluster>>) {
-        let (infra_clusters, writer) = reflector::store();
+    fn caches() -> (Caches, Writer<DeserializeGuard<InfraCluster>>) {
+        let (infra_clusters, writer) = cache();
         let caches = Caches {
             infra_clusters,
             ..Caches::empty()
@@ -280,7 +312,7 @@ mod tests {
     #[test]
     fn a_template_is_of_the_clusters_that_own_it_by_uid_and_of_the_one_that_it_is_labelled_with() {
         let (mut caches, _writer) = caches();
-        let (clusters, mut writer) = reflector::store();
+        let (clusters, mut writer) = cache();
         caches.clusters = clusters;
         writer.apply_watcher_event(&Event::Apply(cluster()));
         let owned_by = |uid: &str, kind: &str| ObjectMeta {

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::{Api, Patch};
-use kube::runtime::controller::Action;
 use kube::{Client, Resource as _};
 use serde_json::{Value, json};
 
@@ -24,7 +23,7 @@ use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::driver_query::{Query, QueryResult, Wake};
-use crate::reconciler::{Again, REFRESH, Reconciler};
+use crate::reconciler::{Action, Again, REFRESH, Reconciler};
 use crate::retry::Stage;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 

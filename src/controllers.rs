@@ -3,30 +3,29 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does,
 //! look at everything once, and from then on at what changed.
 
+mod cached;
 mod handlers;
 mod nodes;
 mod outages;
+mod runner;
 mod trigger;
 mod watch;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, Stream, StreamExt as _};
 use kube::api::Api;
-use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::store::{Writer, WriterDropped};
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
-use kube::{Client, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
+use kube::{Client, Resource};
 
+use self::runner::Runner;
 use self::trigger::Trigger;
-use self::watch::{slim, slim_infra_machine, slim_machine, watch};
+use self::watch::{slim, slim_infra_machine, slim_machine, uid, watch};
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::reason;
@@ -34,9 +33,9 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, 
 use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
-use crate::caches::{Caches, ClusterIds};
+use crate::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterGone};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::inventory::Presence;
+use crate::inventory::{Presence, Report};
 use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, Metrics};
@@ -104,7 +103,7 @@ pub struct Controllers {
 /// The remediations, where they are looked at.
 #[derive(Clone)]
 struct Remediations {
-    cache: Store<DeserializeGuard<InfraMachineRemediation>>,
+    cache: Cache<DeserializeGuard<InfraMachineRemediation>>,
     trigger: Trigger<DeserializeGuard<InfraMachineRemediation>>,
 }
 
@@ -272,31 +271,29 @@ impl Controllers {
     pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
         let machines = self.caches.infra_machines.clone();
         let drivers = self.drivers.clone();
+        let count = |((phase, driver, namespace, reason), count): ((_, &str, &str, &str), _)| MachineCount {
+            phase,
+            driver: driver.to_owned(),
+            namespace: namespace.to_owned(),
+            reason: reason.to_owned(),
+            count,
+        };
         move || {
-            let machines = machines.state();
-            let mut counts = BTreeMap::new();
-            for guarded in &machines {
-                let namespace = guarded.meta().namespace.as_deref().unwrap_or_default();
-                let key = match &guarded.0 {
-                    Ok(machine) => (
-                        machine::phase(machine),
-                        known(&drivers, machine::driver_name(machine)),
-                        namespace,
-                        machine::phase_reason(machine),
-                    ),
-                    Err(_) => ("Invalid", "", namespace, reason::UNREADABLE),
-                };
-                *counts.entry(key).or_default() += 1;
-            }
-            let count =
-                |((phase, driver, namespace, reason), count): ((_, &str, &str, &str), _)| MachineCount {
-                    phase,
-                    driver: driver.to_owned(),
-                    namespace: namespace.to_owned(),
-                    reason: reason.to_owned(),
-                    count,
-                };
-            counts.into_iter().map(count).collect()
+            machines.scan(|all| {
+                let mut counts = BTreeMap::new();
+                for entry in all {
+                    let (facts, namespace) = (entry.facts(), entry.key().namespace());
+                    let key = match facts.phase {
+                        Some(phase) => {
+                            let driver = known(&drivers, &facts.shown_driver);
+                            (phase, driver, namespace, &*facts.reason)
+                        }
+                        None => ("Invalid", "", namespace, reason::UNREADABLE),
+                    };
+                    *counts.entry(key).or_default() += 1;
+                }
+                counts.into_iter().map(count).collect()
+            })
         }
     }
 
@@ -305,7 +302,7 @@ impl Controllers {
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
-    pub async fn synced(&self, missing: impl Fn(&str)) -> Result<(), WriterDropped> {
+    pub async fn synced(&self, missing: impl Fn(&str)) -> Result<(), WriterGone> {
         let caches = &self.caches;
         let mut filling = vec![
             filled(&caches.machines),
@@ -336,76 +333,65 @@ impl Controllers {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let workers = |asked| self.workers(asked);
         let (caches, options) = (&self.caches, &self.options);
-        let machines = triggered(
-            caches.infra_machines.clone(),
-            &self.machines,
-            workers(options.machine_concurrency),
-            shutdown.clone(),
-        )
-        .run(
-            machine::reconcile,
-            machine::error_policy,
-            Arc::clone(&self.context),
-        );
-        let clusters = triggered(
-            caches.infra_clusters.clone(),
-            &self.clusters,
-            workers(options.cluster_concurrency),
-            shutdown.clone(),
-        )
-        .run(cluster::reconcile, cluster::error_policy, self.cluster_context());
-        let templates = triggered(
-            caches.infra_machine_templates.clone(),
-            &self.templates,
-            workers(options.template_concurrency),
-            shutdown.clone(),
-        )
-        .run(
-            template::reconcile,
-            template::error_policy,
-            self.template_context(),
-        );
-        let nodes = on_trigger(
-            caches.infra_machines.clone(),
-            &self.nodes,
-            NODE_CONCURRENCY,
-            shutdown.clone(),
-        )
-        .run(
+        let of_machines = workers(options.machine_concurrency);
+        let machines = Runner::new(&caches.infra_machines, &self.machines, of_machines)
+            .and_all(|facts| !facts.is_provisioned)
+            .run(
+                machine::reconcile,
+                machine::error_policy,
+                Arc::clone(&self.context),
+                shutdown.clone(),
+            );
+        let of_clusters = workers(options.cluster_concurrency);
+        let clusters = Runner::new(&caches.infra_clusters, &self.clusters, of_clusters)
+            .and_all(|()| true)
+            .run(
+                cluster::reconcile,
+                cluster::error_policy,
+                self.cluster_context(),
+                shutdown.clone(),
+            );
+        let of_templates = workers(options.template_concurrency);
+        let templates = Runner::new(&caches.infra_machine_templates, &self.templates, of_templates)
+            .and_all(|()| true)
+            .run(
+                template::reconcile,
+                template::error_policy,
+                self.template_context(),
+                shutdown.clone(),
+            );
+        let nodes = Runner::new(&caches.infra_machines, &self.nodes, NODE_CONCURRENCY).run(
             not_ready_taint::reconcile,
             not_ready_taint::error_policy,
             Arc::clone(&self.taints),
-        );
-        let drains = on_trigger(
-            caches.machines.clone(),
-            &self.drained_machines,
-            NODE_CONCURRENCY,
             shutdown.clone(),
-        )
-        .run(
+        );
+        let drains = Runner::new(&caches.machines, &self.drained_machines, NODE_CONCURRENCY).run(
             volume_drain::reconcile,
             volume_drain::error_policy,
             Arc::clone(&self.drains),
+            shutdown.clone(),
         );
         let remediations = self.remediations.as_ref().map(|remediations| {
-            let controller = triggered(
-                remediations.cache.clone(),
-                &remediations.trigger,
-                workers(options.machine_concurrency),
-                shutdown,
-            );
-            let context = self.remediation_context(remediations);
-            drained(controller.run(remediation::reconcile, remediation::error_policy, context))
+            Runner::new(&remediations.cache, &remediations.trigger, of_machines)
+                .and_all(|()| true)
+                .run(
+                    remediation::reconcile,
+                    remediation::error_policy,
+                    self.remediation_context(remediations),
+                    shutdown,
+                )
+                .boxed()
         });
         self.ask_about_nodes();
         self.look_at_tainted_nodes();
         self.look_at_drains();
         let mut controllers = vec![
-            drained(machines),
-            drained(clusters),
-            drained(templates),
-            drained(nodes),
-            drained(drains),
+            machines.boxed(),
+            clusters.boxed(),
+            templates.boxed(),
+            nodes.boxed(),
+            drains.boxed(),
         ];
         controllers.extend(remediations);
         let controllers = futures::future::join_all(controllers);
@@ -478,15 +464,23 @@ impl Controllers {
             drivers: self.drivers.clone(),
         };
         let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
-        let report = move |machine: &InfraMachine, presence| {
-            let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let hint = match presence {
-                Presence::Missing => LookUpHint::Missing,
-                Presence::Back => LookUpHint::Back,
-                Presence::Unchanged => return shared.states.drop_list_hint(uid),
-            };
-            shared.states.hint(uid, hint);
-            machines.send(reference(machine));
+        let cache = self.caches.infra_machines.clone();
+        let report = move |said: Report<'_>| match said {
+            Report::Contradicted(machine, presence) => {
+                let hint = match presence {
+                    Presence::Missing => LookUpHint::Missing,
+                    Presence::Back => LookUpHint::Back,
+                    Presence::Unchanged => return,
+                };
+                if let Some(object) = machine.object() {
+                    shared.states.hint(uid(&*object), hint);
+                    machines.send_key(machine.key().clone());
+                }
+            }
+            Report::Confirmed(confirmed) => {
+                let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
+                shared.states.drop_list_hints(is_confirmed);
+            }
         };
         inventory::run(context, self.options.inventory_interval, report).await;
     }
@@ -525,18 +519,10 @@ impl Controllers {
 }
 
 /// A kind, and when its cache is filled.
-type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterDropped>>);
+type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterGone>>);
 
-fn filled<K>(cache: &Store<K>) -> Filled<'_>
-where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-{
-    (K::kind(&()), cache.wait_until_ready().boxed())
-}
-
-/// Polls the reconciles of a controller until they end with it.
-fn drained(runs: impl Stream + Send + 'static) -> BoxFuture<'static, ()> {
-    runs.for_each(|_| futures::future::ready(())).boxed()
+fn filled<K: Cached>(cache: &Cache<K>) -> Filled<'_> {
+    (K::kind(&()), cache.wait_until_filled().boxed())
 }
 
 fn in_pages() -> watcher::Config {
@@ -573,46 +559,10 @@ fn caches() -> (Caches, Writers) {
 /// A function that has an object reconciled.
 fn waking<K>(trigger: &Trigger<K>) -> Arc<dyn Fn(ObjectRef<K>) + Send + Sync>
 where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + 'static,
 {
     let trigger = trigger.clone();
     Arc::new(move |object| trigger.send(object))
-}
-
-fn reference(machine: &InfraMachine) -> ObjectRef<DeserializeGuard<InfraMachine>> {
-    ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
-}
-
-/// A controller of all objects, once, and then of what the trigger sends.
-fn triggered<K>(
-    store: Store<K>,
-    trigger: &Trigger<K>,
-    concurrency: u16,
-    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
-) -> Controller<K>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    on_trigger(store, trigger, concurrency, shutdown)
-        .reconcile_all_on(futures::stream::once(futures::future::ready(())))
-}
-
-/// A controller of what the trigger sends. Its own stream of objects never yields: the watches fill the
-/// caches and pull the trigger, see [`watch()`].
-fn on_trigger<K>(
-    store: Store<K>,
-    trigger: &Trigger<K>,
-    concurrency: u16,
-    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
-) -> Controller<K>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let changed = trigger.receive();
-    Controller::for_stream(futures::stream::pending(), store)
-        .with_config(controller::Config::default().concurrency(concurrency))
-        .reconcile_on(changed)
-        .graceful_shutdown_on(shutdown)
 }
 
 /// The name of a driver as metrics have it; nothing is nothing.

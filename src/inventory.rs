@@ -10,16 +10,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::{Client, Resource as _};
+use kube::Client;
 use tokio::task::JoinSet;
 
-use self::groups::{Group, groups};
+pub use self::groups::CachedMachine;
+use self::groups::{Group, Groups};
 pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, judge};
-use crate::api::v1alpha1::InfraMachine;
-use crate::caches::Caches;
+use crate::caches::{Caches, Entry};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ListError};
+use cmi_driver::ListedMachine;
 
 /// Surveys the drivers: what a survey works with.
 pub struct Surveyor {
@@ -34,8 +35,8 @@ pub struct Surveyor {
 /// The key under which a survey waits for its permits.
 const REQUESTER: &str = "inventory";
 
-/// Surveys for ever, every driver once per interval; reports what its lists say of every
-/// machine that they are sure of.
+/// Surveys for ever, every driver once per interval, its lists spread over half of that; reports what they
+/// say of every machine that they are sure of.
 ///
 /// Each driver is surveyed by itself: one that hangs does not hold up the surveys of the others. Each
 /// survey is a task, which ends with this future: to go through a whole fleet takes time that
@@ -43,7 +44,7 @@ const REQUESTER: &str = "inventory";
 pub async fn run(
     surveyor: Surveyor,
     interval: Duration,
-    report: impl Fn(&InfraMachine, Presence) + Send + Sync + 'static,
+    report: impl Fn(Report<'_>) + Send + Sync + 'static,
 ) {
     let (surveyor, report) = (Arc::new(surveyor), Arc::new(report));
     let mut surveys = JoinSet::new();
@@ -66,37 +67,62 @@ async fn keep_surveying(
     surveyor: &Surveyor,
     driver: &ConfiguredDriver,
     interval: Duration,
-    report: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
+    report: &(impl Fn(Report<'_>) + Send + Sync),
 ) {
-    let mut absences = Absences::new();
+    let mut known = Known::default();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // The first tick comes at once, and a restart is no reason to list.
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(surveyor, driver, &mut absences, report).await;
+        survey(surveyor, driver, &mut known, interval, report).await;
     }
 }
+
+/// What is known of a driver from one survey to the next.
+#[derive(Default)]
+struct Known {
+    absences: Absences,
+    groups: Groups,
+}
+
+/// What a list says of the machines that it answers for.
+pub enum Report<'a> {
+    /// It contradicts what is known of a machine.
+    Contradicted(&'a CachedMachine, Presence),
+    /// It says what is known of these, by UID.
+    Confirmed(&'a HashSet<u64>),
+}
+
+/// The part of an interval in which its lists are made: the rest is for those that take long.
+const SPREAD: u32 = 2;
 
 async fn survey(
     surveyor: &Surveyor,
     driver: &ConfiguredDriver,
-    absences: &mut Absences,
-    report: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
+    known: &mut Known,
+    interval: Duration,
+    report: &(impl Fn(Report<'_>) + Send + Sync),
 ) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let groups = groups(&surveyor.caches, driver.name(), &capabilities.tag_path).await;
+    let (caches, tag_path) = (&surveyor.caches, &capabilities.tag_path);
+    let groups = known.groups.survey(caches, driver.name(), tag_path).await;
     let window = capabilities.consistency_window;
-    let alive: HashSet<_> = groups
-        .values()
-        .flatten()
-        .filter_map(|machine| machine.meta().uid.clone())
-        .collect();
-    absences.retain(|uid, _| alive.contains(uid));
-    for (group, machines) in groups {
+    let alive: HashSet<_> = groups.values().flatten().map(Entry::uid).collect();
+    known.absences.retain(|uid, _| alive.contains(uid));
+    // A driver is not asked for all its lists at once.
+    let pause = interval / SPREAD / u32::try_from(groups.len()).unwrap_or(u32::MAX).max(1);
+    for (index, (group, mut machines)) in groups.into_iter().enumerate() {
+        if index > 0 {
+            tokio::time::sleep(pause).await;
+            // What changed meanwhile may not be expected in the list any more: the next survey knows.
+            machines.retain(|machine| {
+                caches.infra_machines.is_current(machine) && !groups::is_paused(caches, machine)
+            });
+        }
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
         let asked = Instant::now();
         let Some(ids) = list(surveyor, driver, &group).await else {
@@ -107,31 +133,32 @@ async fn survey(
             asked,
             window,
         };
-        let machines: Vec<_> = machines
-            .iter()
-            .filter_map(|machine| machine.0.as_ref().ok())
-            .collect();
-        let expected: Vec<_> = machines.iter().copied().filter_map(expected).collect();
-        let presences: HashMap<_, _> = judge(&expected, list, absences).into_iter().collect();
-        for machine in machines {
-            let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let Some(presence) = presences.get(uid).copied() else {
-                continue;
-            };
-            if presence != Presence::Unchanged {
-                tracing::info!(
-                    name = machine.metadata.name,
-                    ?presence,
-                    "the driver's list says otherwise; asking about the VM"
-                );
+        let expected: Vec<_> = machines.iter().filter_map(expected).collect();
+        let presences: HashMap<_, _> = judge(&expected, list, &mut known.absences).into_iter().collect();
+        let mut confirmed = HashSet::new();
+        for machine in &machines {
+            match presences.get(&machine.uid()).copied() {
+                None => {}
+                Some(Presence::Unchanged) => {
+                    confirmed.insert(machine.uid());
+                }
+                Some(presence @ (Presence::Missing | Presence::Back)) => {
+                    tracing::info!(
+                        name = machine.key().name(),
+                        ?presence,
+                        "the driver's list says otherwise; asking about the VM"
+                    );
+                    report(Report::Contradicted(machine, presence));
+                }
             }
-            report(machine, presence);
         }
+        report(Report::Confirmed(&confirmed));
     }
 }
 
-/// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
-async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
+/// What stands for the ids of all VMs of a class; `None` when they can't be had, and nothing follows from
+/// that.
+async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
     let secret = group.secret.as_deref();
     let listed = listing::list(
         &surveyor.client,
@@ -143,10 +170,13 @@ async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> 
     );
     match listed.await {
         Ok(machines) => {
-            let ids = machines
-                .into_iter()
-                .map(|machine| machine.provider_id.to_string());
-            Some(ids.collect())
+            let number = |machine: &ListedMachine| {
+                surveyor
+                    .caches
+                    .infra_machines
+                    .number(&machine.provider_id.to_string())
+            };
+            Some(machines.iter().map(number).collect())
         }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
         Err(ListError::NotOffered) => None,
@@ -161,10 +191,10 @@ async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> 
     }
 }
 
-fn expected(machine: &InfraMachine) -> Option<Expected> {
+fn expected(machine: &CachedMachine) -> Option<Expected> {
     Some(Expected {
-        uid: machine.metadata.uid.clone()?,
-        provider_id: machine.spec.provider_id.clone()?,
-        vanished: machine.has_vanished(),
+        uid: machine.uid(),
+        provider_id: machine.mark()?,
+        vanished: machine.facts().has_vanished,
     })
 }

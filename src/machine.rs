@@ -31,7 +31,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Resource as _;
-use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
@@ -49,7 +48,7 @@ use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::metrics::Kind;
-use crate::reconciler;
+use crate::reconciler::{self, Action};
 
 /// One reconcile of one machine.
 pub async fn reconcile(

@@ -16,7 +16,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, Patch};
-use kube::runtime::controller::Action;
 use serde_json::json;
 
 use self::node::{TaintRemoval, remove_taint};
@@ -29,7 +28,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, Events, patch_params, publish_status};
 use crate::caches::Caches;
 use crate::leadership::Leadership;
-use crate::reconciler::{Again, Reconciler};
+use crate::reconciler::{Action, Again, Reconciler};
 use crate::retry::{LONG_WAIT, jitter};
 use crate::workload_cluster::{Visit, WorkloadClusters};
 

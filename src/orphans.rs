@@ -30,7 +30,7 @@ use self::owner::{Live, LiveMachine, OwnerLookup, Scope, owner_of};
 use self::plan::{Clock, DeletionPolicy, Finding, judge};
 use self::report::{ReportState, given_up, report};
 use self::rotation::{MOST_LISTS, Rotation};
-use self::scope::{Class, Objects, RetainedClass, Watched, watched};
+use self::scope::{Class, Machines, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
@@ -287,14 +287,14 @@ fn cached(caches: &Caches) -> Objects {
     Objects {
         clusters: caches.clusters.state(),
         infra_clusters: caches.infra_clusters.state(),
-        infra_machines: caches.infra_machines.state(),
+        infra_machines: Machines::Cached(caches.infra_machines.select(|_| true)),
         templates: caches.infra_machine_templates.state(),
     }
 }
 
 fn live_of(objects: &Objects) -> Live {
-    let machines = objects.infra_machines.iter();
-    let machines = machines.map(|guarded| LiveMachine::of(guarded)).collect();
+    let machines = objects.infra_machines.all();
+    let machines = machines.map(|guarded| LiveMachine::of(&guarded)).collect();
     Live::new(machines, &objects.infra_clusters, &objects.clusters, false)
 }
 

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Resource;
-use kube::runtime::controller::Action;
 
 use crate::api::DeserializeGuard;
 use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
@@ -27,6 +26,29 @@ pub const REFRESH: Duration = Duration::from_mins(10);
 
 /// Of what the API server answers to all objects alike, such as that there are too many requests.
 static REFUSED: OutageLog = OutageLog::new();
+
+/// When an object is reconciled again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action {
+    wait: Option<Duration>,
+}
+
+impl Action {
+    /// After this long, if nothing changes before.
+    pub const fn requeue(wait: Duration) -> Self {
+        Self { wait: Some(wait) }
+    }
+
+    /// Not before something changes.
+    pub const fn await_change() -> Self {
+        Self { wait: None }
+    }
+
+    /// After how long, if it does not wait for a change.
+    pub const fn wait(self) -> Option<Duration> {
+        self.wait
+    }
+}
 
 /// One reconcile.
 ///

@@ -19,8 +19,6 @@ mod record;
 use std::sync::Arc;
 
 use kube::Client;
-use kube::runtime::controller::Action;
-use kube::runtime::reflector::Store;
 
 use self::gather::gather;
 use self::plan::{Plan, plan};
@@ -30,10 +28,10 @@ use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachineRemediation;
 use crate::apiserver::{Error, Events};
-use crate::caches::Caches;
+use crate::caches::{Cache, Caches};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::driver_query::Wake;
-use crate::reconciler::{Again, Reconciler};
+use crate::reconciler::{Action, Again, Reconciler};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -42,7 +40,7 @@ pub struct Context {
     /// What is watched besides.
     pub caches: Caches,
     /// The remediations.
-    pub remediations: Store<DeserializeGuard<InfraMachineRemediation>>,
+    pub remediations: Cache<DeserializeGuard<InfraMachineRemediation>>,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
     /// Events.

@@ -12,7 +12,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
-use kube::runtime::controller::Action;
 
 use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
@@ -22,7 +21,7 @@ use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult, Wake};
-use crate::reconciler::{Again, REFRESH, Reconciler};
+use crate::reconciler::{Action, Again, REFRESH, Reconciler};
 use crate::retry::{LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec, tags};
 

@@ -30,7 +30,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Client;
-use kube::runtime::controller::Action;
 
 pub use self::plan::awaits_vm;
 
@@ -44,7 +43,7 @@ use crate::caches::Caches;
 use crate::configured_driver::ConfiguredDrivers;
 use crate::driver_query::Wake;
 use crate::leadership::Leadership;
-use crate::reconciler::{Again, Reconciler};
+use crate::reconciler::{Action, Again, Reconciler};
 use crate::workload_cluster::WorkloadClusters;
 
 /// Failures further apart than this are not of one outage.
@@ -111,7 +110,8 @@ pub fn has_hook(machine: &Machine) -> bool {
     annotations.is_some_and(|all| all.contains_key(labels::VOLUME_DRAIN_HOOK))
 }
 
-fn asks(infra: &DeserializeGuard<InfraMachine>) -> bool {
+/// Whether an InfraMachine asks for a drain, or says how one went.
+pub fn asks(infra: &DeserializeGuard<InfraMachine>) -> bool {
     infra
         .0
         .as_ref()

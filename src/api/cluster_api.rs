@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub const GROUP: &str = "cluster.x-k8s.io";
 
 /// What is read of `Machine.spec`.
-#[derive(CustomResource, Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
     group = "cluster.x-k8s.io",
     version = "v1beta2",
@@ -76,7 +76,7 @@ impl From<WrittenMachineStatus> for MachineStatus {
 }
 
 /// Where the bootstrap data of a Machine is.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Bootstrap {
     /// Name of the Secret in the Machine's namespace.

@@ -15,7 +15,7 @@ use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard, labels};
-use crate::caches::{cluster_owners, machine_owner};
+use crate::caches::{Caches, Entry, cluster_owners, machine_owner};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_trouble;
 use crate::volume_drain;
@@ -55,15 +55,11 @@ impl Controllers {
     fn ask_about(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
         let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
         move |machine, node_change| {
-            let reference = infra_machine_of(machine);
-            let Some(found) = context.caches.infra_machines.get(&reference) else {
-                return;
-            };
-            let is_in_doubt = match &found.0 {
-                Ok(infra) => node_change.concerns(infra),
-                Err(_) => node_change == NodeChange::Lost,
-            };
-            if is_in_doubt {
+            let (reference, cache) = (infra_machine_of(machine), &context.caches.infra_machines);
+            let is_in_doubt = cache.look_at(&reference, |entry| node_change.concerns(entry.facts()));
+            if is_in_doubt == Some(true)
+                && let Some(found) = cache.get(&reference)
+            {
                 context.states.hint(uid(&*found), LookUpHint::Signal);
                 trigger.send(reference);
             }
@@ -75,7 +71,16 @@ impl Controllers {
     pub(super) fn ask_about_nodes(&self) {
         self.context.states.forget_all_but(|_| false);
         let ask = self.ask_about();
-        for machine in self.caches.machines.state() {
+        let has_any_vanished = self
+            .caches
+            .infra_machines
+            .scan(|mut all| all.any(|entry| entry.facts().has_vanished));
+        // Of a fleet that is up, none: its Nodes all report, and none of its VMs was found to be gone.
+        let in_doubt = self.caches.machines.select(|entry| {
+            let is_healthy = entry.facts().node_is_healthy;
+            is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
+        });
+        for machine in in_doubt.iter().filter_map(Entry::object) {
             if let Some(node_change) = NodeChange::of(&machine) {
                 ask(&machine, node_change);
             }
@@ -87,10 +92,10 @@ impl Controllers {
         let (trigger, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
         move |change| {
             let reference = infra_machine_of(change.object());
-            let Some(found) = taints.caches.infra_machines.get(&reference) else {
-                return;
-            };
-            if let Ok(infra) = &found.0
+            let cache = &taints.caches.infra_machines;
+            if cache.look_at(&reference, |entry| entry.facts().has_taint) == Some(true)
+                && let Some(found) = cache.get(&reference)
+                && let Ok(infra) = &found.0
                 && infra.spec.not_ready_taint.is_some()
             {
                 if matches!(change, Change::Updated { .. }) {
@@ -103,19 +108,36 @@ impl Controllers {
 
     /// Has the Nodes looked at that were not freed of their taint before this replica led.
     pub(super) fn look_at_tainted_nodes(&self) {
-        let awaits_look = |machine: &InfraMachine| self.taints.awaits_look(machine);
-        for guarded in self.caches.infra_machines.state() {
-            if guarded.0.as_ref().is_ok_and(awaits_look) {
-                self.nodes.send(ObjectRef::from_obj(&*guarded));
+        let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
+        for entry in &tainted {
+            if self.awaits_look(entry) {
+                self.nodes.send_key(entry.key().clone());
             }
         }
+    }
+
+    /// Whether the Node of a machine may have a taint to remove.
+    fn awaits_look(&self, entry: &Entry<DeserializeGuard<InfraMachine>>) -> bool {
+        let object = entry.object();
+        object.is_some_and(|guarded| {
+            guarded
+                .0
+                .as_ref()
+                .is_ok_and(|machine| self.taints.awaits_look(machine))
+        })
     }
 
     /// Has a Machine looked at whose volumes are to be drained.
     fn look_at_drain(&self) -> impl Fn(&Machine) + Send + 'static {
         let (trigger, drains) = (self.drained_machines.clone(), Arc::clone(&self.drains));
+        let cache = self.caches.infra_machines.clone();
         move |machine| {
-            if drains.concerns(machine) {
+            // Of most, neither: to take out the InfraMachine of each would cost a start as much as all else.
+            let asks = || {
+                let infra = infra_machine_of(machine);
+                cache.look_at(&infra, |entry| entry.facts().asks_for_drain) == Some(true)
+            };
+            if (volume_drain::has_hook(machine) || asks()) && drains.concerns(machine) {
                 trigger.send(ObjectRef::from_obj(machine));
             }
         }
@@ -124,7 +146,7 @@ impl Controllers {
     /// The same of all that there are when this replica leads.
     pub(super) fn look_at_drains(&self) {
         let look = self.look_at_drain();
-        for machine in self.caches.machines.state() {
+        for machine in to_drain(&self.caches, |_, _| true) {
             look(&machine);
         }
     }
@@ -137,7 +159,7 @@ impl Controllers {
         let remediations = self.remediations.clone();
         let look_at_drain = self.look_at_drain();
         move |update| {
-            if update.listed || update.changes.iter().any(|change| change.there().is_none()) {
+            if update.complete || update.changes.iter().any(|change| change.there().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
                 cluster_ids.forget_all_but(|uid| there.contains(uid));
                 taints.workload_clusters.forget_all_but(|uid| there.contains(uid));
@@ -160,22 +182,23 @@ impl Controllers {
                     templates.send(ObjectRef::from_obj(&*guarded));
                 }
             }
-            for guarded in caches.infra_machines.state() {
-                if concerned.labels(guarded.meta()) {
-                    machines.send(ObjectRef::from_obj(&*guarded));
-                    if guarded
-                        .0
-                        .as_ref()
-                        .is_ok_and(|machine| taints.awaits_look(machine))
-                    {
-                        nodes.send(ObjectRef::from_obj(&*guarded));
-                    }
+            let labelled = caches.infra_machines.select(|entry| {
+                let cluster = entry.facts().cluster.as_deref();
+                cluster.is_some_and(|cluster| concerned.names(entry.key().namespace(), cluster))
+            });
+            for entry in labelled {
+                machines.send_key(entry.key().clone());
+                if entry.facts().has_taint
+                    && entry.object().is_some_and(|guarded| {
+                        let machine = guarded.0.as_ref();
+                        machine.is_ok_and(|machine| taints.awaits_look(machine))
+                    })
+                {
+                    nodes.send_key(entry.key().clone());
                 }
             }
-            for machine in caches.machines.state() {
-                if concerned.has(&machine) {
-                    look_at_drain(&machine);
-                }
+            for machine in to_drain(&caches, |namespace, cluster| concerned.names(namespace, cluster)) {
+                look_at_drain(&machine);
             }
             if let Some(remediations) = &remediations {
                 remediations.wake_those_of(&concerned);
@@ -198,6 +221,8 @@ impl Controllers {
                     remediations.wake_that_of_owner(change.object().meta());
                 }
                 if change.concerns(what_a_drain_counts)
+                    && (volume_drain::asks(change.object())
+                        || has_hook(&context.caches, change.object().meta()))
                     && let Some(owner) = context.caches.owner_machine(change.object().meta())
                 {
                     look_at_drain(&owner);
@@ -232,10 +257,10 @@ impl Controllers {
             for erased in erased(update) {
                 tokio::spawn(machine::remove_vm(Arc::clone(&context), erased.clone()));
             }
-            if update.listed {
-                let all = context.caches.infra_machines.state();
-                let there = uids(all.iter().map(|guarded| guarded.meta()));
-                states.forget_all_but(|uid| there.contains(uid));
+            if update.complete {
+                let cache = &context.caches.infra_machines;
+                let there: HashSet<u64> = cache.scan(|all| all.map(Entry::uid).collect());
+                states.forget_all_but(|uid| there.contains(&cache.number(uid)));
             }
             on_own(update);
         }
@@ -263,15 +288,13 @@ impl Controllers {
                 let infra = change.object().meta();
                 let (namespace, owners) = (infra.namespace.as_deref(), cluster_owners(infra));
                 let names: HashSet<_> = owners.map(|owner| owner.name.as_str()).collect();
-                let waits = |meta: &ObjectMeta| {
-                    let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
-                    meta.namespace.as_deref() == namespace
-                        && label.is_some_and(|name| names.contains(name.as_str()))
-                };
-                for guarded in caches.infra_machines.state() {
-                    if waits(guarded.meta()) {
-                        machines.send(ObjectRef::from_obj(&*guarded));
-                    }
+                let waiting = caches.infra_machines.select(|entry| {
+                    let cluster = entry.facts().cluster.as_deref();
+                    Some(entry.key().namespace()) == namespace
+                        && cluster.is_some_and(|cluster| names.contains(cluster))
+                });
+                for entry in waiting {
+                    machines.send_key(entry.key().clone());
                 }
             }
         }
@@ -414,6 +437,29 @@ fn infra_machine_of(machine: &Machine) -> ObjectRef<DeserializeGuard<InfraMachin
     ObjectRef::new(name).within(machine.metadata.namespace.as_deref().unwrap_or_default())
 }
 
+/// Whether the Machine that owns an object has the hook.
+fn has_hook(caches: &Caches, meta: &ObjectMeta) -> bool {
+    let reference = machine_owner(meta)
+        .map(|owner| ObjectRef::new(&owner.name).within(meta.namespace.as_deref().unwrap_or_default()));
+    let machines = &caches.machines;
+    let hook = reference.and_then(|machine| machines.look_at(&machine, |entry| entry.facts().has_drain_hook));
+    hook == Some(true)
+}
+
+/// Those of the wanted Machines, by namespace and Cluster, whose volumes may have to be drained: that have
+/// the hook, or one that asks for it in their namespace.
+fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<Machine>> {
+    let asking: HashSet<String> = caches.infra_machines.scan(|all| {
+        let asking = all.filter(|entry| entry.facts().asks_for_drain);
+        asking.map(|entry| entry.key().namespace().to_owned()).collect()
+    });
+    let machines = caches.machines.select(|entry| {
+        let (namespace, facts) = (entry.key().namespace(), entry.facts());
+        (facts.has_drain_hook || asking.contains(namespace)) && is_wanted(namespace, &facts.cluster)
+    });
+    machines.iter().filter_map(Entry::object).collect()
+}
+
 /// Clusters that changed or are no more: what belongs to them has to be looked at, once for all of them.
 struct Concerned<'a> {
     clusters: Vec<&'a Cluster>,
@@ -447,12 +493,8 @@ impl<'a> Concerned<'a> {
         cluster_owners(meta).any(|owner| self.uids.contains(owner.uid.as_str()))
     }
 
-    fn has(&self, machine: &Machine) -> bool {
-        let namespace = machine.metadata.namespace.as_deref();
-        namespace.is_some_and(|namespace| {
-            self.names
-                .contains(&(namespace, machine.spec.cluster_name.as_str()))
-        })
+    fn names(&self, namespace: &str, cluster: &str) -> bool {
+        self.names.contains(&(namespace, cluster))
     }
 
     fn labels(&self, meta: &ObjectMeta) -> bool {

@@ -13,11 +13,11 @@ use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Controllers, reference};
+use super::Controllers;
+use crate::api::DeserializeGuard;
 use crate::api::conditions;
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
-use crate::caches::uses_driver;
+use crate::caches::Entry;
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
@@ -130,8 +130,9 @@ impl Controllers {
     /// Also those that it has not made a VM for: what it says of itself may have kept
     /// them from being shown to it.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
-        self.machines_of(driver, |_| true)
-            .for_each(|machine| self.machines.send(machine));
+        for machine in self.all_machines_of(driver) {
+            self.machines.send_key(machine.key().clone());
+        }
     }
 
     /// The machines of a driver, made by it or not yet.
@@ -140,35 +141,43 @@ impl Controllers {
         driver: &str,
         which: impl Fn(&InfraMachine) -> bool,
     ) -> impl Iterator<Item = Reference> {
-        self.caches
-            .infra_machines
-            .state()
-            .into_iter()
-            .filter_map(move |guarded| {
-                let machine = guarded.0.as_ref().ok()?;
-                let uses = uses_driver(machine, driver)
-                    || self.is_served_by(driver, machine.spec.driver.as_deref(), &machine.metadata);
-                (uses && which(machine)).then(|| reference(machine))
-            })
+        self.all_machines_of(driver).into_iter().filter_map(move |entry| {
+            let guarded = entry.object()?;
+            let machine = guarded.0.as_ref().ok()?;
+            which(machine).then(|| entry.key().reference())
+        })
+    }
+
+    fn all_machines_of(&self, driver: &str) -> Vec<Entry<DeserializeGuard<InfraMachine>>> {
+        self.caches.infra_machines.select(|entry| {
+            let facts = entry.facts();
+            facts.phase.is_some()
+                && (facts.used_driver.as_deref() == Some(driver)
+                    || self.is_served_by(driver, facts.named_driver.as_deref(), entry.key().namespace()))
+        })
     }
 
     /// The InfraClusters that name a driver, and those of the machines that it made.
     fn reconcile_clusters_of(&self, driver: &str) {
-        let machines = self.caches.infra_machines.state();
-        let labelled: HashSet<_> = machines
-            .iter()
-            .filter_map(|guarded| guarded.0.as_ref().ok())
-            .filter(|machine| uses_driver(machine, driver))
-            .filter_map(|machine| named_cluster(&machine.metadata))
-            .collect();
+        let labelled: HashSet<(String, Box<str>)> = self.caches.infra_machines.scan(|all| {
+            let used = all.filter(|entry| entry.facts().used_driver.as_deref() == Some(driver));
+            let labelled = used.filter_map(|entry| {
+                let cluster = entry.facts().cluster.clone()?;
+                Some((entry.key().namespace().to_owned(), cluster))
+            });
+            labelled.collect()
+        });
         for guarded in self.caches.infra_clusters.state() {
             if let Ok(infra) = &guarded.0
-                && (self.is_served_by(driver, infra.spec.driver.as_deref(), &infra.metadata)
-                    || self.caches.owning_clusters(&infra.metadata).any(|owner| {
-                        let meta = &owner.metadata;
-                        let name = meta.namespace.as_deref().zip(meta.name.as_deref());
-                        name.is_some_and(|name| labelled.contains(&name))
-                    }))
+                && (self.is_served_by(
+                    driver,
+                    infra.spec.driver.as_deref(),
+                    namespace_of(&infra.metadata),
+                ) || self.caches.owning_clusters(&infra.metadata).any(|owner| {
+                    let meta = &owner.metadata;
+                    let name = meta.namespace.clone().zip(meta.name.as_deref().map(Box::from));
+                    name.is_some_and(|name| labelled.contains(&name))
+                }))
             {
                 self.clusters.send(ObjectRef::from_obj(&*guarded));
             }
@@ -179,7 +188,7 @@ impl Controllers {
         for guarded in self.caches.infra_machine_templates.state() {
             if let Ok(template) = &guarded.0
                 && let named = template.spec.template.spec.driver.as_deref()
-                && self.is_served_by(driver, named, &template.metadata)
+                && self.is_served_by(driver, named, namespace_of(&template.metadata))
             {
                 self.templates.send(ObjectRef::from_obj(&*guarded));
             }
@@ -187,8 +196,7 @@ impl Controllers {
     }
 
     /// Whether an object that names this driver, or none, gets that one.
-    fn is_served_by(&self, driver: &str, named: Option<&str>, meta: &ObjectMeta) -> bool {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
+    fn is_served_by(&self, driver: &str, named: Option<&str>, namespace: &str) -> bool {
         let resolved = self.drivers.resolve(named, namespace);
         resolved.is_ok_and(|resolved| resolved.name() == driver)
     }
@@ -209,10 +217,8 @@ fn has_to_publish(machine: &InfraMachine, now: &StableReachability) -> bool {
         }
 }
 
-/// Namespace and name of the Cluster that an object's label names.
-fn named_cluster(meta: &ObjectMeta) -> Option<(&str, &str)> {
-    let name = meta.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
-    Some((meta.namespace.as_deref()?, name))
+fn namespace_of(meta: &ObjectMeta) -> &str {
+    meta.namespace.as_deref().unwrap_or_default()
 }
 
 /// The machines that are retried after an outage: one, two, four …, a second apart.

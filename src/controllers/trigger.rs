@@ -1,37 +1,68 @@
 //! Notifies the controller of a kind which objects have to be reconciled.
 
+use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use futures::Stream;
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
-use tokio::sync::mpsc;
+use kube::runtime::scheduler::ScheduleRequest;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::Instant;
+
+use crate::caches::Key;
 
 /// Objects that have to be reconciled. What is sent before there is a controller is dropped:
 /// it starts with everything.
-#[derive(Clone)]
-pub(super) struct Trigger<K: Resource + 'static>(Arc<OnceLock<mpsc::UnboundedSender<ObjectRef<K>>>>);
+pub(super) struct Trigger<K> {
+    requester: Arc<OnceLock<UnboundedSender<ScheduleRequest<Key>>>>,
+    of: PhantomData<fn(K)>,
+}
 
-impl<K: Resource + 'static> Default for Trigger<K> {
+impl<K> Default for Trigger<K> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self {
+            requester: Arc::default(),
+            of: PhantomData,
+        }
     }
 }
 
-impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
+impl<K> Clone for Trigger<K> {
+    fn clone(&self) -> Self {
+        Self {
+            requester: Arc::clone(&self.requester),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<K: Resource<DynamicType = ()>> Trigger<K> {
     /// Has an object reconciled.
+    #[allow(clippy::needless_pass_by_value)] // a reference is made to be sent
     pub(super) fn send(&self, object: ObjectRef<K>) {
-        if let Some(sender) = self.0.get() {
+        self.send_key(Key::of(&object));
+    }
+
+    /// Has the object of a key reconciled.
+    pub(super) fn send_key(&self, key: Key) {
+        if let Some(requester) = self.requester.get() {
+            let run_at = Instant::now();
             // A controller that has stopped needs nothing.
-            let _ = sender.send(object);
+            let _ = requester.send(ScheduleRequest { message: key, run_at });
         }
     }
 
-    /// What is sent from now on.
-    pub(super) fn receive(&self) -> impl Stream<Item = ObjectRef<K>> + use<K> {
-        let (sender, mut receiver) = mpsc::unbounded_channel();
+    /// From now on what is sent arrives here.
+    pub(super) fn connect(&self, requester: &UnboundedSender<ScheduleRequest<Key>>) {
         // Set once: the controllers are started once.
-        let _ = self.0.set(sender);
-        futures::stream::poll_fn(move |context| receiver.poll_recv(context))
+        let _ = self.requester.set(requester.clone());
+    }
+
+    /// What is sent from now on.
+    #[cfg(test)]
+    pub(super) fn receive(&self) -> tokio::sync::mpsc::UnboundedReceiver<ScheduleRequest<Key>> {
+        let (requester, requests) = tokio::sync::mpsc::unbounded_channel();
+        self.connect(&requester);
+        requests
     }
 }

@@ -1,14 +1,12 @@
 //! Watches: they keep a cache current, and notify of what changed once the cache has it.
 
-use std::collections::HashMap;
-use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use futures::StreamExt as _;
 use kube::Resource;
 use kube::api::Api;
-use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_stream};
 use serde::de::DeserializeOwned;
@@ -18,6 +16,7 @@ use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, bounded, labels};
 use crate::apiserver::{OutageLog, outage_log};
+use crate::caches::{Cache, Cached, Difference, Writer};
 
 /// What became of an object.
 #[derive(Clone, Debug)]
@@ -73,10 +72,14 @@ impl<K> Change<K> {
 pub(super) struct CacheUpdate<K> {
     /// What became of which objects.
     pub changes: Vec<Change<K>>,
-    /// Whether the cache now holds all there is, rather than one change more: a watch
-    /// that broke off listed anew.
+    /// Whether it comes of a list, rather than of a watch: one that broke off listed anew.
     pub listed: bool,
+    /// Whether nothing more comes of that list: the cache holds all there is, and all of it was notified.
+    pub complete: bool,
 }
+
+/// Changes that are notified at once, of all that a list shows: they are unpacked for that.
+const AT_ONCE: usize = 256;
 
 /// Keeps a cache current.
 ///
@@ -84,44 +87,81 @@ pub(super) struct CacheUpdate<K> {
 /// * What it notifies of, the cache has: a reconcile that is woken by it finds it there. A list counts when
 ///   it is complete, since the cache holds what was before until then.
 /// * A list is compared with what the cache held: what changed or went away while no watch ran leads to the
-///   same notifications as if one had run, also after lists that broke off half way.
-pub(super) struct CacheWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
-    writer: reflector::store::Writer<K>,
-    cache: reflector::Store<K>,
+///   same notifications as if one had run, also after lists that broke off half way. An object that the list
+///   has as it was leads to none.
+pub(super) struct CacheWriter<K: Cached> {
+    writer: Writer<K>,
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + 'static> CacheWriter<K> {
-    pub(super) fn new(writer: reflector::store::Writer<K>) -> Self {
-        let cache = writer.as_reader();
-        Self { writer, cache }
+impl<K: Cached> CacheWriter<K> {
+    pub(super) fn new(writer: Writer<K>) -> Self {
+        Self { writer }
     }
 
     /// Takes an event into the cache; says what is new there, if anything is.
-    pub(super) fn take(&mut self, event: &Event<K>) -> Option<CacheUpdate<K>> {
-        match event {
-            Event::Init | Event::InitApply(_) => {
-                self.writer.apply_watcher_event(event);
-                None
+    pub(super) fn take(&mut self, event: Event<K>) -> impl Iterator<Item = CacheUpdate<K>> + use<K> {
+        let (changes, differences) = match event {
+            Event::Init => {
+                self.writer.begin_list();
+                (None, None)
             }
-            Event::InitDone => {
-                let before = self.cache.state();
-                self.writer.apply_watcher_event(event);
-                Some(CacheUpdate {
-                    changes: differences(&before, &self.cache.state()),
-                    listed: true,
-                })
+            Event::InitApply(object) => {
+                self.writer.listed(object);
+                (None, None)
             }
-            Event::Apply(object) | Event::Delete(object) => {
-                let reference = ObjectRef::from_obj(object);
-                let before = self.cache.get(&reference);
-                self.writer.apply_watcher_event(event);
-                Some(CacheUpdate {
-                    changes: changes(before, self.cache.get(&reference)),
-                    listed: false,
-                })
+            Event::InitDone => (None, Some(self.writer.end_list())),
+            Event::Apply(object) => {
+                let now = Arc::new(object);
+                let before = self.writer.apply(Arc::clone(&now));
+                (Some(changes(before, Some(now))), None)
             }
-        }
+            Event::Delete(object) => (Some(changes(self.writer.delete(&object), None)), None),
+        };
+        let watched = changes.map(|changes| CacheUpdate {
+            changes,
+            listed: false,
+            complete: false,
+        });
+        let cache = self.writer.as_reader();
+        let listed = differences
+            .into_iter()
+            .flat_map(move |all| updates(cache.clone(), all));
+        watched.into_iter().chain(listed)
     }
+}
+
+/// What a list has shown, a part at a time: the cache, which has it, is not written meanwhile.
+fn updates<K: Cached>(
+    cache: Cache<K>,
+    differences: Vec<Difference<K>>,
+) -> impl Iterator<Item = CacheUpdate<K>> {
+    let mut left = differences.into_iter();
+    let mut is_done = false;
+    std::iter::from_fn(move || {
+        if is_done {
+            return None;
+        }
+        let found = left
+            .by_ref()
+            .take(AT_ONCE)
+            .flat_map(|difference| match difference {
+                Difference::Gone(before) => changes(before.object(), None),
+                Difference::There { before, key } => {
+                    let now = cache.entry(&key);
+                    changes(
+                        before.and_then(|before| before.object()),
+                        now.and_then(|now| now.object()),
+                    )
+                }
+            });
+        let changes = found.collect();
+        is_done = left.len() == 0;
+        Some(CacheUpdate {
+            changes,
+            listed: true,
+            complete: is_done,
+        })
+    })
 }
 
 /// What became of the object of a name. One that came later under the same name is another.
@@ -134,26 +174,6 @@ fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Chan
             .chain(now.map(Change::Added))
             .collect(),
     }
-}
-
-/// What became of all objects of a kind, those that are gone first.
-fn differences<K: Resource>(before: &[Arc<K>], now: &[Arc<K>]) -> Vec<Change<K>> {
-    let mut known: HashMap<_, _> = before.iter().map(|object| (uid(&**object), object)).collect();
-    let mut found = Vec::new();
-    for object in now {
-        match known.remove(uid(&**object)) {
-            None => found.push(Change::Added(Arc::clone(object))),
-            Some(before) if before.meta().resource_version == object.meta().resource_version => {}
-            Some(before) => found.push(Change::Updated {
-                before: Arc::clone(before),
-                now: Arc::clone(object),
-            }),
-        }
-    }
-    let gone = known
-        .into_values()
-        .map(|object| Change::Deleted(Arc::clone(object)));
-    gone.chain(found).collect()
 }
 
 pub(super) fn uid<K: Resource>(object: &K) -> &str {
@@ -239,11 +259,11 @@ pub(super) fn slim_machine(machine: &mut Machine) {
 pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
-    writer: reflector::store::Writer<K>,
+    writer: Writer<K>,
     slim: fn(&mut K),
     notify: impl Fn(&CacheUpdate<K>) + Send,
 ) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K: Cached + DeserializeOwned,
 {
     let kind = K::kind(&());
     let mut cache_writer = CacheWriter::new(writer);
@@ -259,8 +279,12 @@ pub(super) async fn watch<K>(
                     }
                     outage_log::log_answered();
                 }
-                if let Some(update) = cache_writer.take(&event) {
+                for update in cache_writer.take(event) {
                     notify(&update);
+                    if update.listed {
+                        // A list of a whole fleet holds up nothing else.
+                        tokio::task::yield_now().await;
+                    }
                 }
             }
             Err(error) if is_not_served(&error) => {
@@ -311,13 +335,13 @@ mod tests {
     use std::convert::Infallible;
     use std::sync::Mutex;
 
-    use futures::FutureExt as _;
     use kube::ResourceExt as _;
     use kube::client::Body;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::api::cluster_api::MachineSpec;
+    use crate::caches::cache;
 
     #[test]
     fn a_list_that_begins_ends_no_outage() {
@@ -344,8 +368,8 @@ mod tests {
         machine
     }
 
-    fn cache_writer() -> (CacheWriter<Machine>, reflector::Store<Machine>) {
-        let (cache, writer) = reflector::store();
+    fn cache_writer() -> (CacheWriter<Machine>, Cache<Machine>) {
+        let (cache, writer) = cache();
         (CacheWriter::new(writer), cache)
     }
 
@@ -373,7 +397,10 @@ mod tests {
     }
 
     fn notified(cache_writer: &mut CacheWriter<Machine>, event: &Event<Machine>) -> Option<Vec<String>> {
-        shown(cache_writer.take(event))
+        let mut updates = cache_writer.take(event.clone());
+        let update = updates.next();
+        assert!(updates.next().is_none(), "a short list is one update");
+        shown(update)
     }
 
     /// An object that was woken before would have been reconciled as it was, and never again.
@@ -460,8 +487,8 @@ mod tests {
             &Event::InitApply(machine("replaced", "u-4", 5)),
         );
         notified(&mut cache_writer, &Event::InitApply(machine("stays", "u-3", 1)));
-        let update = cache_writer.take(&Event::InitDone).unwrap();
-        assert!(update.listed);
+        let update = cache_writer.take(Event::InitDone).next().unwrap();
+        assert!(update.listed && update.complete);
         assert!(
             update.changes[..2].iter().all(|change| change.there().is_none()),
             "what is gone is notified first"
@@ -484,7 +511,7 @@ mod tests {
     #[tokio::test]
     async fn an_object_is_reconciled_for_all_that_changed_but_its_status() {
         let trigger = Trigger::default();
-        let mut sent = Box::pin(trigger.receive());
+        let mut sent = trigger.receive();
         let notify = on_own(trigger);
         let before = Arc::new(machine("a", "u-a", 1));
         let mut newer = |change: &dyn Fn(&mut Machine)| {
@@ -497,8 +524,9 @@ mod tests {
             notify(&CacheUpdate {
                 changes: vec![change],
                 listed: false,
+                complete: false,
             });
-            sent.next().now_or_never().is_some()
+            sent.try_recv().is_ok()
         };
         assert!(!newer(&|_| {}));
         assert!(!newer(
@@ -570,13 +598,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_expired_reports_what_its_next_whole_list_shows_and_the_cache_has_it() {
-        let (cache, writer) = reflector::store();
+        let (cache, writer) = cache();
         let (send, mut notified) = tokio::sync::mpsc::unbounded_channel();
         let seen = cache.clone();
         let notify = move |update: &CacheUpdate<Machine>| {
             let is_there = |change: &Change<Machine>| {
                 let held = seen.get(&ObjectRef::from_obj(&**change.object()));
-                held.is_some_and(|held| Arc::ptr_eq(&held, change.object())) == change.there().is_some()
+                let version = |machine: &Machine| (machine.uid(), machine.resource_version());
+                held.is_some_and(|held| version(&held) == version(change.object()))
+                    == change.there().is_some()
             };
             assert!(
                 update.changes.iter().all(is_there),
@@ -585,6 +615,7 @@ mod tests {
             send.send(shown(Some(CacheUpdate {
                 changes: update.changes.clone(),
                 listed: update.listed,
+                complete: update.complete,
             })))
             .unwrap();
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::Caches;
+use crate::caches::{Caches, Entry};
 use crate::identity;
 use cmi_driver::{JsonPointer, tags};
 
@@ -20,33 +20,75 @@ pub struct Group {
     pub class: String,
 }
 
-/// After so many machines others get their turn: there may be ten thousand, and to read what each
+/// After so many machines others get their turn: there may be a hundred thousand, and to read what each
 /// was made from takes time.
 const AT_ONCE: usize = 256;
 
-/// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a copy
-/// of a whole fleet would double what it takes.
-pub async fn groups(
-    caches: &Caches,
-    driver: &str,
-    tag_path: &JsonPointer,
-) -> HashMap<Group, Vec<Arc<DeserializeGuard<InfraMachine>>>> {
-    let mut groups: HashMap<Group, Vec<_>> = HashMap::new();
-    for (index, guarded) in caches.infra_machines.state().into_iter().enumerate() {
-        if index % AT_ONCE == AT_ONCE - 1 {
-            tokio::task::yield_now().await;
+/// A machine of the cache.
+pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
+
+/// The lists that answer for the machines of a driver, as far as they are known from the last survey: of a
+/// fleet at rest none is read again.
+#[derive(Debug, Default)]
+pub struct Groups {
+    /// By UID, with the version that it was read of; none where no list answers for it.
+    known: HashMap<u64, (u64, Option<Arc<Group>>)>,
+    tag_path: Option<JsonPointer>,
+}
+
+impl Groups {
+    /// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a
+    /// copy of a whole fleet would take many times what the cache does.
+    pub async fn survey(
+        &mut self,
+        caches: &Caches,
+        driver: &str,
+        tag_path: &JsonPointer,
+    ) -> HashMap<Arc<Group>, Vec<CachedMachine>> {
+        if self.tag_path.as_ref() != Some(tag_path) {
+            *self = Self {
+                tag_path: Some(tag_path.clone()),
+                ..Self::default()
+            };
         }
-        let Ok(machine) = &guarded.0 else { continue };
-        // What a list says during a pause is too old when that ends.
-        let cluster = caches.labelled_cluster(&machine.metadata);
-        if cluster.is_some_and(|cluster| cluster.is_paused()) {
-            continue;
+        let machines = caches.infra_machines.select(|entry| {
+            let facts = entry.facts();
+            facts.is_provisioned && facts.used_driver.as_deref() == Some(driver)
+        });
+        let mut groups: HashMap<Arc<Group>, Vec<_>> = HashMap::new();
+        let mut known = HashMap::with_capacity(machines.len());
+        for (index, machine) in machines.into_iter().enumerate() {
+            if index % AT_ONCE == AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+            let found = match self.known.remove(&machine.uid()) {
+                Some((version, group)) if version == machine.version() => group,
+                _ => read(&machine, driver, tag_path).map(|group| match groups.get_key_value(&group) {
+                    Some((known, _)) => Arc::clone(known),
+                    None => Arc::new(group),
+                }),
+            };
+            known.insert(machine.uid(), (machine.version(), found.clone()));
+            let Some(group) = found else { continue };
+            if !is_paused(caches, &machine) {
+                groups.entry(group).or_default().push(machine);
+            }
         }
-        if let Some(group) = group(machine, driver, tag_path) {
-            groups.entry(group).or_default().push(guarded);
-        }
+        self.known = known;
+        groups
     }
-    groups
+}
+
+/// Whether a machine's Cluster is paused: what a list says during a pause is too old when that ends.
+pub fn is_paused(caches: &Caches, machine: &CachedMachine) -> bool {
+    let labelled = machine.facts().cluster.as_deref();
+    let cluster = labelled.and_then(|name| caches.cluster(machine.key().namespace(), name));
+    cluster.is_some_and(|cluster| cluster.is_paused())
+}
+
+fn read(machine: &CachedMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
+    let object = machine.object()?;
+    group(object.0.as_ref().ok()?, driver, tag_path)
 }
 
 fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
@@ -68,13 +110,14 @@ fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option
 
 #[cfg(test)]
 mod tests {
-    use kube::ResourceExt as _;
-    use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
     use serde_json::{Value, json};
 
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::api::labels::Instance;
+    use crate::caches::cache;
 
     /// A provisioned machine of the Cluster `c`.
     fn machine(name: &str, change: impl FnOnce(&mut Value)) -> InfraMachine {
@@ -102,8 +145,8 @@ mod tests {
         cluster: &Value,
         machines: impl IntoIterator<Item = InfraMachine>,
     ) -> Vec<Vec<String>> {
-        let (clusters, mut writer) = reflector::store();
-        let (infra_machines, mut machine_writer) = reflector::store();
+        let (clusters, mut writer) = cache();
+        let (infra_machines, mut machine_writer) = cache();
         writer.apply_watcher_event(&Event::Apply(serde_json::from_value(cluster.clone()).unwrap()));
         for machine in machines {
             machine_writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(machine))));
@@ -113,14 +156,26 @@ mod tests {
             infra_machines,
             ..Caches::empty()
         };
-        let groups = groups(&caches, "pool", &"/tags".parse().unwrap()).await;
-        let known = caches.infra_machines.state();
-        let is_the_caches = |grouped: &Arc<_>| known.iter().any(|known| Arc::ptr_eq(known, grouped));
-        assert!(groups.values().flatten().all(is_the_caches), "a fleet was copied");
-        let mut names: Vec<Vec<_>> = groups
-            .into_values()
-            .map(|group| group.iter().map(|machine| machine.name_any()).collect())
-            .collect();
+        let (mut groups, tag_path) = (Groups::default(), "/tags".parse().unwrap());
+        let first = groups.survey(&caches, "pool", &tag_path).await;
+        let second = groups.survey(&caches, "pool", &tag_path).await;
+        let names = |found: HashMap<Arc<Group>, Vec<CachedMachine>>| -> BTreeSet<Vec<String>> {
+            let of_group = |group: Vec<CachedMachine>| {
+                let mut names: Vec<_> = group
+                    .iter()
+                    .map(|machine| machine.key().name().to_owned())
+                    .collect();
+                names.sort();
+                names
+            };
+            found.into_values().map(of_group).collect()
+        };
+        let (first, second) = (names(first), names(second));
+        assert_eq!(
+            first, second,
+            "what is known of the last survey is another answer"
+        );
+        let mut names: Vec<_> = first.into_iter().collect();
         for group in &mut names {
             group.sort();
         }

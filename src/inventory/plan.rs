@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// UID of the InfraMachine.
-    pub uid: String,
-    /// Its VM.
-    pub provider_id: String,
+    /// What stands for the UID of the InfraMachine: see [`crate::caches::Entry::uid`].
+    pub uid: u64,
+    /// What stands for its VM: of a hundred thousand, the ids are ten MiB.
+    pub provider_id: u64,
     /// Whether its VM was found to be gone before.
     pub vanished: bool,
 }
@@ -26,7 +26,7 @@ pub enum Presence {
 }
 
 /// The machines whose VMs are missing, by UID.
-pub type Absences = HashMap<String, Absence>;
+pub type Absences = HashMap<u64, Absence>;
 
 /// Since when lists lack a VM.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +39,8 @@ pub struct Absence {
 /// A list of VMs.
 #[derive(Clone, Copy, Debug)]
 pub struct List<'a> {
-    /// The ids of all.
-    pub ids: &'a HashSet<String>,
+    /// What stands for the ids of all.
+    pub ids: &'a HashSet<u64>,
     /// When it was asked for, after the machines were provisioned that are expected in it.
     pub asked: Instant,
     /// For how long the driver may still show what was before.
@@ -53,26 +53,26 @@ const ENOUGH: u32 = 2;
 /// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and
 /// that it may lack only because the driver is behind. Where the driver can't be asked about one VM,
 /// this is the last word on it.
-pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(String, Presence)> {
+pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
     let mut presences = Vec::new();
     for machine in expected {
         let presence = match (list.ids.contains(&machine.provider_id), machine.vanished) {
             (true, true) => Some(Presence::Back),
             (true, false) | (false, true) => Some(Presence::Unchanged),
-            (false, false) => is_missing(&machine.uid, list, absences).then_some(Presence::Missing),
+            (false, false) => is_missing(machine.uid, list, absences).then_some(Presence::Missing),
         };
         if matches!(presence, Some(Presence::Back | Presence::Unchanged)) {
             absences.remove(&machine.uid);
         }
-        presences.extend(presence.map(|presence| (machine.uid.clone(), presence)));
+        presences.extend(presence.map(|presence| (machine.uid, presence)));
     }
     presences
 }
 
 /// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. It was there
 /// when the first one was asked for, so that one only begins the count.
-fn is_missing(uid: &str, list: List<'_>, absences: &mut Absences) -> bool {
-    let absence = absences.entry(uid.to_owned()).or_insert(Absence {
+fn is_missing(uid: u64, list: List<'_>, absences: &mut Absences) -> bool {
+    let absence = absences.entry(uid).or_insert(Absence {
         since: list.asked,
         lists: 0,
     });
@@ -85,6 +85,10 @@ mod tests {
     use super::*;
 
     const WINDOW: Duration = Duration::from_secs(12);
+
+    fn id(text: &str) -> u64 {
+        text.bytes().map(u64::from).sum()
+    }
 
     /// A machine that is looked for in one list after the other.
     struct Case {
@@ -105,11 +109,11 @@ mod tests {
         /// What a list so many seconds after the start says.
         fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Presence> {
             let expected = [Expected {
-                uid: "u".to_owned(),
-                provider_id: "p".to_owned(),
+                uid: 1,
+                provider_id: id("p"),
                 vanished,
             }];
-            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            let ids = ids.iter().map(|text| id(text)).collect();
             let list = List {
                 ids: &ids,
                 asked: self.start + Duration::from_secs(seconds),

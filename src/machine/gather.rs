@@ -247,21 +247,21 @@ fn rival(ctx: &Context, machine: &InfraMachine) -> Rival {
     let is_rival = |other: &InfraMachine| {
         other.spec.provider_id.as_ref() == Some(wanted) && other.metadata.uid != machine.metadata.uid
     };
-    let others = ctx.caches.infra_machines.state();
-    match others.iter().find(|other| other.0.as_ref().is_ok_and(is_rival)) {
-        Some(rival) => {
-            let meta = rival.meta();
-            let key = format!(
-                "{}/{}",
-                meta.namespace.as_deref().unwrap_or_default(),
-                meta.name.as_deref().unwrap_or_default()
-            );
-            if rival.0.as_ref().is_ok_and(identity::is_id_unconfirmed) {
-                Rival::Unconfirmed(key)
-            } else {
-                Rival::Named(key)
-            }
-        }
+    let cache = &ctx.caches.infra_machines;
+    let number = cache.number(wanted);
+    let others = cache.select(|other| other.mark() == Some(number));
+    let rival = others.iter().find_map(|other| {
+        let guarded = other.object()?;
+        let rival = guarded.0.as_ref().ok().filter(|other| is_rival(other))?;
+        let key = format!("{}/{}", other.key().namespace(), other.key().name());
+        Some(if identity::is_id_unconfirmed(rival) {
+            Rival::Unconfirmed(key)
+        } else {
+            Rival::Named(key)
+        })
+    });
+    match rival {
+        Some(rival) => rival,
         None if is_cached => Rival::None,
         None => Rival::Unknown,
     }

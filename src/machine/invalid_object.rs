@@ -13,7 +13,6 @@ use kube::Resource as _;
 use kube::api::GetParams;
 use kube::core::Request;
 use kube::core::error_boundary::InvalidObject;
-use kube::runtime::controller::Action;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -28,6 +27,7 @@ use crate::admission::{self, Enforcement};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
 use crate::api::{self, DeserializeGuard, labels, paused_by};
 use crate::apiserver::{Error, Note};
+use crate::reconciler::Action;
 
 /// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
 /// once what is wrong with it, and events and the log what becomes of its deletion.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use kube::runtime::controller::Action;
 
 use super::Context;
 use super::adoption::Adoption;
@@ -23,6 +22,7 @@ use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
 use crate::identity;
+use crate::reconciler::Action;
 use crate::retry;
 use crate::retry::jitter;
 use cmi_driver::{Operation, PowerState};

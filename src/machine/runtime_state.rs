@@ -120,6 +120,14 @@ impl RuntimeState {
         }
     }
 
+    fn drop_list_hint(&mut self) {
+        self.absent_since = None;
+        match self.hint {
+            Some(LookUpHint::Missing | LookUpHint::Back) => self.hint = None,
+            Some(LookUpHint::Signal) | None => {}
+        }
+    }
+
     /// Ends a wait for this: it is tried again now, and its failures are history. Whether there was one.
     fn end_wait(&mut self, cause: Cause) -> bool {
         let now = Instant::now();
@@ -384,13 +392,14 @@ impl RuntimeStates {
     /// breaks off an absence, which would not be confirmed any further; the next one must not be
     /// taken for the rest of this one.
     pub fn drop_list_hint(&self, uid: &str) {
-        self.with_known(uid, |known| {
-            known.absent_since = None;
-            match known.hint {
-                Some(LookUpHint::Missing | LookUpHint::Back) => known.hint = None,
-                Some(LookUpHint::Signal) | None => {}
-            }
-        });
+        self.with_known(uid, RuntimeState::drop_list_hint);
+    }
+
+    /// The same of all machines, by UID, that a list has confirmed: of a fleet at rest next to none is known.
+    pub fn drop_list_hints(&self, is_confirmed: impl Fn(&str) -> bool) {
+        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let confirmed = machines.iter_mut().filter(|(uid, _)| is_confirmed(uid));
+        confirmed.for_each(|(_, known)| known.drop_list_hint());
     }
 
     /// Drops a sign that the driver can't be asked about, unless it is newer than the one

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
 use super::execute::execute;
@@ -20,6 +19,7 @@ use crate::admission::{self, AdmissionPolicies};
 use crate::api::labels;
 use crate::apiserver::Error;
 use crate::identity;
+use crate::reconciler::Action;
 use cmi_driver::Operation;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;

@@ -11,7 +11,7 @@ use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::owner::{Live, LiveMachine};
-use super::scope::Objects;
+use super::scope::{Machines, Objects};
 use crate::api::DeserializeGuard;
 use crate::api::bounded::Bounded;
 use crate::api::cluster_api::Cluster;
@@ -55,7 +55,7 @@ pub async fn objects(
 ) -> Result<Objects, Error> {
     let ours = selector.unwrap_or_default();
     Ok(Objects {
-        infra_machines: of_namespace(client, namespace, ours, "listing InfraMachines").await?,
+        infra_machines: Machines::Read(of_namespace(client, namespace, ours, "listing InfraMachines").await?),
         templates: of_namespace::<DeserializeGuard<InfraMachineTemplate>>(
             client,
             namespace,

@@ -11,7 +11,7 @@ use super::owner::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::cluster_owners;
+use crate::caches::{Entry, cluster_owners};
 use crate::identity::{self, MachineId, Role};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
@@ -71,9 +71,35 @@ pub struct Objects {
     /// Our clusters.
     pub infra_clusters: Vec<Arc<DeserializeGuard<InfraCluster>>>,
     /// Our machines.
-    pub infra_machines: Vec<Arc<DeserializeGuard<InfraMachine>>>,
+    pub infra_machines: Machines,
     /// Our templates.
     pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
+}
+
+/// InfraMachines, taken out one after the other: a whole fleet of them would take many times what the cache
+/// does.
+#[derive(Clone, Debug)]
+pub enum Machines {
+    /// As they were read.
+    Read(Vec<Arc<DeserializeGuard<InfraMachine>>>),
+    /// As the cache has them.
+    Cached(Vec<Entry<DeserializeGuard<InfraMachine>>>),
+}
+
+impl Default for Machines {
+    fn default() -> Self {
+        Self::Read(Vec::new())
+    }
+}
+
+impl Machines {
+    /// All of them, one by one.
+    pub fn all(&self) -> Box<dyn Iterator<Item = Arc<DeserializeGuard<InfraMachine>>> + '_> {
+        match self {
+            Self::Read(machines) => Box::new(machines.iter().cloned()),
+            Self::Cached(machines) => Box::new(machines.iter().filter_map(Entry::object)),
+        }
+    }
 }
 
 /// The Clusters that use a driver, each with its lists: the classes of its machines, of deleted machines,
@@ -97,8 +123,9 @@ pub fn watched(
         cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id)
             && found.entry(key).or_default().insert(class)
     };
-    for machine in readable(&objects.infra_machines) {
-        if identity::recorded_driver(machine) == Some(driver)
+    for guarded in objects.infra_machines.all() {
+        if let Ok(machine) = &guarded.0
+            && identity::recorded_driver(machine) == Some(driver)
             && let Some((cluster, class)) = class_of_machine(machine, tag_path)
         {
             add(&cluster, class);
@@ -156,12 +183,15 @@ fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
         .iter()
         .map(|guarded| (Key::of(guarded.meta()), &**guarded))
         .collect();
-    let mut siblings: HashMap<Key, &str> = HashMap::new();
-    for machine in readable(&objects.infra_machines) {
+    let mut siblings: HashMap<Key, String> = HashMap::new();
+    for guarded in objects.infra_machines.all() {
+        let Ok(machine) = &guarded.0 else { continue };
         let id = identity::annotation(machine, labels::CLUSTER_ID);
         if let (Some(id), Some(name), Some(_)) = (id, labelled(&machine.metadata), MachineId::of(machine)) {
             let namespace = machine.metadata.namespace.clone().unwrap_or_default();
-            siblings.entry(Key { namespace, name }).or_insert(id);
+            siblings
+                .entry(Key { namespace, name })
+                .or_insert_with(|| id.to_owned());
         }
     }
     let scope = |cluster: &Cluster| {
@@ -173,7 +203,7 @@ fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
         let is_paused =
             cluster.is_paused() || annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
         let cluster_id = written
-            .or_else(|| siblings.get(&key).map(|id| (*id).to_owned()))
+            .or_else(|| siblings.get(&key).cloned())
             .unwrap_or_else(|| uid.clone());
         let scope = Scope {
             cluster: key.clone(),
@@ -338,7 +368,7 @@ mod tests {
         let objects = Objects {
             clusters: vec![cluster("c", false)],
             infra_clusters: vec![infra_cluster("c", "moved")],
-            infra_machines: vec![machine("a", &ours()), machine("b", &ours())],
+            infra_machines: Machines::Read(vec![machine("a", &ours()), machine("b", &ours())]),
             templates: vec![template("t", "s", "c")],
         };
         let watched = of_pool(&objects, &[]);
@@ -393,15 +423,15 @@ mod tests {
         let objects = Objects {
             clusters: vec![cluster("c", false)],
             infra_clusters: vec![infra_cluster("c", "moved")],
-            infra_machines: vec![
+            infra_machines: Machines::Read(vec![
                 machine("a", &json!({"kubernetes.io/cluster": "other"})),
                 machine("b", &json!({})),
-            ],
+            ]),
             ..Objects::default()
         };
         assert!(of_pool(&objects, &[]).is_empty());
         let without_its_cluster = Objects {
-            infra_machines: vec![machine("a", &json!({"kubernetes.io/cluster": "u-c"}))],
+            infra_machines: Machines::Read(vec![machine("a", &json!({"kubernetes.io/cluster": "u-c"}))]),
             ..Objects::default()
         };
         assert!(of_pool(&without_its_cluster, &[]).is_empty());

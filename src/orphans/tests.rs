@@ -6,7 +6,6 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use http::{Method, Request, Response, StatusCode};
 use kube::client::Body;
-use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
@@ -135,11 +134,11 @@ fn api_server() -> (Client, Arc<Mutex<Vec<String>>>) {
     (Client::new(service, "default"), notes)
 }
 
-fn filled<K>(objects: Vec<Value>) -> reflector::Store<K>
+fn filled<K>(objects: Vec<Value>) -> crate::caches::Cache<K>
 where
-    K: kube::Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + 'static,
+    K: crate::caches::Cached + serde::de::DeserializeOwned,
 {
-    let (store, mut writer) = reflector::store();
+    let (store, mut writer) = crate::caches::cache();
     for object in objects {
         // DeserializeGuard objects can be read from text alone.
         let object = serde_json::from_str(&object.to_string()).unwrap();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use futures::{FutureExt as _, StreamExt as _};
 use kube::runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -55,23 +54,18 @@ fn watched() -> Watched {
         Arc::new(Metrics::new()),
         Leadership::unelected(),
     );
-    let mut machines = Box::pin(controllers.machines.receive());
-    let mut clusters = Box::pin(controllers.clusters.receive());
-    let mut templates = Box::pin(controllers.templates.receive());
-    let mut nodes = Box::pin(controllers.nodes.receive());
+    let mut triggers = [
+        ("machine", controllers.machines.receive()),
+        ("cluster", controllers.clusters.receive()),
+        ("template", controllers.templates.receive()),
+        ("node of", controllers.nodes.receive()),
+    ];
     let woken = move || {
         let mut woken = BTreeSet::new();
-        while let Some(Some(machine)) = machines.next().now_or_never() {
-            woken.insert(format!("machine {}", machine.name));
-        }
-        while let Some(Some(cluster)) = clusters.next().now_or_never() {
-            woken.insert(format!("cluster {}", cluster.name));
-        }
-        while let Some(Some(template)) = templates.next().now_or_never() {
-            woken.insert(format!("template {}", template.name));
-        }
-        while let Some(Some(machine)) = nodes.next().now_or_never() {
-            woken.insert(format!("node of {}", machine.name));
+        for (what, received) in &mut triggers {
+            while let Ok(request) = received.try_recv() {
+                woken.insert(format!("{what} {}", request.message.name()));
+            }
         }
         woken
     };
@@ -95,28 +89,28 @@ fn watched() -> Watched {
 
 impl Watched {
     fn machine(&mut self, event: &Event<Machine>) -> BTreeSet<String> {
-        if let Some(update) = self.machines.take(event) {
+        for update in self.machines.take(event.clone()) {
             (self.controllers.on_machine())(&update);
         }
         (self.woken)()
     }
 
     fn cluster(&mut self, event: &Event<Cluster>) -> BTreeSet<String> {
-        if let Some(update) = self.clusters.take(event) {
+        for update in self.clusters.take(event.clone()) {
             (self.controllers.on_cluster())(&update);
         }
         (self.woken)()
     }
 
     fn infra_cluster(&mut self, event: &Event<DeserializeGuard<InfraCluster>>) -> BTreeSet<String> {
-        if let Some(update) = self.infra_clusters.take(event) {
+        for update in self.infra_clusters.take(event.clone()) {
             (self.controllers.on_infra_cluster())(&update);
         }
         (self.woken)()
     }
 
     fn infra_machine(&mut self, event: &Event<DeserializeGuard<InfraMachine>>) -> BTreeSet<String> {
-        if let Some(update) = self.infra_machines.take(event) {
+        for update in self.infra_machines.take(event.clone()) {
             (self.controllers.on_infra_machine())(&update);
         }
         (self.woken)()
@@ -182,7 +176,7 @@ fn settled() -> Watched {
         "metadata": {"ownerReferences": owner},
         "spec": {"template": {"spec": {"providerSpec": {}}}},
     });
-    watched.templates.take(&Event::Apply(read("t", 1, &template)));
+    drop(watched.templates.take(Event::Apply(read("t", 1, &template))));
     (watched.woken)();
     watched
 }
@@ -347,7 +341,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
         &json!({"apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster", "spec": {}}),
     );
     for event in [Event::Init, Event::InitApply(infra), Event::InitDone] {
-        if let Some(update) = cache_writer.take(&event) {
+        for update in cache_writer.take(event) {
             notify(&update);
         }
     }
@@ -402,8 +396,8 @@ async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_i
     for (events, expected) in [(vec![gone], 1), (vec![Event::Init, Event::InitDone], 0)] {
         let mut watched = watched();
         let cache_writer = &mut watched.infra_machines;
-        cache_writer.take(&Event::Apply(infra_machine("m", 2, &held)));
-        let update = events.iter().filter_map(|event| cache_writer.take(event));
+        drop(cache_writer.take(Event::Apply(infra_machine("m", 2, &held))));
+        let update = events.into_iter().flat_map(|event| cache_writer.take(event));
         let found: usize = update.map(|update| erased(&update).len()).sum();
         assert_eq!(found, expected);
     }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use kube::client::{Body, Client};
-use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
 use serde_json::json;
 
@@ -178,7 +177,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
         machine
     };
     let (first, second) = (wants("ns1", "m1"), wants("ns2", "m2"));
-    let (infra_machines, mut writer) = reflector::store();
+    let (infra_machines, mut writer) = crate::caches::cache();
     let mut ctx = context(FakeDriver::default());
     ctx.caches.infra_machines = infra_machines;
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(first.clone()))));

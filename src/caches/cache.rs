@@ -1,0 +1,543 @@
+//! A cache of one kind. It is small: an object at rest is packed, and what scans look at is kept beside it,
+//! and shared. It is filled without a second copy of what is there: a list marks what it has already.
+
+use std::borrow::Borrow;
+use std::collections::hash_map::Values;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt::{self, Debug};
+use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use kube::Resource;
+use kube::runtime::reflector::ObjectRef;
+#[cfg(test)]
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+
+use super::packed::{Dictionaries, Packed};
+
+/// So many objects of a kind that were read or written last are kept as they are, besides those that can't be
+/// packed: a reconcile reads its own more than once.
+const AWAKE: usize = 512;
+/// Facts that no object has are dropped when there are so many more than the last time.
+const FACTS: usize = 1024;
+
+/// A kind that is cached.
+pub trait Cached: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static {
+    /// What scans of a whole fleet look at, without unpacking it. Objects that are alike share it.
+    type Facts: Eq + Hash + Debug + Send + Sync + 'static;
+
+    /// What scans look at.
+    fn facts(&self) -> Self::Facts;
+
+    /// What tells this object from others of the same facts: a scan finds it by that.
+    fn mark(&self) -> Option<&str> {
+        None
+    }
+
+    /// Its text, by which it is kept at rest; none where it has to be kept as it is, also since the text
+    /// would not give it back exactly: a reader must never see another object than the API server has.
+    fn pack(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// The same number for objects whose texts are much alike.
+    fn kin(&self) -> u64 {
+        0
+    }
+
+    /// The object of a text that it was packed as.
+    ///
+    /// # Errors
+    /// The text is no such object's.
+    fn unpack(_text: &[u8]) -> serde_json::Result<Self> {
+        Err(serde::de::Error::custom("objects of this kind are not packed"))
+    }
+}
+
+/// Namespace and name of an object. Cloning it copies nothing.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// Of an object's reference.
+    pub fn of<K: Resource<DynamicType = ()>>(reference: &ObjectRef<K>) -> Self {
+        Self(path(reference.namespace.as_deref(), &reference.name).into())
+    }
+
+    fn of_object<K: Resource<DynamicType = ()>>(object: &K) -> Self {
+        let meta = object.meta();
+        Self(
+            path(
+                meta.namespace.as_deref(),
+                meta.name.as_deref().unwrap_or_default(),
+            )
+            .into(),
+        )
+    }
+
+    /// The object's namespace.
+    pub fn namespace(&self) -> &str {
+        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+
+    /// The object's name.
+    pub fn name(&self) -> &str {
+        self.0.split_once('/').map_or("", |(_, name)| name)
+    }
+
+    /// A reference to the object.
+    pub fn reference<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
+        ObjectRef::new(self.name()).within(self.namespace())
+    }
+}
+
+impl Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Neither holds a slash.
+fn path(namespace: Option<&str>, name: &str) -> String {
+    format!("{}/{name}", namespace.unwrap_or_default())
+}
+
+/// An object of a cache, as it was when it was taken out. Cloning it copies nothing of the object.
+#[derive(Debug)]
+pub struct Entry<K: Cached> {
+    key: Key,
+    uid: u64,
+    version: u64,
+    mark: Option<u64>,
+    facts: Arc<K::Facts>,
+    form: Form<K>,
+    /// The list that had it last.
+    round: u32,
+}
+
+impl<K: Cached> Clone for Entry<K> {
+    fn clone(&self) -> Self {
+        Self {
+            key: self.key.clone(),
+            facts: Arc::clone(&self.facts),
+            form: self.form.clone(),
+            ..*self
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Form<K> {
+    Awake(Arc<K>),
+    Packed(Packed),
+    /// Was packed, and was read since.
+    Both(Arc<K>, Packed),
+}
+
+impl<K> Clone for Form<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Awake(object) => Self::Awake(Arc::clone(object)),
+            Self::Packed(packed) => Self::Packed(packed.clone()),
+            Self::Both(object, packed) => Self::Both(Arc::clone(object), packed.clone()),
+        }
+    }
+}
+
+impl<K: Cached> Entry<K> {
+    /// Namespace and name.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// What scans look at.
+    pub fn facts(&self) -> &K::Facts {
+        &self.facts
+    }
+
+    /// Stands for its UID: the same number is the same UID for as long as the process runs. Two of a hundred
+    /// thousand have the same one by chance in one of four thousand million processes.
+    pub fn uid(&self) -> u64 {
+        self.uid
+    }
+
+    /// Stands for its resource version, in the same way.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Stands for what tells it from others, in the same way.
+    pub fn mark(&self) -> Option<u64> {
+        self.mark
+    }
+
+    /// The object itself; of one at rest a copy.
+    pub fn object(&self) -> Option<Arc<K>> {
+        match &self.form {
+            Form::Awake(object) | Form::Both(object, _) => Some(Arc::clone(object)),
+            Form::Packed(packed) => unpack(&self.key, packed),
+        }
+    }
+}
+
+fn unpack<K: Cached>(key: &Key, packed: &Packed) -> Option<Arc<K>> {
+    let text = packed.text().map_err(|error| error.to_string());
+    match text.and_then(|text| K::unpack(&text).map_err(|error| error.to_string())) {
+        Ok(object) => Some(Arc::new(object)),
+        Err(error) => {
+            // It did when it was packed: this is a defect, and the object is as good as not seen.
+            tracing::error!(kind = %K::kind(&()), object = ?key, error, "a cached object can't be unpacked");
+            None
+        }
+    }
+}
+
+/// A cache of one kind, for those who read it. Cloning it gives another handle of the same cache.
+pub struct Cache<K: Cached> {
+    shared: Arc<Shared<K>>,
+    filled: watch::Receiver<bool>,
+}
+
+struct Shared<K: Cached> {
+    hashes: RandomState,
+    objects: RwLock<Objects<K>>,
+}
+
+struct Objects<K: Cached> {
+    all: HashMap<Key, Entry<K>>,
+    /// Those that are not packed, the one that was read or written longest ago first.
+    awake: VecDeque<Key>,
+    facts: HashSet<Arc<K::Facts>>,
+    facts_after_sweep: usize,
+    dictionaries: Dictionaries,
+}
+
+/// The cache's writer has ended.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("what fills the cache has ended before it was filled")]
+pub struct WriterGone;
+
+impl<K: Cached> Clone for Cache<K> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            filled: self.filled.clone(),
+        }
+    }
+}
+
+impl<K: Cached> Cache<K> {
+    /// Waits until the cache was filled once.
+    ///
+    /// # Errors
+    /// Its writer has ended.
+    pub async fn wait_until_filled(&self) -> Result<(), WriterGone> {
+        let mut filled = self.filled.clone();
+        filled
+            .wait_for(|filled| *filled)
+            .await
+            .map(drop)
+            .map_err(|_| WriterGone)
+    }
+
+    /// The object of this name, if it is there.
+    pub fn get(&self, reference: &ObjectRef<K>) -> Option<Arc<K>> {
+        self.named(&path(reference.namespace.as_deref(), &reference.name))
+    }
+
+    /// The object of this key, if it is there.
+    pub fn of_key(&self, key: &Key) -> Option<Arc<K>> {
+        self.named(&key.0)
+    }
+
+    fn named(&self, path: &str) -> Option<Arc<K>> {
+        let (key, version, packed) = {
+            let objects = self.read();
+            let entry = objects.all.get(path)?;
+            match &entry.form {
+                Form::Awake(object) | Form::Both(object, _) => return Some(Arc::clone(object)),
+                Form::Packed(packed) => (entry.key.clone(), (entry.uid, entry.version), packed.clone()),
+            }
+        };
+        let object = unpack::<K>(&key, &packed)?;
+        let mut objects = self.write();
+        if let Some(entry) = objects.all.get_mut(path)
+            && (entry.uid, entry.version) == version
+            && let Form::Packed(packed) = &entry.form
+        {
+            entry.form = Form::Both(Arc::clone(&object), packed.clone());
+            objects.awake.push_back(key);
+            objects.put_to_rest();
+        }
+        Some(object)
+    }
+
+    /// All objects, unpacked: not of kinds that there may be many of.
+    pub fn state(&self) -> Vec<Arc<K>> {
+        self.select(|_| true).iter().filter_map(Entry::object).collect()
+    }
+
+    /// Those of all objects that are wanted. What is not needed of an object is not unpacked.
+    ///
+    /// `is_wanted` must not read this cache, which may be waited for by its writer then.
+    pub fn select(&self, is_wanted: impl Fn(&Entry<K>) -> bool) -> Vec<Entry<K>> {
+        let objects = self.read();
+        objects
+            .all
+            .values()
+            .filter(|entry| is_wanted(entry))
+            .cloned()
+            .collect()
+    }
+
+    /// Looks at all objects, without taking them out. `look` must not read this cache, as in
+    /// [`Self::select`].
+    pub fn scan<T>(&self, look: impl FnOnce(Values<'_, Key, Entry<K>>) -> T) -> T {
+        look(self.read().all.values())
+    }
+
+    /// Looks at one object without taking it out, if it is there. `look` must not read this cache either.
+    pub fn look_at<T>(&self, reference: &ObjectRef<K>, look: impl FnOnce(&Entry<K>) -> T) -> Option<T> {
+        let path = path(reference.namespace.as_deref(), &reference.name);
+        self.read().all.get(path.as_str()).map(look)
+    }
+
+    /// The object of this key with what is kept beside it, if it is there. It is not counted as read.
+    pub fn entry(&self, key: &Key) -> Option<Entry<K>> {
+        self.read().all.get(key).cloned()
+    }
+
+    /// Whether an object is there as it was when it was taken out.
+    pub fn is_current(&self, entry: &Entry<K>) -> bool {
+        let objects = self.read();
+        let now = objects.all.get(&entry.key);
+        now.is_some_and(|now| (now.uid, now.version) == (entry.uid, entry.version))
+    }
+
+    /// What stands for a text in the entries of this cache.
+    pub fn number(&self, text: &str) -> u64 {
+        self.shared.hashes.hash_one(text)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Objects<K>> {
+        self.shared.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Objects<K>> {
+        self.shared
+            .objects
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Cached> Objects<K> {
+    /// Packs what was used longest ago, until no more than so many are not.
+    fn put_to_rest(&mut self) {
+        while self.awake.len() > AWAKE {
+            let Some(key) = self.awake.pop_front() else { return };
+            let Some(entry) = self.all.get_mut(&key) else {
+                continue;
+            };
+            match &entry.form {
+                Form::Packed(_) => {}
+                Form::Both(_, packed) => entry.form = Form::Packed(packed.clone()),
+                Form::Awake(object) => {
+                    if let Some(packed) = packed(&mut self.dictionaries, &**object) {
+                        entry.form = Form::Packed(packed);
+                    }
+                }
+            }
+        }
+    }
+
+    fn shared_facts(&mut self, facts: K::Facts) -> Arc<K::Facts> {
+        if let Some(known) = self.facts.get(&facts) {
+            return Arc::clone(known);
+        }
+        if self.facts.len() > self.facts_after_sweep.saturating_mul(2) + FACTS {
+            self.facts.retain(|facts| Arc::strong_count(facts) > 1);
+            self.facts_after_sweep = self.facts.len();
+        }
+        let facts = Arc::new(facts);
+        self.facts.insert(Arc::clone(&facts));
+        facts
+    }
+}
+
+fn packed<K: Cached>(dictionaries: &mut Dictionaries, object: &K) -> Option<Packed> {
+    Some(dictionaries.pack(object.kin(), &object.pack()?))
+}
+
+/// What fills a cache: one.
+pub struct Writer<K: Cached> {
+    cache: Cache<K>,
+    filled: watch::Sender<bool>,
+    /// What the list that runs has, and the cache does not, or in another version.
+    listed: HashMap<Key, Entry<K>>,
+    round: u32,
+}
+
+/// What a list has shown of a name. Small: there is one for each object when a cache is filled.
+#[derive(Debug)]
+pub enum Difference<K: Cached> {
+    /// It is no more; as it was known.
+    Gone(Box<Entry<K>>),
+    /// The cache has it, as it was not known.
+    There {
+        /// As it was known, if it was.
+        before: Option<Box<Entry<K>>>,
+        /// Its name.
+        key: Key,
+    },
+}
+
+impl<K: Cached> Default for Writer<K> {
+    fn default() -> Self {
+        let (filled, is_filled) = watch::channel(false);
+        let cache = Cache {
+            shared: Arc::new(Shared {
+                hashes: RandomState::new(),
+                objects: RwLock::new(Objects {
+                    all: HashMap::new(),
+                    awake: VecDeque::new(),
+                    facts: HashSet::new(),
+                    facts_after_sweep: 0,
+                    dictionaries: Dictionaries::default(),
+                }),
+            }),
+            filled: is_filled,
+        };
+        Self {
+            cache,
+            filled,
+            listed: HashMap::new(),
+            round: 0,
+        }
+    }
+}
+
+impl<K: Cached> Writer<K> {
+    /// A handle for those who read the cache.
+    pub fn as_reader(&self) -> Cache<K> {
+        self.cache.clone()
+    }
+
+    fn entry(&self, object: Arc<K>, objects: &mut Objects<K>) -> Entry<K> {
+        let meta = object.meta();
+        Entry {
+            key: Key::of_object(&*object),
+            uid: self.cache.number(meta.uid.as_deref().unwrap_or_default()),
+            version: self
+                .cache
+                .number(meta.resource_version.as_deref().unwrap_or_default()),
+            mark: object.mark().map(|mark| self.cache.number(mark)),
+            facts: objects.shared_facts(object.facts()),
+            form: Form::Awake(object),
+            round: self.round,
+        }
+    }
+
+    /// Takes in an object that was made or changed; what it was before, if it was known.
+    pub fn apply(&mut self, object: Arc<K>) -> Option<Arc<K>> {
+        let mut objects = self.cache.write();
+        let entry = self.entry(object, &mut objects);
+        let key = entry.key.clone();
+        let before = objects.all.insert(key.clone(), entry);
+        objects.awake.push_back(key);
+        objects.put_to_rest();
+        drop(objects);
+        before.as_ref().and_then(Entry::object)
+    }
+
+    /// Takes out an object that is no more; what it was, if it was known.
+    pub fn delete(&mut self, object: &K) -> Option<Arc<K>> {
+        let before = self.cache.write().all.remove(&Key::of_object(object));
+        before.as_ref().and_then(Entry::object)
+    }
+
+    /// A list begins: what the one before it had, if that broke off, counts for nothing.
+    pub fn begin_list(&mut self) {
+        self.listed = HashMap::new();
+        self.round = self.round.wrapping_add(1);
+    }
+
+    /// The list has this object. The cache holds what was before until the list is complete.
+    pub fn listed(&mut self, object: K) {
+        let mut objects = self.cache.write();
+        let key = Key::of_object(&object);
+        let mut entry = self.entry(Arc::new(object), &mut objects);
+        if let Some(known) = objects.all.get_mut(&key)
+            && (known.uid, known.version) == (entry.uid, entry.version)
+        {
+            known.round = self.round;
+            return;
+        }
+        if let Form::Awake(object) = &entry.form
+            && let Some(packed) = packed(&mut objects.dictionaries, &**object)
+        {
+            entry.form = Form::Packed(packed);
+        }
+        self.listed.insert(key, entry);
+    }
+
+    /// The list is complete: the cache holds it from now on. What is not as it was, and first what is gone.
+    pub fn end_list(&mut self) -> Vec<Difference<K>> {
+        let mut objects = self.cache.write();
+        let round = self.round;
+        let listed = std::mem::take(&mut self.listed);
+        let is_gone = |key: &Key, entry: &Entry<K>| entry.round != round && !listed.contains_key(key);
+        let gone = objects.all.extract_if(|key, entry| is_gone(key, entry));
+        let mut differences: Vec<_> = gone.map(|(_, entry)| Difference::Gone(Box::new(entry))).collect();
+        let mut found = Vec::with_capacity(listed.len());
+        if objects.all.is_empty() {
+            let there = |key: &Key| Difference::There {
+                before: None,
+                key: key.clone(),
+            };
+            found.extend(listed.keys().map(there));
+            objects.all = listed;
+        } else {
+            for (key, entry) in listed {
+                let uid = entry.uid;
+                let before = objects.all.insert(key.clone(), entry);
+                // One that came later under the same name is another.
+                let (other, before) = match before {
+                    Some(before) if before.uid != uid => (Some(before), None),
+                    before => (None, before.map(Box::new)),
+                };
+                differences.extend(other.map(|entry| Difference::Gone(Box::new(entry))));
+                found.push(Difference::There { before, key });
+            }
+        }
+        drop(objects);
+        differences.append(&mut found);
+        self.filled.send_replace(true);
+        differences
+    }
+
+    /// Takes in what a watch has seen.
+    #[cfg(test)]
+    pub fn apply_watcher_event(&mut self, event: &Event<K>) {
+        match event {
+            Event::Init => self.begin_list(),
+            Event::InitApply(object) => self.listed(object.clone()),
+            Event::InitDone => drop(self.end_list()),
+            Event::Apply(object) => drop(self.apply(Arc::new(object.clone()))),
+            Event::Delete(object) => drop(self.delete(object)),
+        }
+    }
+}
+
+/// A cache, and what fills it.
+pub fn cache<K: Cached>() -> (Cache<K>, Writer<K>) {
+    let writer = Writer::default();
+    (writer.as_reader(), writer)
+}

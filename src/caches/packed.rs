@@ -1,0 +1,146 @@
+//! Objects at rest, as small as they can be.
+//!
+//! The machines of one template are the same text but for names, ids and times. So an object is kept as its
+//! JSON, and of that only what it does not have in common with one of its kin, which all of them share: LZ4
+//! with that one as its dictionary. A tenth of the JSON is left, which is a tenth of the object.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lz4_flex::block::{DecompressError, compress_with_dict, decompress_with_dict};
+
+/// A dictionary that is no good to an object is replaced, but not before so many have it: kin that are not
+/// alike must not have one each.
+const LEAST_USES: usize = 64;
+/// Dictionaries that no object has are dropped when there are so many.
+const DICTIONARIES: usize = 1024;
+
+/// The text of an object, compressed. Cloning it copies none of it.
+#[derive(Clone, Debug)]
+pub(super) struct Packed {
+    bytes: Arc<[u8]>,
+    /// Of the text; none where that is as it was.
+    length: Option<u32>,
+    dictionary: Option<Arc<[u8]>>,
+}
+
+impl Packed {
+    fn of(text: &[u8], dictionary: Option<&Arc<[u8]>>) -> Self {
+        let compressed = compress_with_dict(text, dictionary.map_or(&[], |dictionary| &dictionary[..]));
+        match u32::try_from(text.len()) {
+            Ok(length) if compressed.len() < text.len() => Self {
+                bytes: compressed.into(),
+                length: Some(length),
+                dictionary: dictionary.cloned(),
+            },
+            _ => Self {
+                bytes: text.into(),
+                length: None,
+                dictionary: None,
+            },
+        }
+    }
+
+    /// The text.
+    pub(super) fn text(&self) -> Result<Vec<u8>, DecompressError> {
+        let Some(length) = self.length else {
+            return Ok(self.bytes.to_vec());
+        };
+        let dictionary = self.dictionary.as_deref().unwrap_or_default();
+        decompress_with_dict(&self.bytes, length as usize, dictionary)
+    }
+}
+
+/// What objects are compressed against, by their kin.
+#[derive(Debug, Default)]
+pub(super) struct Dictionaries {
+    /// None where one object was seen so far: with a dictionary it would only take twice as much.
+    of_kin: HashMap<u64, Option<Arc<[u8]>>>,
+    /// Of the first object of all, for those that are the first of their kin: what all objects of a kind have
+    /// in common is in it.
+    first: Option<Arc<[u8]>>,
+}
+
+impl Dictionaries {
+    /// Packs an object's text.
+    pub(super) fn pack(&mut self, kin: u64, text: &[u8]) -> Packed {
+        if self.of_kin.len() >= DICTIONARIES {
+            self.of_kin.retain(|_, dictionary| {
+                dictionary
+                    .as_ref()
+                    .is_some_and(|shared| Arc::strong_count(shared) > 1)
+            });
+        }
+        let first = self.first.get_or_insert_with(|| text.into());
+        let Some(dictionary) = self.of_kin.get_mut(&kin) else {
+            self.of_kin.insert(kin, None);
+            return Packed::of(text, Some(first));
+        };
+        let packed = Packed::of(text, Some(dictionary.get_or_insert_with(|| text.into())));
+        let uses = dictionary.as_ref().map_or(0, Arc::strong_count);
+        if packed.bytes.len() > text.len() / 2 && uses > LEAST_USES {
+            *dictionary = Some(text.into());
+        }
+        packed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn machine(number: usize) -> Vec<u8> {
+        let spec = r#"{"image":"debian-12","size":"standard-4","vmPool":"general-purpose"}"#;
+        format!(
+            r#"{{"metadata":{{"name":"m-{number}","uid":"{number:032x}"}},"spec":{spec},"status":{spec}}}"#
+        )
+        .into_bytes()
+    }
+
+    #[test]
+    fn kin_share_what_they_have_in_common() {
+        let mut dictionaries = Dictionaries::default();
+        let sizes: Vec<_> = (0..100)
+            .map(|number| dictionaries.pack(1, &machine(number)).bytes.len())
+            .collect();
+        assert!(
+            sizes[2..].iter().all(|size| *size < 60),
+            "{sizes:?} of {}",
+            machine(1).len()
+        );
+    }
+
+    #[test]
+    fn a_dictionary_that_is_no_good_any_more_is_replaced() {
+        let mut dictionaries = Dictionaries::default();
+        let mut kept = Vec::new();
+        for number in 0..200_u64 {
+            let other: Vec<u8> = (0..500)
+                .map(|at| u8::try_from((at * 7919 + 13) % 251).unwrap())
+                .collect();
+            let text = if number < 100 { machine(1) } else { other };
+            kept.push(dictionaries.pack(1, &text));
+        }
+        assert!(kept[199].bytes.len() < 60, "{}", kept[199].bytes.len());
+    }
+
+    /// Texts with their kin.
+    fn texts() -> impl Strategy<Value = Vec<(u64, Vec<u8>)>> {
+        let text = proptest::collection::vec(any::<u8>(), 0..400);
+        proptest::collection::vec((0_u64..3, text), 1..20)
+    }
+
+    proptest! {
+        /// Whatever it is, in whatever order.
+        #[test]
+        fn what_is_packed_is_what_comes_out(texts in texts()) {
+            let mut dictionaries = Dictionaries::default();
+            let packed: Vec<_> = texts.iter().map(|(kin, text)| dictionaries.pack(*kin, text)).collect();
+            for ((_, text), packed) in texts.iter().zip(packed) {
+                prop_assert_eq!(&packed.text().unwrap(), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What is kept of every kind: what scans look at, and the form that objects have at rest.
+//!
+//! Packed are the kinds of which a Cluster has many. The others are few, and scanned as they are.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
+use serde::{Deserialize, Serialize};
+
+use super::watch::fingerprint;
+use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
+use crate::api::{DeserializeGuard, labels};
+use crate::caches::{Cached, InfraMachineFacts, MachineFacts, own_cluster_id, used_driver};
+use crate::{machine, volume_drain};
+
+impl Cached for DeserializeGuard<InfraMachine> {
+    type Facts = InfraMachineFacts;
+
+    fn facts(&self) -> InfraMachineFacts {
+        let owned = |text: Option<&str>| text.map(Box::from);
+        let labels = self.meta().labels.as_ref();
+        let cluster = labels.and_then(|all| all.get(labels::CLUSTER_NAME));
+        let of_metadata = InfraMachineFacts {
+            cluster: owned(cluster.map(String::as_str)),
+            ..InfraMachineFacts::default()
+        };
+        let Ok(infra) = &self.0 else { return of_metadata };
+        InfraMachineFacts {
+            own_cluster_id: owned(own_cluster_id(infra)),
+            used_driver: owned(used_driver(infra)),
+            named_driver: owned(infra.spec.driver.as_deref()),
+            shown_driver: machine::driver_name(infra).into(),
+            phase: Some(machine::phase(infra)),
+            reason: machine::phase_reason(infra).into(),
+            has_vanished: infra.has_vanished(),
+            is_provisioned: infra.is_provisioned(),
+            has_taint: infra.spec.not_ready_taint.is_some(),
+            asks_for_drain: volume_drain::asks(self),
+            ..of_metadata
+        }
+    }
+
+    fn mark(&self) -> Option<&str> {
+        self.0.as_ref().ok()?.spec.provider_id.as_deref()
+    }
+
+    /// Not one that can't be read, and not one that its text would change: a time between two seconds loses
+    /// what is beyond them, and of a few numbers the last bit is another.
+    fn pack(&self) -> Option<Vec<u8>> {
+        let infra = self.0.as_ref().ok()?;
+        let text = serde_json::to_vec(infra).ok()?;
+        let read = Self::unpack(&text).ok()?.0.ok()?;
+        let is_same =
+            read.metadata == infra.metadata && read.spec == infra.spec && read.status == infra.status;
+        is_same.then_some(text)
+    }
+
+    /// Those of one template, as far as that can be told.
+    fn kin(&self) -> u64 {
+        let Ok(infra) = &self.0 else { return 0 };
+        let labels = infra.metadata.labels.as_ref();
+        fingerprint((
+            &infra.metadata.namespace,
+            labels.and_then(|all| all.get(labels::CLUSTER_NAME)),
+            serde_json::to_string(&infra.spec.provider_spec).unwrap_or_default(),
+            infra.is_provisioned(),
+        ))
+    }
+
+    fn unpack(text: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(text)
+    }
+}
+
+/// A Machine at rest: its status is not written as it is read.
+#[derive(Deserialize, Serialize)]
+struct PackedMachine<M, S, T> {
+    metadata: M,
+    spec: S,
+    /// Its Node, and whether that is healthy.
+    status: Option<(T, bool)>,
+}
+
+impl Cached for Machine {
+    type Facts = MachineFacts;
+
+    fn facts(&self) -> MachineFacts {
+        let status = self.status.as_ref();
+        let node = status.filter(|status| status.node_name.is_some());
+        MachineFacts {
+            cluster: self.spec.cluster_name.as_str().into(),
+            node_is_healthy: node.map(|node| node.node_is_healthy),
+            has_drain_hook: volume_drain::has_hook(self),
+        }
+    }
+
+    /// Not one that its text would change, as of an InfraMachine.
+    fn pack(&self) -> Option<Vec<u8>> {
+        let status = self.status.as_ref();
+        let text = serde_json::to_vec(&PackedMachine {
+            metadata: &self.metadata,
+            spec: &self.spec,
+            status: status.map(|status| (&status.node_name, status.node_is_healthy)),
+        })
+        .ok()?;
+        let read = Self::unpack(&text).ok()?;
+        let is_same = read.metadata == self.metadata && read.spec == self.spec && read.status == self.status;
+        is_same.then_some(text)
+    }
+
+    fn kin(&self) -> u64 {
+        fingerprint((
+            &self.metadata.namespace,
+            &self.spec.cluster_name,
+            self.status.is_some(),
+        ))
+    }
+
+    fn unpack(text: &[u8]) -> serde_json::Result<Self> {
+        let packed: PackedMachine<ObjectMeta, MachineSpec, Option<Box<str>>> = serde_json::from_slice(text)?;
+        Ok(Self {
+            metadata: packed.metadata,
+            spec: packed.spec,
+            status: packed.status.map(|(node_name, node_is_healthy)| MachineStatus {
+                node_name,
+                node_is_healthy,
+            }),
+        })
+    }
+}
+
+/// Kinds that are kept as they are.
+macro_rules! kept_as_they_are {
+    ($($kind:ty),+) => {$(
+        impl Cached for $kind {
+            type Facts = ();
+
+            fn facts(&self) {}
+        }
+    )+};
+}
+
+kept_as_they_are!(
+    Cluster,
+    DeserializeGuard<InfraCluster>,
+    DeserializeGuard<InfraMachineTemplate>,
+    DeserializeGuard<InfraMachineRemediation>
+);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Runs the reconciles of a kind: one of an object at a time, and so many at once.
+//!
+//! What kube's own controller does, over kube's own scheduler. That controller can't be used: it takes its
+//! objects from a store of its own kind, which holds each of them in full, and there is no other door into
+//! it. A store of names alone, for it to look into, would still be metadata and four texts for each object,
+//! and it queues what a start finds all at once, twice, as requests with reasons. Here a request is a key
+//! that the cache shares, and what a start finds is not queued at all: it waits in a list until there is a
+//! worker.
+//!
+//! # Guarantees
+//! As of kube's controller:
+//! * One reconcile of an object at a time. What is asked for while it runs leads to one more, after it.
+//! * Requests for an object that has not begun are one, at the earliest of their times.
+//! * No request is lost while an object waits, and none is for an object that the cache does not have.
+//! * At the end nothing begins, and what has begun is done.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::vec;
+
+use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt as _};
+use kube::runtime::scheduler::{ScheduleRequest, Scheduler, scheduler};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::trigger::Trigger;
+use crate::caches::{Cache, Cached, Key};
+use crate::reconciler::Action;
+
+/// What is reconciled, and how.
+pub(super) struct Runner<K: Cached> {
+    cache: Cache<K>,
+    requests: mpsc::UnboundedReceiver<ScheduleRequest<Key>>,
+    requester: mpsc::UnboundedSender<ScheduleRequest<Key>>,
+    /// Looked at once, whether anything changes or not.
+    backlog: vec::IntoIter<Key>,
+    concurrency: usize,
+}
+
+/// What is due next: what was asked for, and what a start has found, by turns. A fleet that is looked at once
+/// holds up no change for long, and changes that never end hold up no object for ever.
+struct Due<R> {
+    scheduler: Pin<Box<Scheduler<Key, R>>>,
+    backlog: vec::IntoIter<Key>,
+    is_turn_of_backlog: bool,
+}
+
+impl<R: Stream<Item = ScheduleRequest<Key>>> Due<R> {
+    fn poll(&mut self, context: &mut Context<'_>, running: &HashSet<Key>, has_worker: bool) -> Poll<Key> {
+        if !has_worker {
+            // So that what comes due meanwhile is known by the time that there is one.
+            let _ = self.scheduler.as_mut().hold().poll_next_unpin(context);
+            return Poll::Pending;
+        }
+        if self.is_turn_of_backlog
+            && let Some(key) = self.next_of_backlog(running)
+        {
+            return Poll::Ready(key);
+        }
+        let mut free = self.scheduler.as_mut().hold_unless(|key| !running.contains(key));
+        if let Poll::Ready(Some(key)) = free.poll_next_unpin(context) {
+            self.is_turn_of_backlog = true;
+            return Poll::Ready(key);
+        }
+        self.next_of_backlog(running).map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// One that is being looked at anyway is done with.
+    fn next_of_backlog(&mut self, running: &HashSet<Key>) -> Option<Key> {
+        self.is_turn_of_backlog = false;
+        self.backlog.find(|key| !running.contains(key))
+    }
+}
+
+impl<K: Cached> Runner<K> {
+    /// Reconciles what the trigger sends.
+    pub(super) fn new(cache: &Cache<K>, trigger: &Trigger<K>, concurrency: u16) -> Self {
+        let (requester, requests) = mpsc::unbounded_channel();
+        trigger.connect(&requester);
+        Self {
+            cache: cache.clone(),
+            requests,
+            requester,
+            backlog: Vec::new().into_iter(),
+            concurrency: usize::from(concurrency),
+        }
+    }
+
+    /// Also everything that there is, once, these first.
+    pub(super) fn and_all(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
+        let (mut first, mut others) = (Vec::new(), Vec::new());
+        self.cache.scan(|all| {
+            for entry in all {
+                let keys = if comes_first(entry.facts()) {
+                    &mut first
+                } else {
+                    &mut others
+                };
+                keys.push(entry.key().clone());
+            }
+        });
+        first.append(&mut others);
+        self.backlog = first.into_iter();
+        self
+    }
+
+    /// Runs until `shutdown` ends, and every reconcile that had begun.
+    pub(super) async fn run<C, E, F>(
+        self,
+        reconcile: impl Fn(Arc<K>, Arc<C>) -> F,
+        error_policy: impl Fn(Arc<K>, &E, Arc<C>) -> Action,
+        context: Arc<C>,
+        shutdown: impl Future<Output = ()>,
+    ) where
+        F: Future<Output = Result<Action, E>>,
+    {
+        let mut requests = self.requests;
+        let requests = futures::stream::poll_fn(move |context| requests.poll_recv(context));
+        let mut due = Due {
+            scheduler: Box::pin(scheduler(requests)),
+            backlog: self.backlog,
+            is_turn_of_backlog: false,
+        };
+        let run = |key: Key, object: Arc<K>| {
+            let span = tracing::info_span!("reconciling object", object.ref = %key.reference::<K>());
+            let reconciled = reconcile(Arc::clone(&object), Arc::clone(&context)).instrument(span);
+            let (error_policy, context) = (&error_policy, Arc::clone(&context));
+            async move {
+                let action = match reconciled.await {
+                    Ok(action) => action,
+                    Err(error) => error_policy(object, &error, context),
+                };
+                (key, action)
+            }
+        };
+        let mut names = HashSet::new();
+        let mut running = FuturesUnordered::new();
+        let mut shutdown = std::pin::pin!(shutdown);
+        loop {
+            let has_worker = names.len() < self.concurrency;
+            tokio::select! {
+                biased;
+                () = &mut shutdown => break,
+                Some((key, action)) = running.next(), if !running.is_empty() => {
+                    names.remove(&key);
+                    if let Some(wait) = Action::wait(action) {
+                        let run_at = Instant::now().checked_add(wait).unwrap_or_else(far_off);
+                        // The receiver is in this very function.
+                        let _ = self.requester.send(ScheduleRequest { message: key, run_at });
+                    }
+                }
+                key = poll_fn(|context| due.poll(context, &names, has_worker)) => {
+                    // What is no more needs no reconcile: its going was notified.
+                    if let Some(object) = self.cache.of_key(&key) {
+                        names.insert(key.clone());
+                        running.push(run(key, object));
+                    }
+                }
+            }
+        }
+        while running.next().await.is_some() {}
+    }
+}
+
+fn far_off() -> Instant {
+    Instant::now() + std::time::Duration::from_hours(24)
+}
+
+#[cfg(test)]
+mod tests;
