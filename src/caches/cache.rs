@@ -519,8 +519,13 @@ impl<K: Cached> Writer<K> {
         }
         drop(objects);
         differences.append(&mut found);
-        self.filled.send_replace(true);
         differences
+    }
+
+    /// What the first list has shown was told to all that follow the cache: what waits for it to be filled
+    /// goes on.
+    pub fn set_filled(&self) {
+        self.filled.send_replace(true);
     }
 
     /// Takes in what a watch has seen.
@@ -529,7 +534,10 @@ impl<K: Cached> Writer<K> {
         match event {
             Event::Init => self.begin_list(),
             Event::InitApply(object) => self.listed(object.clone()),
-            Event::InitDone => drop(self.end_list()),
+            Event::InitDone => {
+                drop(self.end_list());
+                self.set_filled();
+            }
             Event::Apply(object) => drop(self.apply(Arc::new(object.clone()))),
             Event::Delete(object) => drop(self.delete(object)),
         }

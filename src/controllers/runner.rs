@@ -140,6 +140,7 @@ impl<K: Cached> Runner<K> {
         };
         let mut names = HashSet::new();
         let mut running = FuturesUnordered::new();
+        let mut ended = 0_usize;
         let mut shutdown = std::pin::pin!(shutdown);
         loop {
             let has_worker = names.len() < self.concurrency;
@@ -148,6 +149,12 @@ impl<K: Cached> Runner<K> {
                 () = &mut shutdown => break,
                 Some((key, action)) = running.next(), if !running.is_empty() => {
                     names.remove(&key);
+                    // A machine at rest waits for nothing: a fleet of them would hold up the other
+                    // controllers, which share the task.
+                    ended += 1;
+                    if ended.is_multiple_of(YIELDS_AFTER) {
+                        tokio::task::yield_now().await;
+                    }
                     if let Some(wait) = Action::wait(action) {
                         let run_at = Instant::now().checked_add(wait).unwrap_or_else(far_off);
                         // The receiver is in this very function.
@@ -166,6 +173,9 @@ impl<K: Cached> Runner<K> {
         while running.next().await.is_some() {}
     }
 }
+
+/// Reconciles that end one after the other before what shares the task has a chance.
+const YIELDS_AFTER: usize = 32;
 
 fn far_off() -> Instant {
     Instant::now() + std::time::Duration::from_hours(24)

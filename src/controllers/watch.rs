@@ -98,6 +98,12 @@ impl<K: Cached> CacheWriter<K> {
         Self { writer }
     }
 
+    /// Lets reconcilers begin. Not before all that the first list has shown was notified: they go by what is
+    /// derived from it, such as which machine has which providerID.
+    fn set_filled(&self) {
+        self.writer.set_filled();
+    }
+
     /// Takes an event into the cache; says what is new there, if anything is.
     pub(super) fn take(&mut self, event: Event<K>) -> impl Iterator<Item = CacheUpdate<K>> + use<K> {
         let (changes, differences) = match event {
@@ -281,6 +287,9 @@ pub(super) async fn watch<K>(
                 }
                 for update in cache_writer.take(event) {
                     notify(&update);
+                    if update.complete {
+                        cache_writer.set_filled();
+                    }
                     if update.listed {
                         // A list of a whole fleet holds up nothing else.
                         tokio::task::yield_now().await;

@@ -267,3 +267,32 @@ async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
         assert!(place.is_some_and(|place| place < 20), "{name}: {place:?}");
     }
 }
+
+/// The other controllers share the task, and with one thread so does the lease.
+#[tokio::test]
+async fn a_fleet_at_rest_lets_others_go_on_while_it_is_looked_at() {
+    const FLEET: usize = 1000;
+    let names: Vec<_> = (0..FLEET).map(|n| format!("m-{n}")).collect();
+    let cache = machines(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let (seen, trigger) = (Seen::new(0), Trigger::default());
+    let runner = Runner::new(&cache, &trigger, 2).and_all(|_| true);
+    let at_rest = async |machine: Arc<Machine>, seen: Arc<Seen>| {
+        seen.order.lock().unwrap().push(machine.name_any());
+        Ok::<_, Failed>(Action::await_change())
+    };
+    let run = runner.run(
+        at_rest,
+        in_seven_seconds,
+        Arc::clone(&seen),
+        std::future::pending(),
+    );
+    let other = async {
+        tokio::task::yield_now().await;
+        seen.order().len()
+    };
+    tokio::select! {
+        biased;
+        () = run => panic!("nothing has ended it"),
+        looked_at = other => assert!(looked_at < FLEET, "{looked_at}"),
+    }
+}
