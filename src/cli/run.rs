@@ -60,16 +60,17 @@ struct ElectionArgs {
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
     /// How long others wait for a leader that is silent.
-    // With a retry period more, a replica that was killed is followed within 15 s.
-    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "12s",
+    // A follower looks every retry period and a fifth of that more, and counts from when it saw the last
+    // renewal: with these times, a replica that was killed is followed within 15 s.
+    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "10s",
         value_name = "TIME")]
     lease_duration: Duration,
     /// How long the leader acts without having renewed the Lease.
-    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "8s",
+    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "7s",
         value_name = "TIME")]
     renew_deadline: Duration,
     /// The pause between two attempts to get or renew the Lease.
-    #[arg(long = "leader-elect-retry-period", value_parser = duration::parse, default_value = "2s",
+    #[arg(long = "leader-elect-retry-period", value_parser = duration::parse, default_value = "1.5s",
         value_name = "TIME")]
     retry_period: Duration,
     /// Namespace of the Lease; without it, that of the pod or the kubeconfig.

@@ -190,8 +190,13 @@ impl Elector {
 
     /// Renews the lease until that fails for too long, or another replica holds it.
     async fn keep(&mut self, leadership: &Leadership, mut renewed: Instant) {
+        let mut is_unanswered = false;
         loop {
-            sleep(self.election.timing.retry_period).await;
+            // What was given up has waited long enough, and the deadline is near.
+            if !is_unanswered {
+                sleep(self.election.timing.retry_period).await;
+            }
+            is_unanswered = false;
             if !leadership.is_held() {
                 tracing::error!("the lease was not renewed in time");
                 return;
@@ -211,7 +216,10 @@ impl Elector {
                     return;
                 }
                 Ok(Err(error)) => self.warn(&error),
-                Err(_elapsed) => self.warn(&ElectionError::TimedOut),
+                Err(_elapsed) => {
+                    self.warn(&ElectionError::TimedOut);
+                    is_unanswered = true;
+                }
             }
         }
     }
