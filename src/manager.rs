@@ -140,7 +140,7 @@ struct Running {
 
 impl Running {
     fn start(setup: Setup, context: ControllerContext, all: Vec<Task>) -> Result<Self, Error> {
-        let own_client = client::plain(setup.api_server).map_err(Error::Client)?;
+        let own_client = || client::plain(setup.api_server.clone()).map_err(Error::Client);
         let leadership = context.leadership;
         let mut services = Tasks::default();
         services.spawn(
@@ -148,7 +148,7 @@ impl Running {
             serve::serve(setup.health, None, context.health.router()),
         );
         services.spawn("the watchdog", context.health.clone().watch());
-        serve_diagnostics(&mut services, setup.diagnostics, &own_client, &context.metrics)?;
+        serve_diagnostics(&mut services, setup.diagnostics, &own_client()?, &context.metrics)?;
         if let Some(extension) = setup.runtime_extension {
             let router = runtime_extension::router(runtime_extension::Context {
                 client: context.client.clone(),
@@ -166,6 +166,8 @@ impl Running {
         for driver in context.drivers.iter().map(Arc::clone) {
             services.spawn("a driver's probe", async move { driver.run().await });
         }
+        // The lease has connections that nothing else uses.
+        let lease_client = own_client()?;
         let mut controllers = Tasks::default();
         for controller in all {
             controllers.spawn(controller.name, controller.run);
@@ -181,7 +183,7 @@ impl Running {
             services,
             elector: setup
                 .election
-                .map(|election| start_elector(Elector::new(own_client, election), leadership)),
+                .map(|election| start_elector(Elector::new(lease_client, election), leadership)),
             grace: setup.grace,
         })
     }

@@ -34,8 +34,9 @@ use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
 
 /// After so long without a word from the server, it is asked for one while something is asked of it.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long that may take it. Together they are less than the time in which a lease has to be renewed.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long that may take it. A process that is stalled for so long loses a connection that is well, and one
+/// that is dead stalls all that goes over it for so long.
+const PING_TIMEOUT: Duration = Duration::from_secs(8);
 /// How much of the answer to one request may be under way, or unread.
 const STREAM_WINDOW: u32 = 2 << 20;
 /// And of all of them: more than all streams that there are at a time, so that what is not read of
