@@ -411,8 +411,8 @@ fn plan_provisioning(
 /// restore and a move by files leave it behind.
 ///
 /// It is there where it says anything from the time of the creates, or from before: it would say the rest as
-/// well. And so it is where this process has had an answer to a create. As long as a create may be under way,
-/// nothing that is lost could have said more.
+/// well. And so it is where this process has had an answer to a create. As long as a create may be under
+/// way, a VM that is absent may be about to come, whatever a lost status has said.
 fn may_have_lost_status(
     machine: &InfraMachine,
     seen: &Observed<'_>,
