@@ -111,8 +111,8 @@ fn update_not_requested(again: Option<Duration>) -> Plan {
     .into()
 }
 
-/// Whether an update was begun whose end was not seen: the VM may be half way. A move leaves the status behind,
-/// and machines of older versions have nothing but that.
+/// Whether an update was begun whose end was not seen: the VM may be half way. A move leaves the status
+/// behind, and machines of older versions have nothing but that.
 fn has_unfinished_update(machine: &InfraMachine) -> bool {
     let last = machine
         .status
