@@ -57,9 +57,9 @@ pub const EXCLUDE_VOLUME_DETACH: &str = "machine.cluster.x-k8s.io/exclude-wait-f
 pub const DRAIN: &str = "cluster.x-k8s.io/drain";
 /// The values of [`DRAIN`] of pods that Cluster API does not evict, in any case of letters.
 pub const NOT_DRAINED: [&str; 3] = ["skip", "wait-completed", "waitcompleted"];
-/// Annotation, `true`: an update was issued whose end was not written down, so that the VM may have some of the
-/// new spec and some of the old. In the metadata, since `clusterctl move` leaves a status behind. Reserved:
-/// without it, a VM that is half way would pass for one that has its spec.
+/// Annotation, `true`: an update was issued whose end was not written down, so that the VM may have some of
+/// the new spec and some of the old. In the metadata, since `clusterctl move` leaves a status behind.
+/// Reserved: without it, a VM that is half way would pass for one that has its spec.
 pub const UPDATE_ISSUED: &str = "infrastructure.capcmi.io/update-issued";
 /// Annotation: `<uid>/<generation>/requested` where Cluster API has asked the provider's Runtime Extension to
 /// update the VM in place to the spec of that generation, and `…/done` when the VM has it. Not reserved: a

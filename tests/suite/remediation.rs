@@ -257,7 +257,8 @@ async fn a_machine_that_is_deleted_while_its_vm_is_restarted_takes_the_vm_along(
     cloud.holds(0).await.map(drop)
 }
 
-/// CMI-09: a driver that locks a VM while it changes it would refuse the restart, and the Machine be replaced.
+/// CMI-09: a driver that locks a VM while it changes it would refuse the restart, for which the Machine is
+/// replaced.
 #[tokio::test]
 async fn a_vm_that_is_being_updated_is_restarted_once_that_has_ended() -> Result<()> {
     let world = World::new("restart-update").await?;
