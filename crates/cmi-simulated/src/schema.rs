@@ -24,7 +24,7 @@ pub fn of(config: &SimulatedConfig) -> Value {
     });
     if !config.zones.is_empty() {
         fields[FAILURE_DOMAIN] = json!({"type": "string", "enum": config.zones,
-            "description": "The zone. Default: the emptiest."});
+            "description": "The zone. Default: the cloud chooses."});
     }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

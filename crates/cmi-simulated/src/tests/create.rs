@@ -146,9 +146,17 @@ async fn a_new_vm_that_is_not_shown_yet_is_not_made_twice() {
     driver.status("a", None, plain("a")).await.unwrap();
 }
 
+/// How many different values the VMs of a cloud have.
+fn distinct(vms: &[Vm], of: fn(&Vm) -> String) -> usize {
+    vms.iter()
+        .map(of)
+        .collect::<std::collections::BTreeSet<_>>()
+        .len()
+}
+
 /// DRV-05
 #[tokio::test(start_paused = true)]
-async fn vms_have_their_user_data_an_address_of_their_own_and_the_emptiest_zone() {
+async fn vms_have_their_user_data_an_address_of_their_own_and_the_zone_that_is_asked_for() {
     let driver = driver("{}");
     for name in ["a", "b", "c"] {
         driver.create(name, plain(name)).await.unwrap();
@@ -158,17 +166,33 @@ async fn vms_have_their_user_data_an_address_of_their_own_and_the_emptiest_zone(
         vms.iter()
             .all(|vm| vm.user_data.expose() == b"#cloud-config canary-0815")
     );
-    let distinct = |of: fn(&Vm) -> String| {
-        vms.iter()
-            .map(of)
-            .collect::<std::collections::BTreeSet<_>>()
-            .len()
-    };
-    assert_eq!(distinct(|vm| format!("{:?}", vm.zone)), 3);
-    assert_eq!(distinct(|vm| format!("{:?}", vm.address)), 3);
+    assert_eq!(distinct(&vms, |vm| format!("{:?}", vm.address)), 3);
     let zone = class("c", "d", &json!({"failureDomain": "zone-b"}));
     assert_eq!(
         driver.create("d", zone).await.unwrap().failure_domain.as_deref(),
         Some("zone-b")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cloud_that_gives_out_ids_places_a_vm_where_the_fewest_are() {
+    let driver = driver("{namesProviderIds: false}");
+    for name in ["a", "b", "c"] {
+        driver.create(name, plain(name)).await.unwrap();
+    }
+    let vms = driver.console().vms().unwrap();
+    assert_eq!(distinct(&vms, |vm| format!("{:?}", vm.zone)), 3);
+}
+
+/// CAP-24
+#[tokio::test(start_paused = true)]
+async fn the_id_and_the_zone_of_a_vm_follow_from_its_machine() {
+    let driver = driver("{deleteSeconds: 0}");
+    let first = driver.create("a", plain("a")).await.unwrap();
+    driver.remove("a", None, plain("a")).await.unwrap();
+    let second = driver.create("a", plain("a")).await.unwrap();
+    assert_eq!(
+        (&second.provider_id, &second.failure_domain),
+        (&first.provider_id, &first.failure_domain)
     );
 }
