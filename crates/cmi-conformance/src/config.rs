@@ -292,18 +292,30 @@ fn credentials_are_taken<C>(config: &Config, _: &C) -> garde::Result {
     Ok(())
 }
 
-/// What is too short to be found in other text could leak without being noticed.
+/// What is too short to be found in other text could leak without being noticed: refused credentials as well
+/// as those that work. An empty value is none that could leak.
 fn secrets_can_be_found<C>(config: &Config, _: &C) -> garde::Result {
-    let too_short = |(key, value): &(&String, &SecretString)| {
-        !config.public_secret_keys.contains(*key) && !is_long_enough(value.expose_secret().as_bytes())
-    };
-    match config.secrets.iter().find(too_short) {
-        Some((key, _)) => Err(garde::Error::new(format!(
-            "secrets: the value of `{key}` is too short to be told from other text where it leaks: it takes \
-             {SHORTEST_SECRET} bytes; if it is no secret, name the key in `publicSecretKeys`"
-        ))),
-        None => Ok(()),
+    let bad = config.bad_secrets.iter().map(|map| ("badSecrets", map));
+    let restricted = config.restricted_secrets.iter();
+    let restricted = restricted.map(|map| ("restrictedSecrets", map));
+    let maps = std::iter::once(("secrets", &config.secrets))
+        .chain(bad)
+        .chain(restricted);
+    for (field, map) in maps {
+        let too_short = |(key, value): &(&String, &SecretString)| {
+            let value = value.expose_secret();
+            !value.is_empty()
+                && !config.public_secret_keys.contains(*key)
+                && !is_long_enough(value.as_bytes())
+        };
+        if let Some((key, _)) = map.iter().find(too_short) {
+            return Err(garde::Error::new(format!(
+                "{field}: the value of `{key}` is too short to be told from other text where it leaks: it \
+                 takes {SHORTEST_SECRET} bytes; if it is no secret, name the key in `publicSecretKeys`"
+            )));
+        }
     }
+    Ok(())
 }
 
 fn pointers<C>(fields: &[String], _: &C) -> garde::Result {
@@ -368,6 +380,14 @@ mod tests {
                 "providerSpec: {a: b}\nsecrets: {pin: '12345'}",
                 "publicSecretKeys",
             ),
+            (
+                "providerSpec: {a: b}\nbadSecrets: [{}, {pin: wrong}]",
+                "badSecrets: the value of `pin` is too short",
+            ),
+            (
+                "providerSpec: {a: b}\nrestrictedSecrets: {pin: '12345'}",
+                "restrictedSecrets: the value of `pin` is too short",
+            ),
             ("providerSpec: {a: b}\nhooks: {explode: [a]}", "explode"),
             ("providerSpec: {a: b}\nhooks: {plant: []}", "plant"),
             ("providerSpec: {a: b}\nhooks: {unavailable: [a]}", "restore"),
@@ -378,8 +398,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_public_may_be_short() {
-        Config::read("providerSpec: {a: b}\nsecrets: {pin: '12345'}\npublicSecretKeys: [pin]").unwrap();
+    fn what_is_public_or_empty_may_be_short() {
+        let public = "secrets: {pin: '12345'}\npublicSecretKeys: [pin]\nbadSecrets: [{pin: '1'}]";
+        let empty = "secrets: {pin: ''}\nbadSecrets: [{pin: ''}]\nrestrictedSecrets: {pin: ''}";
+        for secrets in [public, empty] {
+            Config::read(&format!("providerSpec: {{a: b}}\n{secrets}")).unwrap();
+        }
     }
 
     /// OPS-11
