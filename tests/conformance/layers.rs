@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{Compliance, Hook, HookCall, Hooks, Layer, NoHooks, Report, Selection, report, run};
+use cmi_conformance::{
+    Compliance, Config, Hook, HookCall, Hooks, Layer, NoHooks, Report, Selection, Target, report, run,
+};
 use cmi_driver::{
     Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
@@ -200,4 +202,38 @@ async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {
     let (_, summary) = text.split_once("failed, the most telling first:\n").unwrap();
     let first = summary.lines().next().unwrap_or_default();
     assert!(first.contains("list-other-cluster"), "{summary}");
+}
+
+/// CMI-83: a driver may cut names behind the longest one that is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_longest_name_is_not_known_names_were_not_tried_in_full() {
+    for (setting, is_missing) in [("", true), ("longestName: 63", false)] {
+        let config = format!(
+            "providerSpec: {{vmPool: default, size: small}}\nsecrets: {{token: \
+             conformance-token-of-an-operator}}\n{setting}"
+        );
+        let simulated = Simulated::new().unwrap();
+        let mutant = Mutant::new(simulated.driver.clone(), Flaw::CutsNames(63));
+        let target = Target::in_process("the driver", Arc::new(mutant));
+        let config = Config::read(&config).unwrap();
+        let only = Selection::only(["create-similar-names"]);
+        let report = run(
+            target,
+            config,
+            Arc::new(NoHooks),
+            &only,
+            &(),
+            CancellationToken::new(),
+        )
+        .await
+        .unwrap();
+        assert!(report.passed, "{:#?}", report.cases);
+        let provider = report.layers.last().unwrap();
+        assert_eq!(
+            provider.missing.contains("`longestName`"),
+            is_missing,
+            "{provider:?}"
+        );
+        assert_eq!(provider.untried.contains(&"CMI-83"), is_missing, "{provider:?}");
+    }
 }

@@ -17,6 +17,9 @@ use super::hooks::Hook;
 use super::secret_scan::{SHORTEST_SECRET, is_long_enough};
 use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 
+/// The most characters of a name where nothing is said: of a label in DNS.
+const LONGEST_LABEL: usize = 63;
+
 /// Secret values by key.
 pub type SecretMap = BTreeMap<String, SecretString>;
 
@@ -78,10 +81,11 @@ pub struct Config {
     /// Whether the back end has one VM of a name at most: no machine can have several. Default: false.
     #[serde(default)]
     pub unique_names: bool,
-    /// The most characters of a machine's name, 20–253. Default: 63.
-    #[serde(default = "Config::default_longest_name")]
-    #[garde(range(min = 20, max = 253))]
-    pub longest_name: usize,
+    /// The most characters of a machine's name, 20–253. Default: 63 are tried, and what the driver does with
+    /// longer ones counts as not tried.
+    #[serde(default)]
+    #[garde(inner(range(min = 20, max = 253)))]
+    pub longest_name: Option<usize>,
     /// How many VMs the case about long lists makes: more than a page of the back end. Default: 25.
     #[serde(default = "Config::default_many_machines")]
     #[garde(range(min = 2, max = 1000))]
@@ -194,6 +198,11 @@ impl Config {
         Duration::from_secs_f64(self.shut_down_seconds)
     }
 
+    /// The most characters of a machine's name that are tried.
+    pub fn longest_name(&self) -> usize {
+        self.longest_name.unwrap_or(LONGEST_LABEL)
+    }
+
     /// The deadline in cases about deadlines.
     pub fn short_deadline(&self) -> Duration {
         Duration::from_millis(self.short_deadline_ms)
@@ -227,12 +236,9 @@ impl Config {
             Setting::ForeignVolumes => !self.persistent_volumes.foreign.is_empty(),
             Setting::Migration => self.migration.is_some(),
             Setting::BrokenMigration => self.migration.as_ref().is_some_and(|m| !m.broken.is_empty()),
+            Setting::LongestName => self.longest_name.is_some(),
             Setting::Logs => !self.logs.is_empty(),
         }
-    }
-
-    fn default_longest_name() -> usize {
-        63
     }
 
     fn default_many_machines() -> usize {
@@ -349,10 +355,10 @@ mod tests {
             Config::read("providerSpec:\n  region: eu-1\n  size: small\nsecrets:\n  token: abcdef\n")
                 .unwrap();
         assert_eq!(
-            (config.longest_name, config.parallel, config.many_machines),
+            (config.longest_name(), config.parallel, config.many_machines),
             (63, 8, 25)
         );
-        assert!(!config.says(Setting::BadSecrets));
+        assert!(!config.says(Setting::BadSecrets) && !config.says(Setting::LongestName));
     }
 
     #[test]
@@ -362,6 +368,7 @@ mod tests {
             ("providerSpec: {a: b}\nsecrez: {}", "secrez"),
             ("providerSpec: {}", "provider_spec"),
             ("providerSpec: {a: b}\nparallel: 0", "parallel"),
+            ("providerSpec: {a: b}\nlongestName: 254", "longest_name"),
             ("providerSpec: {a: b}\nmandatoryFields: [region]", "JSON pointer"),
             (
                 "providerSpec: {a: b}\nsecrets: {id: a}\npublicSecretKeys: [ids]",

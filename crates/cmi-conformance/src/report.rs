@@ -61,7 +61,7 @@ pub struct CaseReport {
     /// How it ended.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// The hooks and settings for want of which it was skipped.
+    /// The hooks and settings for want of which it was skipped, or tried less than it could.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
     /// What is worth a look and breaks no rule.

@@ -327,7 +327,7 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
         None
     };
     let deleted = cleanup(&shared).delete(test_context.tracker().take()).await;
-    let mut missing = Vec::new();
+    let mut missing = test_context.missing();
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
         Err(CaseError::Failed(reason)) => Verdict::Failed {

@@ -7,13 +7,15 @@ mod repeats;
 mod vms;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
-use super::config::{Config, secrets};
+use super::case::Need;
+use super::config::{Config, Setting, secrets};
 use super::hooks::{Hook, HookCall, Hooks, LONGEST_COMMAND};
 use super::in_flight::{InFlight, Waiting};
 use super::judge::{Judge, SECRET_RULES};
@@ -66,6 +68,7 @@ pub struct TestContext {
     cluster: String,
     tracker: Arc<Tracker>,
     warnings: Arc<Mutex<Vec<String>>>,
+    missing: Arc<Mutex<BTreeSet<String>>>,
     fault: Arc<Mutex<Option<Fault>>>,
 }
 
@@ -80,6 +83,7 @@ impl TestContext {
             cluster,
             tracker: Arc::new(tracker),
             warnings: Arc::default(),
+            missing: Arc::default(),
             fault: Arc::default(),
         }
     }
@@ -144,6 +148,20 @@ impl TestContext {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(message.into());
+    }
+
+    /// Notes that the case, though it is run, tries less than it could if the configuration said this.
+    pub fn goes_only_so_far_without(&self, setting: Setting) {
+        if !self.config().says(setting) {
+            let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+            missing.insert(Need::Setting(setting).to_string());
+        }
+    }
+
+    /// The settings for want of which the case has tried less than it could.
+    pub fn missing(&self) -> Vec<String> {
+        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.iter().cloned().collect()
     }
 
     /// A machine in the case's cluster. Its name is unique over all cases, for back

@@ -105,8 +105,9 @@ async fn node_name(t: TestContext) -> CaseResult {
 }
 
 async fn longest_name(t: TestContext) -> CaseResult {
+    t.goes_only_so_far_without(Setting::LongestName);
     let request = t.machine_request("a");
-    let missing = t.config().longest_name.saturating_sub(request.name.len());
+    let missing = t.config().longest_name().saturating_sub(request.name.len());
     let name = format!("{}{}", request.name, "x".repeat(missing));
     let request = request.named(name);
     let machine = t.make(&request).await?;

@@ -6,7 +6,7 @@ use futures::future::join_all;
 
 use super::cases;
 use crate::answer::{CaseError, CaseResult, ensure};
-use crate::{Case, MachineRequest, TestContext};
+use crate::{Case, MachineRequest, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
 /// After how many characters names begin to differ: back ends cut names at such places. The most that there
@@ -30,7 +30,8 @@ pub(super) const CASES: &[Case] = cases! {
 };
 
 async fn similar_names(t: TestContext) -> CaseResult {
-    let longest = t.config().longest_name;
+    t.goes_only_so_far_without(Setting::LongestName);
+    let longest = t.config().longest_name();
     let last = longest.saturating_sub(1);
     let places = DIFFER_AFTER.into_iter().chain([last]);
     let places: BTreeSet<_> = places.filter(|place| *place < longest).collect();

@@ -27,6 +27,8 @@ pub enum Setting {
     Migration,
     /// `migration.broken`.
     BrokenMigration,
+    /// `longestName`.
+    LongestName,
     /// `logs`.
     Logs,
 }
@@ -47,6 +49,7 @@ impl Setting {
             Self::ForeignVolumes => "persistentVolumes.foreign",
             Self::Migration => "migration",
             Self::BrokenMigration => "migration.broken",
+            Self::LongestName => "longestName",
             Self::Logs => "logs",
         }
     }

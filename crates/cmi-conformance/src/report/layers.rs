@@ -132,13 +132,17 @@ fn of(
 }
 
 /// What a rule could not be tried for want of, and its author can add. One that some cases have tried lacks
-/// the hooks of the others all the same: what a driver does when its back end fails shows in no other way.
+/// the hooks of the others all the same: what a driver does when its back end fails shows in no other way. So
+/// it does what a case that was run lacks to go further.
 fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     let of_rule = cases.iter().filter(|case| case.proves.contains(&rule.id));
     match rule.verdict {
         Verdict::Skipped { .. } => of_rule.flat_map(|case| case.missing.clone()).collect(),
         _ => of_rule
-            .filter(|case| case.missing.iter().all(|missing| Need::is_hook(missing)))
+            .filter(|case| {
+                let was_run = !matches!(case.verdict, Verdict::Skipped { .. });
+                was_run || case.missing.iter().all(|missing| Need::is_hook(missing))
+            })
             .flat_map(|case| case.missing.clone())
             .collect(),
     }
