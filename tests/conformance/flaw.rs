@@ -147,6 +147,10 @@ pub enum Flaw {
     ChokesOnLists(Operation),
     /// A LastKnownState that is not its own is a broken invariant.
     CreateChokesOnState,
+    /// A size of the root file system, which need not be there, that is no number is a broken invariant.
+    ChokesOnRootFsSize(Operation),
+    /// A failure domain, which need not be there, that is no text is a broken invariant.
+    ChokesOnFailureDomain(Operation),
 
     /// DeleteMachine answers OK before the VM is gone.
     DeleteTooEarly,

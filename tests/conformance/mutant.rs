@@ -165,6 +165,26 @@ impl Mutant {
                 return result;
             }
             Flaw::FailsAtOnce(of) if of == operation => {
+            Flaw::ChokesOnRootFsSize(of) if of == operation => {
+                if !class
+                    .provider_spec
+                    .0
+                    .get("rootFsSize")
+                    .is_none_or(Value::is_number)
+                {
+                    return Err(broken("unsupported operand type(s) for *"));
+                }
+            }
+            Flaw::ChokesOnFailureDomain(of) if of == operation => {
+                if !class
+                    .provider_spec
+                    .0
+                    .get("failureDomain")
+                    .is_none_or(Value::is_string)
+                {
+                    return Err(broken("a zone has no attribute lower"));
+                }
+            }
                 tokio::time::sleep(MOMENT).await;
                 if at_once {
                     return Err(broken("another call is here"));

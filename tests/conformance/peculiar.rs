@@ -198,7 +198,9 @@ impl Driver for Peculiar {
                     .await
             }
             Way::ChecksWhatItDeletes
-                if root.is_some_and(|size| !(1..=1000).contains(&size.as_i64().unwrap())) =>
+                if root
+                    .and_then(|size| size.as_i64())
+                    .is_some_and(|size| !(1..=1000).contains(&size)) =>
             {
                 Err(Status::new(Code::OutOfRange, "the rootFsSize is from 1 to 1000"))
             }

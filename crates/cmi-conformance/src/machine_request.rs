@@ -120,12 +120,22 @@ impl MachineRequest {
         self.changed(&change)
     }
 
-    /// With this value in a place of the provider spec, if there is an object for it.
+    /// With this value in a place of the provider spec, in objects that are made where there are none; as it
+    /// is where something else stands in their place.
     #[must_use]
     pub fn with_value(mut self, place: &JsonPointer, value: Value) -> Self {
-        if let Some((object, key)) = self.holder(place) {
-            object.insert(key, value);
+        let Some((key, parents)) = place.segments().split_last() else {
+            return self;
+        };
+        let mut object = &mut self.class.provider_spec.0;
+        for parent in parents {
+            let inner = object.entry(parent).or_insert_with(|| Value::Object(Map::new()));
+            let Some(inner) = inner.as_object_mut() else {
+                return self;
+            };
+            object = inner;
         }
+        object.insert(key.clone(), value);
         self
     }
 

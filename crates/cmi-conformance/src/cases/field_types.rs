@@ -1,5 +1,7 @@
 //! Fields of the provider spec whose values are of another type than those of the sample, or null.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use super::cases;
@@ -50,11 +52,28 @@ pub(super) const CASES: &[Case] = cases! {
         => |t| field_types_of_a_vm(t, Operation::RestartMachine);
 };
 
-/// Every place of the sample with what it holds, but for the tags: these are the suite's.
+/// Every place of the provider spec that is known with what it holds, or may hold, but for the tags: these
+/// are the suite's. Fields that the sample does not have are known from the changes of the configuration and
+/// from the driver's schema. Each place is there once; what is said of it first counts: an invalid spec may
+/// hold a value of another type.
 fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
+    let config = t.config();
     let mut all = Vec::new();
-    walk("", &t.config().provider_spec, &mut all);
+    walk("", &config.provider_spec, &mut all);
+    let optional = [&config.incompatible_change, &config.quota_breaking_spec];
+    let changes = config
+        .out_of_range_specs
+        .iter()
+        .chain(optional.into_iter().flatten());
+    changes.for_each(|change| walk_change(change, &mut all));
+    all.extend(properties(t));
+    config
+        .invalid_specs
+        .iter()
+        .for_each(|change| walk_change(change, &mut all));
     let tags = &t.capabilities().tag_path;
+    let mut known = BTreeSet::new();
+    all.retain(|(place, _)| known.insert(place.clone()));
     let parsed = all
         .into_iter()
         .filter_map(|(place, value)| Some((place.parse().ok()?, value)));
@@ -67,9 +86,7 @@ fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
 fn hot_places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
     let mut all = Vec::new();
     for change in &t.config().hot_updates {
-        if let Value::Object(change) = change {
-            walk("", change, &mut all);
-        }
+        walk_change(change, &mut all);
     }
     let tags = &t.capabilities().tag_path;
     let parsed = all
@@ -81,9 +98,44 @@ fn hot_places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
         .collect()
 }
 
+/// The fields of the schema that the driver publishes, each with a value of its type.
+fn properties(t: &TestContext) -> Vec<(String, Value)> {
+    let schema = t.capabilities().provider_spec_schema.as_ref();
+    let properties = schema.and_then(|schema| schema.as_json()["properties"].as_object());
+    let properties = properties.into_iter().flatten();
+    properties
+        .map(|(key, property)| (below("", key), value_of(property)))
+        .collect()
+}
+
+/// A value of the type that a schema says; null where it says none.
+fn value_of(property: &Value) -> Value {
+    let said = &property["type"];
+    let types = said.as_array().into_iter().flatten().chain([said]);
+    let types = types.filter_map(Value::as_str);
+    match types.into_iter().find(|name| *name != "null") {
+        Some("object") => json!({}),
+        Some("array") => json!([]),
+        Some("string") => json!(""),
+        Some("boolean") => json!(true),
+        Some("integer" | "number") => json!(1),
+        Some(_) | None => Value::Null,
+    }
+}
+
+fn below(above: &str, key: &str) -> String {
+    format!("{above}/{}", key.replace('~', "~0").replace('/', "~1"))
+}
+
+fn walk_change(change: &Value, all: &mut Vec<(String, Value)>) {
+    if let Value::Object(change) = change {
+        walk("", change, all);
+    }
+}
+
 fn walk(above: &str, object: &Map<String, Value>, all: &mut Vec<(String, Value)>) {
     for (key, value) in object {
-        let place = format!("{above}/{}", key.replace('~', "~0").replace('/', "~1"));
+        let place = below(above, key);
         if let Value::Object(inner) = value {
             walk(&place, inner, all);
         }
@@ -163,7 +215,9 @@ async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult
         for change in &t.config().hot_updates {
             sample = sample.changed(change);
         }
-        places.extend(hot_places(&t));
+        let known: Vec<_> = places.iter().map(|(place, _)| place.clone()).collect();
+        let hot = hot_places(&t).into_iter();
+        places.extend(hot.filter(|(place, _)| !known.contains(place)));
     }
     let mandatory = t.config().mandatory();
     for (place, value) in places {
