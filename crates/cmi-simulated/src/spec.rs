@@ -56,8 +56,9 @@ pub enum Tagged {
     Not,
     /// `kubernetes.io/cluster`: it is about a cluster.
     Cluster,
-    /// That and `kubernetes.io/role`: it is about one machine. `capcmi.io/machine` says whose it is; a client
-    /// of the published interface alone does not send it, and finds what it made by the name.
+    /// The same: it is about one machine. `capcmi.io/machine` says whose it is, and may not be blank. A
+    /// client of the published interface alone sends neither that nor `kubernetes.io/role`, and finds what it
+    /// made by the name.
     Machine,
 }
 
@@ -65,8 +66,7 @@ impl Tagged {
     const fn names(self) -> &'static [&'static str] {
         match self {
             Self::Not => &[],
-            Self::Cluster => &[tags::CLUSTER],
-            Self::Machine => &[tags::CLUSTER, tags::ROLE],
+            Self::Cluster | Self::Machine => &[tags::CLUSTER],
         }
     }
 }

@@ -90,6 +90,21 @@ async fn an_update_changes_labels_alone_and_compares_with_the_real_vm() {
     assert!(driver.console().vms().unwrap()[0].labels.is_empty());
 }
 
+/// DRV-09, DRV-10: the published interface knows neither the tag of the machine nor that of its role.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_tags_with_the_cluster_alone_makes_finds_and_deletes_a_vm() {
+    let driver = driver("{}");
+    let class = || class("c", "", &json!({"tags": {tags::CLUSTER: "c"}}));
+    let id = driver.create("a", class()).await.unwrap().provider_id;
+    assert_eq!(driver.create("a", class()).await.unwrap().provider_id, id);
+    assert_eq!(driver.status("a", None, class()).await.unwrap().provider_id, id);
+    driver.remove("a", None, class()).await.unwrap();
+    assert_eq!(
+        code(driver.status("a", None, class()).await),
+        Some(Code::NotFound)
+    );
+}
+
 /// CAP-18, CAP-19, CAP-20
 #[tokio::test(start_paused = true)]
 async fn a_vm_without_an_identity_gets_that_of_the_update_and_keeps_it() {

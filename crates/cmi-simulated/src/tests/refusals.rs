@@ -19,7 +19,6 @@ async fn every_call_checks_name_spec_and_tags_and_changes_nothing() {
         class("c", "a", &json!({"rootFsSize": -1})),
         class("c", "a", &json!({"unknown": 1})),
         without(tags::CLUSTER),
-        without(tags::ROLE),
         class("c", " ", &json!({})),
     ];
     let refused = Some(Code::InvalidArgument);
