@@ -196,9 +196,11 @@ async fn a_driver_that_does_not_come_back_is_awaited_by_name_and_named_once() {
     };
     let (failed, first) = reason("restart-finds-the-vm");
     assert!(
-        failed && first.contains("gone since the hook `restart`") && first.contains("within 12 s"),
+        !failed && first.contains("gone since the hook `restart`") && first.contains("within 12 s"),
         "{first}"
     );
+    let (failed, every) = reason("every-restart");
+    assert!(failed && first.ends_with(&every), "{every}");
     let (failed, second) = reason("restart-adopts-the-vm");
     assert!(!failed && second.contains("hook `restart`"), "{second}");
 }

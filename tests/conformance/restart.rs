@@ -60,9 +60,14 @@ impl Plugin {
     fn judged(&self) -> Output {
         let mut restart = vec![RESTART.to_owned()];
         restart.extend(self.command());
+        self.judged_with(restart, 20)
+    }
+
+    /// The same with this hook, which has to be over after so long.
+    fn judged_with(&self, restart: Vec<String>, call_seconds: u32) -> Output {
         let suite = serde_json::json!({
             "providerSpec": {"vmPool": "default", "size": "small"},
-            "callSeconds": 20,
+            "callSeconds": call_seconds,
             "hooks": {"restart": restart},
         });
         std::fs::write(self.path("suite.yaml"), suite.to_string()).unwrap();
@@ -113,5 +118,31 @@ fn a_plugin_that_keeps_its_vms_in_memory_is_found_out() {
     ] {
         let so = |line: &str| line.contains(case) && line.contains(verdict);
         assert!(text.lines().any(so), "{case}: {text}");
+    }
+}
+
+/// CMI-157, CMI-182: such a driver ends at once, since its address is in use.
+#[test]
+fn a_plugin_that_does_not_remove_the_socket_it_left_breaks_the_rules_about_that_and_no_others() {
+    let plugin = Plugin::start("{stateFile: STATE_FILE, deleteSeconds: 0.02, bootSeconds: 0}");
+    let refusing = r#"[ ! -S "${CMI_ENDPOINT#unix://}" ] || { echo in use; exit 1; }; exec "$@""#;
+    let mut restart = vec![RESTART.to_owned()];
+    let mut command = plugin.command();
+    let program = command.split_off(2);
+    restart.extend(command);
+    restart.extend(["sh", "-c", refusing, "sh"].map(str::to_owned));
+    restart.extend(program);
+    let output = plugin.judged_with(restart, 3);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let failed = |line: &&str| line.contains(" FAILED ") && !line.starts_with('[');
+    let rows: Vec<_> = text.lines().filter(failed).collect();
+    let ids: Vec<_> = rows.iter().filter_map(|row| row.split(' ').next()).collect();
+    assert_eq!(ids, ["CMI-157", "CMI-182"], "{text}");
+    for words in [
+        "it did not serve again within 3 s",
+        "does it remove the socket that it left?",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
     }
 }

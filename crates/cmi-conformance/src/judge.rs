@@ -17,6 +17,9 @@ const SHORTEST_MESSAGE: usize = 8;
 /// The rows that a secret in an answer breaks.
 pub const SECRET_RULES: &[&str] = &["OPS-11", "CMI-13", "CMI-165", "CMI-186"];
 
+/// The rows that a driver breaks which does not serve again after it was killed and started.
+pub const SERVES_AGAIN_RULES: &[&str] = &["CMI-157", "CMI-182"];
+
 /// A rule that an answer broke.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
@@ -132,7 +135,8 @@ impl Judge {
         found.iter().cloned().collect()
     }
 
-    fn note(&self, rules: &'static [&'static str], message: String) {
+    /// Notes a rule that is broken, whichever case it shows in.
+    pub fn note(&self, rules: &'static [&'static str], message: String) {
         self.found
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -16,7 +16,7 @@ use super::cleanup::{Cleanup, Deleted};
 use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks};
 use super::in_flight::{InFlight, Waiting};
-use super::judge::{Judge, Violation};
+use super::judge::{Judge, SERVES_AGAIN_RULES, Violation};
 use super::ledger::Ledger;
 use super::leftover::Leftover;
 use super::liveness::Liveness;
@@ -467,9 +467,17 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
 }
 
 fn watched(violation: Violation) -> CaseReport {
+    let (name, title) = if violation.rules == SERVES_AGAIN_RULES {
+        (
+            "every-restart",
+            "a driver that was killed and started again serves at its endpoint",
+        )
+    } else {
+        ("every-answer", "what has to hold for every answer of the run")
+    };
     CaseReport {
-        name: "every-answer".to_owned(),
-        title: "what has to hold for every answer of the run".to_owned(),
+        name: name.to_owned(),
+        title: title.to_owned(),
         proves: violation.rules.to_vec(),
         verdict: Verdict::Failed {
             reason: violation.message,
