@@ -21,6 +21,8 @@ pub enum Flaw {
     Panics(Operation),
     /// After so many calls the driver is gone.
     DiesAfter(u32),
+    /// A name with a dot is the end of the driver.
+    DiesOfDots,
     /// A call that is given up leaves something half made.
     LeavesHalf(Operation),
     /// A call that runs beside another of its kind fails with INTERNAL.
@@ -145,12 +147,12 @@ pub enum Flaw {
     ChokesOnNull(Operation),
     /// A list in place of a text is an error without a code.
     ChokesOnLists(Operation),
-    /// A LastKnownState that is not its own is a broken invariant.
-    CreateChokesOnState,
     /// A size of the root file system, which need not be there, that is no number is a broken invariant.
     ChokesOnRootFsSize(Operation),
     /// A failure domain, which need not be there, that is no text is a broken invariant.
     ChokesOnFailureDomain(Operation),
+    /// A LastKnownState that is not its own is a broken invariant.
+    CreateChokesOnState,
 
     /// DeleteMachine answers OK before the VM is gone.
     DeleteTooEarly,

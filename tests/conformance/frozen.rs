@@ -145,9 +145,9 @@ fn cases_of<'a>(clusters: impl Iterator<Item = &'a str>) -> BTreeSet<&'static st
     clusters.filter_map(case).collect()
 }
 
-/// The case names the call; what is left is what the cases have that ran when it was stopped.
+/// The calls that were under way are named; what is left is what the cases have that ran when it was stopped.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_that_is_frozen_is_named_with_the_case_and_the_call_and_little_is_left() {
+async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_little_is_left() {
     let mut run = Run::frozen(2.0).await;
     let (code, errors) = run.end().await;
     assert_eq!(code, Some(1), "{errors}");
@@ -155,14 +155,23 @@ async fn a_plugin_that_is_frozen_is_named_with_the_case_and_the_call_and_little_
     let report: Value = serde_json::from_str(&report).unwrap();
     let cases = report["cases"].as_array().unwrap();
     let failed: Vec<_> = cases.iter().filter(|case| case["verdict"] == "failed").collect();
-    let [failed] = failed.as_slice() else {
-        panic!("{failed:#?}");
+    assert!(failed.is_empty(), "{failed:#?}");
+    let reasons = cases.iter().filter_map(|case| case["reason"].as_str());
+    let of_driver: Vec<_> = reasons
+        .filter(|reason| !reason.contains("configuration"))
+        .collect();
+    let is_gone = |reason: &&&str| {
+        [
+            "the driver is gone since ",
+            "the driver can't be reached any more, since ",
+        ]
+        .iter()
+        .any(|gone| reason.starts_with(gone))
     };
-    let reason = failed["reason"].as_str().unwrap();
-    assert!(
-        reason.starts_with("the driver is gone since ") && reason.contains("the driver hangs"),
-        "{reason}"
-    );
+    let others: Vec<_> = of_driver.iter().filter(|reason| !is_gone(reason)).collect();
+    assert!(!of_driver.is_empty() && others.is_empty(), "{others:#?}");
+    let doubtful = report["doubtful"][0].as_array().unwrap();
+    assert!(doubtful.len() > 1, "{doubtful:#?}");
     let left = report["leftovers"].as_array().unwrap();
     for vm in run.vms() {
         let is_named = left

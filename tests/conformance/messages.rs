@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{Hook, HookCall, Hooks, Report, Selection, Target, Verdict, run};
+use cmi_conformance::{Hook, HookCall, Hooks, Report, Selection, Target, Verdict, report, run};
 use cmi_driver::{Code, Operation};
 use cmi_grpc::server::{Listener, serve};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw;
-use crate::judged;
 use crate::mutant::Mutant;
+use crate::{judged, judged_with};
 
 /// Hooks that end well and do nothing.
 struct Idle;
@@ -67,29 +67,46 @@ async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_wha
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_goes_away_is_reported_once_with_the_request() {
+/// The simulated driver until a name has a dot, of which it dies; so many cases run at once.
+async fn dies_of_dots(parallel: usize) -> Report {
     let simulated = Simulated::new().unwrap();
-    let mutant = Mutant::new(simulated.driver.clone(), Flaw::DiesAfter(60));
-    let report = judged(&simulated, Arc::new(mutant), &[]).await;
-    let failed = reasons(&report, Verdict::is_failure);
-    let gone = failed
-        .iter()
-        .filter(|reason| reason.starts_with("the driver is gone since "));
-    let [gone] = gone.collect::<Vec<_>>().try_into().unwrap();
-    let since = gone.trim_start_matches("the driver is gone since ");
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), Flaw::DiesOfDots));
+    judged_with(&simulated, mutant, &[], |config| config.parallel = parallel).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_dies_of_a_request_that_is_alone_is_reported_once_with_the_request() {
+    let report = dies_of_dots(1).await;
+    let failed = report.cases.iter().filter(|case| case.verdict.is_failure());
+    let [case] = failed.collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(case.name, "create-dotted-name");
+    let reason = case.verdict.reason().unwrap();
     assert!(
-        Operation::ALL.iter().any(|call| since.starts_with(call.name())),
-        "{gone}"
-    );
-    assert!(
-        !failed
-            .iter()
-            .any(|reason| reason.contains("has to answer OK, and answered Unavailable")),
-        "{failed:#?}"
+        reason.starts_with("the driver is gone since CreateMachine of machine `") && reason.contains("-a.b`"),
+        "{reason}"
     );
     let unclear = reasons(&report, Verdict::is_inconclusive);
     assert!(unclear.len() > 20, "{unclear:#?}");
+    assert!(!report.passed);
+}
+
+/// Which of the requests it was, nothing shows: no case and no row is blamed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_dies_beside_other_requests_breaks_no_rule_and_all_of_them_are_named() {
+    let report = dies_of_dots(8).await;
+    let failed = reasons(&report, Verdict::is_failure);
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert!(!report.passed);
+    let text = report::text(&report);
+    let lines = text
+        .lines()
+        .filter(|line| line.contains("run again with `parallel: 1`"));
+    let [line] = lines.collect::<Vec<_>>().try_into().unwrap();
+    assert!(
+        line.starts_with("the driver went away in one of these requests: ") && line.contains("-a.b`"),
+        "{line}"
+    );
+    assert!(line.contains("`create-dotted-name`"), "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

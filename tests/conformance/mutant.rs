@@ -90,6 +90,11 @@ impl Mutant {
             .or_insert_with(|| self.inner.restarts());
     }
 
+    /// Whether a request has ended the driver, and with it all that are under way.
+    fn is_dead(&self) -> bool {
+        self.turns.load(Ordering::SeqCst) > 0
+    }
+
     fn has(&self, flaw: Flaw) -> bool {
         self.flaw == flaw
     }
@@ -142,8 +147,20 @@ impl Mutant {
         }
         match self.flaw {
             Flaw::DiesAfter(calls) if self.turn() > calls => {
-                return Err(Status::new(Code::Unavailable, "no server listens there"));
+                return Err(gone());
             }
+            Flaw::DiesOfDots if !self.is_dead() && name.contains('.') => {
+                // Beside another request, where there is one.
+                for _ in 0..50 {
+                    if self.running.load(Ordering::SeqCst) > 1 {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                self.turns.store(1, Ordering::SeqCst);
+                return Err(gone());
+            }
+            Flaw::DiesOfDots if self.is_dead() => return Err(gone()),
             Flaw::Boasts(of) if of == operation => return Err(Status::unimplemented(operation)),
             Flaw::Hides(of) if of == operation => {}
             Flaw::Wavers(of) if of == operation && !self.turn().is_multiple_of(2) => {
@@ -156,15 +173,6 @@ impl Mutant {
             Flaw::ChokesOnLists(of) if of == operation && has(class, Value::is_array) => {
                 return Err(Status::new(Code::Unknown, "list object has no attribute strip"));
             }
-            Flaw::Panics(of) if of == operation => panic!("a driver that is not written well"),
-            Flaw::LeavesHalf(of) if of == operation => {
-                let half = self.plant(class, &format!("{name}-half"));
-                tokio::time::sleep(MOMENT).await;
-                let result = call.await;
-                self.vanish(|vm| vm.provider_id() == half.as_str());
-                return result;
-            }
-            Flaw::FailsAtOnce(of) if of == operation => {
             Flaw::ChokesOnRootFsSize(of) if of == operation => {
                 if !class
                     .provider_spec
@@ -185,6 +193,15 @@ impl Mutant {
                     return Err(broken("a zone has no attribute lower"));
                 }
             }
+            Flaw::Panics(of) if of == operation => panic!("a driver that is not written well"),
+            Flaw::LeavesHalf(of) if of == operation => {
+                let half = self.plant(class, &format!("{name}-half"));
+                tokio::time::sleep(MOMENT).await;
+                let result = call.await;
+                self.vanish(|vm| vm.provider_id() == half.as_str());
+                return result;
+            }
+            Flaw::FailsAtOnce(of) if of == operation => {
                 tokio::time::sleep(MOMENT).await;
                 if at_once {
                     return Err(broken("another call is here"));
@@ -199,7 +216,11 @@ impl Mutant {
             }
             _ => {}
         }
-        let status = match call.await {
+        let answer = call.await;
+        if self.has(Flaw::DiesOfDots) && self.is_dead() {
+            return Err(gone());
+        }
+        let status = match answer {
             Ok(response) => return Ok(response),
             Err(status) => status,
         };
@@ -278,6 +299,10 @@ fn written(text: &str, writing: Writing) -> String {
         Writing::Base64Url => BASE64_URL_SAFE_NO_PAD.encode(text),
         Writing::InBase64 => BASE64_STANDARD.encode(format!("{{\"userData\": {text}}}")),
     }
+}
+
+fn gone() -> Status {
+    Status::new(Code::Unavailable, "no server listens there")
 }
 
 fn broken(message: &str) -> Status {

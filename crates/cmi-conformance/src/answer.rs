@@ -9,7 +9,8 @@ pub enum CaseError {
     /// A rule is broken: a sentence for the driver's author.
     #[error("{0}")]
     Failed(String),
-    /// The driver went away in a call of this case: that is a failure, whatever the call was for.
+    /// The driver went away in a call of this case, and no other case had one under way: that is a failure,
+    /// whatever the call was for.
     #[error("{0}")]
     DriverGone(String),
     /// What the case is for was not reached: something else, that it needs, does not work.

@@ -54,6 +54,10 @@ pub struct Entry {
 impl InFlight {
     /// Notes a call, which may take so long, until the entry is dropped.
     pub fn begin(self: &Arc<Self>, case: &str, what: &str, limit: Duration) -> Entry {
+        self.begin_with(case, what, limit, NOTICE_AFTER)
+    }
+
+    fn begin_with(self: &Arc<Self>, case: &str, what: &str, limit: Duration, notice: Duration) -> Entry {
         let mut calls = self.calls();
         let number = calls.next;
         calls.next += 1;
@@ -62,13 +66,18 @@ impl InFlight {
             what: what.to_owned(),
             limit,
             since: Instant::now(),
-            notice: NOTICE_AFTER,
+            notice,
         };
         let _new = calls.all.insert(number, call);
         Entry {
             in_flight: Arc::clone(self),
             number,
         }
+    }
+
+    /// Notes what takes no time worth a line, until the entry is dropped.
+    pub fn keep(self: &Arc<Self>, case: &str, what: &str) -> Entry {
+        self.begin_with(case, what, Duration::MAX, Duration::MAX)
     }
 
     /// All of them.

@@ -1,5 +1,6 @@
 //! Whether the driver can still be reached: a run against one that is gone has to end.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +20,8 @@ pub struct Liveness {
     state: Mutex<State>,
     /// What the driver went away in, until it answers again.
     gone: Mutex<Option<String>>,
+    /// Each time that it went away in one of several requests, these.
+    doubtful: Mutex<Vec<BTreeSet<String>>>,
     /// Whether there is one, without a lock: creates at once have to meet within microseconds.
     is_gone: AtomicBool,
     end: CancellationToken,
@@ -43,6 +46,7 @@ impl Liveness {
             timeout: call_limit.min(LONGEST_OUTAGE),
             state: Mutex::new(State::Reachable),
             gone: Mutex::default(),
+            doubtful: Mutex::default(),
             is_gone: AtomicBool::new(false),
             end,
         }
@@ -71,6 +75,18 @@ impl Liveness {
         drop(gone);
         self.unreachable();
         (call, is_new)
+    }
+
+    /// It went away in one of these requests, and nothing shows which.
+    pub fn was_one_of(&self, requests: BTreeSet<String>) {
+        let mut doubtful = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
+        doubtful.push(requests);
+    }
+
+    /// The requests in one of which it went away, each time.
+    pub fn doubtful(&self) -> Vec<BTreeSet<String>> {
+        let doubtful = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
+        doubtful.clone()
     }
 
     /// The driver was asked whether it is there, and is. A call that was under way when it went away may be

@@ -5,7 +5,7 @@ mod layers;
 mod ranking;
 mod text;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -110,6 +110,8 @@ pub struct Report {
     pub layers: Vec<LayerReport>,
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
+    /// The requests in one of which the driver went away, each time that it did: nothing shows which it was.
+    pub doubtful: Vec<BTreeSet<String>>,
     /// Whether it was ended early.
     pub interrupted: bool,
     /// Which rules it was about.
@@ -125,6 +127,8 @@ pub struct Report {
 pub struct Circumstances {
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
+    /// The requests in one of which the driver went away, each time that it did: nothing shows which it was.
+    pub doubtful: Vec<BTreeSet<String>>,
     /// Whether it was ended early.
     pub interrupted: bool,
     /// Which rules it was about.
@@ -258,6 +262,7 @@ impl Report {
     ) -> Self {
         let Circumstances {
             leftovers,
+            doubtful,
             interrupted,
             scope,
         } = circumstances;
@@ -271,7 +276,7 @@ impl Report {
             .iter()
             .map(|rule| judge(rule, by_rule.get(rule.id).map_or(&[], Vec::as_slice)))
             .collect();
-        let caveats = caveats(&cases, &leftovers, interrupted);
+        let caveats = caveats(&cases, &leftovers, !doubtful.is_empty(), interrupted);
         let layers = layers::judge(&cases, &rules, about, scope, &caveats);
         let passed = layers.iter().all(|layer| layer.compliance != Compliance::No);
         Self {
@@ -284,6 +289,7 @@ impl Report {
             rules,
             layers,
             leftovers,
+            doubtful,
             interrupted,
             scope,
             passed,
@@ -322,8 +328,9 @@ impl Report {
 }
 
 /// Why no layer is believed though no rule was seen broken.
-fn caveats(cases: &[CaseReport], leftovers: &[Leftover], interrupted: bool) -> Vec<String> {
+fn caveats(cases: &[CaseReport], leftovers: &[Leftover], went_away: bool, interrupted: bool) -> Vec<String> {
     let caveats = [
+        (went_away, "the driver went away".to_owned()),
         (interrupted, "the run was ended early".to_owned()),
         (
             !leftovers.is_empty(),

@@ -237,6 +237,7 @@ pub async fn run(
         &about,
         Circumstances {
             leftovers: left,
+            doubtful: shared.liveness.doubtful(),
             interrupted: stop.is_cancelled(),
             scope: if selection.only.is_empty() {
                 Scope::Whole
@@ -326,7 +327,11 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
     } else {
         None
     };
-    let deleted = cleanup(&shared).delete(test_context.tracker().take()).await;
+    let made = test_context.tracker().take();
+    let deletion =
+        (!made.is_empty()).then(|| shared.in_flight.keep(case.name, "the deletion of what it made"));
+    let deleted = cleanup(&shared).delete(made).await;
+    drop(deletion);
     let mut missing = test_context.missing();
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,

@@ -19,10 +19,13 @@ pub fn junit(report: &Report) -> Result<String, JunitError> {
     suite.add_test_cases(report.cases.iter().map(test));
     suite.add_test_cases(report.layers.iter().map(layer));
     let mut whole = TestCaseStatus::success();
-    if !report.leftovers.is_empty() || report.interrupted || !report.tested_something() {
+    let went_away = !report.doubtful.is_empty();
+    if !report.leftovers.is_empty() || went_away || report.interrupted || !report.tested_something() {
         whole = TestCaseStatus::non_success(NonSuccessKind::Failure);
         let left: Vec<_> = report.leftovers.iter().map(ToString::to_string).collect();
-        whole.set_message(if left.is_empty() {
+        whole.set_message(if went_away {
+            "the driver went away".to_owned()
+        } else if left.is_empty() {
             "the run was ended early, or tested nothing".to_owned()
         } else {
             format!("left behind: {}", left.join("; "))

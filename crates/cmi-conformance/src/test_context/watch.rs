@@ -1,5 +1,6 @@
 //! Every call of a case is watched: one that hangs is named, and so is one in which the driver goes away.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
@@ -42,22 +43,37 @@ impl TestContext {
     }
 
     /// Ends the case when a call failed since the driver itself is gone, and not its back end. The case that
-    /// saw it first fails with the request; what any other shows means nothing.
+    /// saw it first fails with the request if no other case had one under way: otherwise nothing shows which
+    /// request it was, and all of them are named. What any other case shows means nothing.
     ///
     /// # Errors
-    /// [`CaseError::DriverGone`] for the first, [`CaseError::Inconclusive`] for the others.
+    /// [`CaseError::DriverGone`] for the first, if it was alone; [`CaseError::Inconclusive`] for any other.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
-        let others = self.shared.in_flight.all().into_iter();
-        let others = others.filter(|other| other.what != what).map(|other| other.what);
-        let others: Vec<_> = others.collect();
+        let in_flight = &self.shared.in_flight;
+        // It was under way as well, for a case that asks at the same moment.
+        let _doubted = in_flight.keep(&self.case, what);
+        let mut all = in_flight.all();
         if self.shows_life().await {
             return Ok(());
         }
+        all.extend(in_flight.all());
         let (call, is_first) = self.shared.liveness.died(what);
         if !is_first {
             return Err(gone(&call));
         }
-        let beside = match others.as_slice() {
+        let (own, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|other| other.case == self.case);
+        if !others.is_empty() {
+            let candidates = own.into_iter().chain(others);
+            let candidates = candidates.map(|call| format!("{} (`{}`)", call.what, call.case));
+            self.shared.liveness.was_one_of(candidates.collect());
+            return Err(CaseError::Inconclusive(format!(
+                "the driver is gone since {what}, or since another request that was under way beside it: \
+                 {otherwise}"
+            )));
+        }
+        let beside: BTreeSet<_> = own.into_iter().map(|call| call.what).collect();
+        let beside: Vec<_> = beside.into_iter().filter(|other| other != what).collect();
+        let beside = match beside.as_slice() {
             [] => String::new(),
             others => format!(
                 "; or it was one of those that were under way beside it: {}",
