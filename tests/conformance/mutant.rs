@@ -131,6 +131,51 @@ impl Mutant {
         }
     }
 
+    /// The end of a driver that has come to it.
+    async fn lives(&self, name: &str) -> Result<()> {
+        match self.flaw {
+            Flaw::DiesAfter(calls) if self.turn() > calls => Err(gone()),
+            Flaw::DiesOfDots if self.is_dead() => Err(gone()),
+            Flaw::DiesOfDots if name.contains('.') => {
+                // Beside another request, where there is one.
+                for _ in 0..50 {
+                    if self.running.load(Ordering::SeqCst) > 1 {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                self.turns.store(1, Ordering::SeqCst);
+                Err(gone())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a driver makes of a value of another type than it reads.
+    fn takes(&self, operation: Operation, class: &MachineClass) -> Result<()> {
+        let holds = |field: &str, what: fn(&Value) -> bool| {
+            let value = class.provider_spec.0.get(field);
+            value.is_none_or(what)
+        };
+        match self.flaw {
+            Flaw::ChokesOnNull(of) if of == operation && has(class, Value::is_null) => {
+                Err(broken("invalid memory address or nil pointer dereference"))
+            }
+            Flaw::ChokesOnLists(of) if of == operation && has(class, Value::is_array) => {
+                Err(Status::new(Code::Unknown, "list object has no attribute strip"))
+            }
+            Flaw::ChokesOnRootFsSize(of) if of == operation && !holds("rootFsSize", Value::is_number) => {
+                Err(broken("unsupported operand type(s) for *"))
+            }
+            Flaw::ChokesOnFailureDomain(of)
+                if of == operation && !holds("failureDomain", Value::is_string) =>
+            {
+                Err(broken("a zone has no attribute lower"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The flaws that every call may have.
     async fn call<T>(
         &self,
@@ -145,54 +190,15 @@ impl Mutant {
         if !self.offered.contains(&operation) {
             return Err(Status::unimplemented(operation));
         }
+        self.lives(name).await?;
+        self.takes(operation, class)?;
         match self.flaw {
-            Flaw::DiesAfter(calls) if self.turn() > calls => {
-                return Err(gone());
-            }
-            Flaw::DiesOfDots if !self.is_dead() && name.contains('.') => {
-                // Beside another request, where there is one.
-                for _ in 0..50 {
-                    if self.running.load(Ordering::SeqCst) > 1 {
-                        break;
-                    }
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
-                self.turns.store(1, Ordering::SeqCst);
-                return Err(gone());
-            }
-            Flaw::DiesOfDots if self.is_dead() => return Err(gone()),
             Flaw::Boasts(of) if of == operation => return Err(Status::unimplemented(operation)),
             Flaw::Hides(of) if of == operation => {}
             Flaw::Wavers(of) if of == operation && !self.turn().is_multiple_of(2) => {
                 return Err(Status::unimplemented(operation));
             }
             Flaw::Hangs(of) if of == operation => std::future::pending().await,
-            Flaw::ChokesOnNull(of) if of == operation && has(class, Value::is_null) => {
-                return Err(broken("invalid memory address or nil pointer dereference"));
-            }
-            Flaw::ChokesOnLists(of) if of == operation && has(class, Value::is_array) => {
-                return Err(Status::new(Code::Unknown, "list object has no attribute strip"));
-            }
-            Flaw::ChokesOnRootFsSize(of) if of == operation => {
-                if !class
-                    .provider_spec
-                    .0
-                    .get("rootFsSize")
-                    .is_none_or(Value::is_number)
-                {
-                    return Err(broken("unsupported operand type(s) for *"));
-                }
-            }
-            Flaw::ChokesOnFailureDomain(of) if of == operation => {
-                if !class
-                    .provider_spec
-                    .0
-                    .get("failureDomain")
-                    .is_none_or(Value::is_string)
-                {
-                    return Err(broken("a zone has no attribute lower"));
-                }
-            }
             Flaw::Panics(of) if of == operation => panic!("a driver that is not written well"),
             Flaw::LeavesHalf(of) if of == operation => {
                 let half = self.plant(class, &format!("{name}-half"));

@@ -60,11 +60,11 @@ impl Plugin {
     fn judged(&self) -> Output {
         let mut restart = vec![RESTART.to_owned()];
         restart.extend(self.command());
-        self.judged_with(restart, 20)
+        self.judged_with(&restart, 20)
     }
 
     /// The same with this hook, which has to be over after so long.
-    fn judged_with(&self, restart: Vec<String>, call_seconds: u32) -> Output {
+    fn judged_with(&self, restart: &[String], call_seconds: u32) -> Output {
         let suite = serde_json::json!({
             "providerSpec": {"vmPool": "default", "size": "small"},
             "callSeconds": call_seconds,
@@ -132,7 +132,7 @@ fn a_plugin_that_does_not_remove_the_socket_it_left_breaks_the_rules_about_that_
     restart.extend(command);
     restart.extend(["sh", "-c", refusing, "sh"].map(str::to_owned));
     restart.extend(program);
-    let output = plugin.judged_with(restart, 3);
+    let output = plugin.judged_with(&restart, 3);
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     let failed = |line: &&str| line.contains(" FAILED ") && !line.starts_with('[');
