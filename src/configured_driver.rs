@@ -7,7 +7,6 @@
 mod breaker;
 mod bucket;
 mod caller;
-mod changes;
 mod credentials;
 mod debounce;
 mod guard;
@@ -16,6 +15,7 @@ mod permits;
 mod prober;
 mod registry;
 mod state;
+mod vm_locks;
 mod waker;
 
 use std::sync::Arc;
@@ -40,15 +40,15 @@ pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
 use caller::Caller;
-use changes::{Change, Changes};
 use guard::GuardedDriver;
 use permits::Permits;
 use prober::Prober;
+use vm_locks::{VmLock, VmLocks};
 
 /// A waiter is woken when there is a permit. It asks again after this time, should the wake-up get lost.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
-/// When a call that changes a VM is tried again, where another one changes it.
-pub const CHANGE_WAIT: Duration = Duration::from_secs(5);
+/// When a call that changes a VM is tried again, where the VM is locked for another one.
+pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
 /// How often machines are woken for whose creates there may be room, and those that have to publish that they
 /// wait.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ pub struct ConfiguredDriver {
     prober: Arc<Prober>,
     stable_reachability: watch::Sender<StableReachability>,
     permits: Arc<Permits>,
-    changes: Changes,
+    vm_locks: VmLocks,
     credentials: Option<CredentialsDirectory>,
 }
 
@@ -137,7 +137,7 @@ impl ConfiguredDriver {
             prober,
             stable_reachability: watch::Sender::new(StableReachability::Unsettled),
             permits,
-            changes: Changes::default(),
+            vm_locks: VmLocks::default(),
             credentials: settings.credentials,
         }
     }
@@ -208,10 +208,10 @@ impl ConfiguredDriver {
         self.permits.should_report(key)
     }
 
-    /// The right to update or restart the VM of the machine of this UID, unless it is being updated or
-    /// restarted just now: the caller comes again after [`CHANGE_WAIT`]. A deletion does not wait for it.
-    pub fn try_change<'a>(&'a self, uid: &'a str) -> Option<Change<'a>> {
-        self.changes.try_begin(uid)
+    /// Locks the VM of the machine of this UID for a call that initializes, updates or restarts it, unless it
+    /// is locked for another: the caller comes again after [`VM_LOCK_WAIT`]. A deletion does not wait for it.
+    pub fn try_lock_vm<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
+        self.vm_locks.try_lock(uid)
     }
 
     /// How many permits are held, and how many requesters wait for one.

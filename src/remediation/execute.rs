@@ -17,7 +17,7 @@ use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::apiserver::secrets::{SECRET_REF, Scrubber};
 use crate::apiserver::{Error, Note, patch_metadata};
-use crate::configured_driver::{CHANGE_WAIT, PERMIT_WAIT, Permit, Priority, Requester};
+use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
 use crate::credentials;
 use crate::identity;
 use crate::reconciler::Again;
@@ -29,7 +29,7 @@ use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineReques
 /// # Guarantees
 /// The restart is written down before the driver is called, on the version of the object that the plan was
 /// made from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call
-/// never left this process. The VM is not being updated meanwhile.
+/// never left this process. The VM is neither initialized nor updated meanwhile.
 pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Again, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {
@@ -43,8 +43,8 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
         return Ok(Again::After(PERMIT_WAIT));
     };
     let uid = infra.metadata.uid.as_deref().unwrap_or_default();
-    let Some(_change) = driver.try_change(uid) else {
-        return Ok(Again::After(CHANGE_WAIT));
+    let Some(_lock) = driver.try_lock_vm(uid) else {
+        return Ok(Again::After(VM_LOCK_WAIT));
     };
     let unwritten = &remediation.metadata;
     let class = match prepared(gathered, ctx, infra, &permit, &restart).await? {

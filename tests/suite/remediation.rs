@@ -270,13 +270,13 @@ async fn a_vm_that_is_being_updated_is_restarted_once_that_has_ended() -> Result
         .await?;
     world.cluster("one").await?;
     let mut machines = Vec::new();
-    for name in ["updated", "other"] {
+    for name in ["updated", "first", "second"] {
         let made = ByHand::new(&world, "one", name).create().await?;
         made.provisioned().await?;
         machines.push(made);
     }
-    let [updated, other] = &machines[..] else {
-        bail!("there are two");
+    let [updated, first, second] = &machines[..] else {
+        bail!("there are three");
     };
     cloud.fail(json!([{"operation": "UpdateMachine", "machine": "updated", "hang": "held"}]))?;
     updated.respecify("labels", json!({"round": "1"})).await?;
@@ -287,12 +287,16 @@ async fn a_vm_that_is_being_updated_is_restarted_once_that_has_ended() -> Result
     })
     .await?;
 
-    for made in [updated, other] {
-        let owner = machine(&world, &made.name).await?;
-        management_cluster::apply(&world.admin, request(&world, &owner, &json!({}))).await?;
+    // A refused attempt does not let the next one in. What came before another restart has been looked at.
+    for (attempt, other) in (1..).zip([first, second]) {
+        for made in [updated, other] {
+            let owner = machine(&world, &made.name).await?;
+            let mut request = request(&world, &owner, &json!({}));
+            request["metadata"]["annotations"] = json!({"attempt": attempt.to_string()});
+            management_cluster::apply(&world.admin, request).await?;
+        }
+        restarts(&cloud, &other.name, 1).await?;
     }
-    // What came first has been looked at.
-    restarts(&cloud, "other", 1).await?;
     cloud.fail(json!([]))?;
     restarts(&cloud, "updated", 1).await?;
     let calls = cloud.calls()?;

@@ -2,7 +2,7 @@
 
 use super::look_up::another_vm;
 use super::machine_class::Stopped;
-use crate::configured_driver::Permit;
+use crate::configured_driver::{Permit, VM_LOCK_WAIT};
 use crate::identity;
 use crate::machine::Context;
 use crate::machine::object::Object;
@@ -49,7 +49,8 @@ pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitializ
     }
 }
 
-/// Initializes a VM that exists; a driver without the call has nothing to initialize.
+/// Initializes a VM that exists; a driver without the call has nothing to initialize. No remediation restarts
+/// the VM meanwhile.
 pub async fn initialize(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -64,6 +65,11 @@ pub async fn initialize(
     if !ctx.may_create(object.get(), permit) {
         return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
     }
+    let uid = object.uid().to_owned();
+    let driver = permit.configured_driver();
+    let Some(_lock) = driver.try_lock_vm(&uid) else {
+        return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
+    };
     let request = InitializeMachineRequest {
         machine: MachineRef::new(object.name(), class.clone()),
         provider_id: vm.known.clone(),

@@ -7,7 +7,7 @@ use super::machine_class::{self, Stopped};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
-use crate::configured_driver::{CHANGE_WAIT, Permit};
+use crate::configured_driver::{Permit, VM_LOCK_WAIT};
 use crate::identity;
 use crate::machine::Context;
 use crate::machine::object::Object;
@@ -31,8 +31,8 @@ pub async fn update(
     let class =
         machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
     let uid = object.uid().to_owned();
-    let Some(_change) = permit.configured_driver().try_change(&uid) else {
-        return Ok(Outcome::Waiting(Some(CHANGE_WAIT)));
+    let Some(_lock) = permit.configured_driver().try_lock_vm(&uid) else {
+        return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
     };
     object.issue_update().await?;
     announce(object).await?;

@@ -1,0 +1,56 @@
+//! One call at a time changes a VM that there is, whichever controller makes it.
+//!
+//! A reconcile of an InfraMachine makes one call after the other. A remediation restarts the same VM from a
+//! work queue of its own: beside an update, a driver that locks its VM would refuse the restart, and the
+//! Machine be replaced for it.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The machines whose VMs are locked, by their UIDs.
+#[derive(Debug, Default)]
+pub struct VmLocks(Mutex<HashSet<String>>);
+
+/// The VM of a machine is this holder's to change, until this is dropped.
+#[derive(Debug)]
+pub struct VmLock<'a> {
+    locks: &'a VmLocks,
+    uid: &'a str,
+}
+
+impl VmLocks {
+    /// Locks the VM of the machine of this UID, unless it is locked.
+    pub fn try_lock<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
+        let is_free = self.locked().insert(uid.to_owned());
+        // Made only where it is had: a lock that is dropped unlocks.
+        is_free.then(|| VmLock { locks: self, uid })
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for VmLock<'_> {
+    fn drop(&mut self) {
+        self.locks.locked().remove(self.uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_is_changed_by_one_at_a_time_and_others_beside_it() {
+        let locks = VmLocks::default();
+        let first = locks.try_lock("u-1");
+        assert!(first.is_some());
+        for asked in 1..3 {
+            assert!(locks.try_lock("u-1").is_none(), "asked {asked} times");
+        }
+        assert!(locks.try_lock("u-2").is_some());
+        drop(first);
+        assert!(locks.try_lock("u-1").is_some());
+    }
+}
