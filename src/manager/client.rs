@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::header::{HeaderValue, USER_AGENT};
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use http_body_util::{BodyExt as _, Either, Full};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
-use super::connection::{self, is_watch};
+use super::connection::{self, is_watch, is_write};
 use super::pages::{MOST_BYTES, Page, Pages};
 use crate::leadership::Leadership;
 
@@ -60,7 +60,7 @@ pub(super) fn ruled(
     };
     match protocol {
         Protocol::Http2 if config.proxy_url.is_none() => {
-            let connections = connection::http2(&config)?;
+            let connections = connection::http2(&config, limits.leadership.clone())?;
             let builder = ClientBuilder::new(connections, config.default_namespace);
             Ok(builder.with_layer(&limits).build())
         }
@@ -182,15 +182,12 @@ async fn in_time<F: Future>(step: F) -> Result<F::Output, RequestTimedOut> {
     done.map_err(|_elapsed| RequestTimedOut(REQUEST_TIMEOUT))
 }
 
-fn is_write(method: &Method) -> bool {
-    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::FutureExt as _;
+    use http::Method;
     use http_body::Frame;
     use http_body_util::StreamBody;
     use tokio::time::{Instant, advance};

@@ -10,20 +10,24 @@
 //!   [`PING_TIMEOUT`]: all that goes over it would stall with it.
 //! * A request that the server closed the connection without having looked at is sent once more over another.
 //!   No other is: it may have been carried out.
+//! * A write is given to no connection while this replica does not lead, however long the connection took to
+//!   stand, and also when it is sent once more.
 
 use std::error::Error as StdError;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::{BoxFuture, Ready, ready};
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Config;
 use kube::client::{Body, ConfigExt as _};
@@ -31,6 +35,8 @@ use rustls::pki_types::ServerName;
 use tower::retry::{Policy, RetryLayer};
 use tower::util::BoxService;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
+
+use crate::leadership::Leadership;
 
 /// After so long without a word from the server, it is asked for one while something is asked of it.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -51,12 +57,13 @@ pub(super) type Connections = BoxService<Request<Body>, Response<Incoming>, BoxE
 type Http = legacy::Client<TimeoutConnector<HttpsConnector<HttpConnector>>, Body>;
 
 /// The connections that a configuration without a proxy asks for. Nothing is connected before it is needed.
-pub(super) fn http2(config: &Config) -> Result<Connections, kube::Error> {
+pub(super) fn http2(config: &Config, leadership: Leadership) -> Result<Connections, kube::Error> {
     let connector = connector(config)?;
     let connections = Split {
         requests: http(connector.clone()),
         watches: http(connector),
         is_told: Arc::default(),
+        leadership,
     };
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
@@ -107,6 +114,7 @@ struct Split {
     requests: Http,
     watches: Http,
     is_told: Arc<AtomicBool>,
+    leadership: Leadership,
 }
 
 impl Service<Request<Body>> for Split {
@@ -118,16 +126,27 @@ impl Service<Request<Body>> for Split {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let http = if is_watch(&request) {
             &self.watches
         } else {
             &self.requests
         };
         tracing::debug!(http.method = %request.method(), http.url = %request.uri(), "requesting");
-        let answer = http.request(request);
+        let leadership = is_write(request.method()).then(|| self.leadership.clone());
+        let connection = capture_connection(&mut request);
+        let mut answer = http.request(request);
         let is_told = Arc::clone(&self.is_told);
         Box::pin(async move {
+            // A connection gets the request in the poll in which it is found. From then on the answer counts.
+            let answer = poll_fn(|cx| {
+                if let Some(leadership) = &leadership
+                    && connection.connection_metadata().is_none()
+                {
+                    leadership.check()?;
+                }
+                answer.poll_unpin(cx).map_err(BoxError::from)
+            });
             let answer = answer.await?;
             if !is_told.swap(true, Ordering::Relaxed) {
                 tracing::info!(version = ?answer.version(), "connected to the API server");
@@ -187,6 +206,11 @@ pub(super) fn is_watch(request: &Request<Body>) -> bool {
                 .split('&')
                 .any(|pair| pair == "watch=true" || pair == "watch=1")
         })
+}
+
+/// Whether a request may change something.
+pub(super) fn is_write(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use kube::Client;
 use kube::config::AuthInfo;
 
 use super::*;
-use crate::leadership::Leadership;
+use crate::leadership::{Leadership, is_not_leader};
 use crate::manager::Protocol;
 use crate::manager::client::{plain, ruled};
 
@@ -171,6 +171,31 @@ async fn a_write_that_the_server_may_have_carried_out_is_not_sent_again() {
     ask(&client, Method::POST, "/events").await.unwrap_err();
     assert!(server.asked().is_empty());
     ask(&client, Method::POST, "/events").await.unwrap();
+}
+
+/// Another replica may lead by the time at which a connection stands, be it the first or one for what the
+/// server did not look at.
+#[tokio::test]
+async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadership_was_lost() {
+    for (conducts, lost_at) in [
+        (&[][..], 0),
+        (&[Conduct::CloseUnseen], 1),
+        (&[Conduct::Refuse], 1),
+    ] {
+        let server = Server::start(ANY, conducts).await;
+        let leadership = Leadership::unelected();
+        let client = ruled(server.config(), Protocol::Http2, leadership.clone()).unwrap();
+        server.on_open(move |number| {
+            if number == lost_at {
+                leadership.resign();
+            }
+        });
+        let refused = ask(&client, Method::PATCH, "/machines/one").await.unwrap_err();
+        assert!(is_not_leader(&refused), "{conducts:?}: {refused:?}");
+        ask(&client, Method::GET, "/first").await.unwrap();
+        let asked: Vec<_> = server.asked().into_iter().map(|one| one.what).collect();
+        assert_eq!(asked, ["GET /first"], "{conducts:?}");
+    }
 }
 
 /// HTTP/2 has all wait for one connection: it must be known soon that it is dead, as after the loss of a node

@@ -60,7 +60,11 @@ struct Shared {
     conducts: Arc<Mutex<Vec<Conduct>>>,
     /// Connections before this one are silent.
     silent_before: watch::Sender<usize>,
+    /// Called with the number of each connection before anything is read of it.
+    on_open: Arc<Mutex<Option<OnOpen>>>,
 }
+
+type OnOpen = Box<dyn Fn(usize) + Send>;
 
 /// The server.
 pub struct Server {
@@ -112,6 +116,7 @@ impl Server {
             opened: Arc::default(),
             conducts: Arc::new(Mutex::new(conducts.to_vec())),
             silent_before: watch::Sender::new(0),
+            on_open: Arc::default(),
         };
         let task = tokio::spawn(accept(listener, acceptor, shared.clone()));
         Self {
@@ -134,6 +139,11 @@ impl Server {
         self.shared.asked.lock().unwrap().clone()
     }
 
+    /// Has this called with the number of each connection, while the client waits for it to stand.
+    pub fn on_open(&self, call: impl Fn(usize) + Send + 'static) {
+        *self.shared.on_open.lock().unwrap() = Some(Box::new(call));
+    }
+
     /// Has all connections that there are neither read nor write any more, without being closed.
     pub fn fall_silent(&self) {
         let opened = *self.shared.opened.lock().unwrap();
@@ -142,8 +152,11 @@ impl Server {
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, shared: Shared) {
-    loop {
+    for number in 0.. {
         let (stream, _peer) = listener.accept().await.unwrap();
+        if let Some(call) = &*shared.on_open.lock().unwrap() {
+            call(number);
+        }
         let (acceptor, shared) = (acceptor.clone(), shared.clone());
         tokio::spawn(async move {
             let Some(acceptor) = acceptor else {
