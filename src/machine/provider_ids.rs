@@ -20,6 +20,12 @@ impl ProviderIds {
         *self.holders().entry(hash(id)).or_insert(uid) == uid
     }
 
+    /// Whether another machine than that of this UID has the id.
+    pub fn is_anothers(&self, id: &str, uid: &str) -> bool {
+        let holders = self.holders();
+        holders.get(&hash(id)).is_some_and(|holder| *holder != hash(uid))
+    }
+
     /// A machine was changed, came or went.
     pub fn changed(&self, before: Option<&InfraMachine>, now: Option<&InfraMachine>) {
         let (before, now) = (before.and_then(held), now.and_then(held));

@@ -265,6 +265,71 @@ async fn a_vm_of_the_id_that_was_named_is_found_where_its_name_does_not_lead_to_
     assert_eq!(vms.count(Operation::CreateMachine), 0);
 }
 
+/// A machine whose id was named for a create that was never answered, deleted long after, reconciled once;
+/// another has the id `other`.
+async fn deleted_after_naming(vms: &Vms, offers: &[Operation], other: Option<&str>) -> Server {
+    let deleted = machine().named("sim://1").configured_driver("pool");
+    let server = Server::with(
+        &deleted
+            .deleted_at(Timestamp::now() - Duration::from_mins(2))
+            .build(),
+    );
+    let ctx = server.context(vec![vms.configured_driver(offers, NO_SETTLE_TIME)]);
+    if let Some(other) = other {
+        let mut holder = machine().provider_id(other).build();
+        holder.metadata.uid = Some("u-2".to_owned());
+        ctx.states.ids.changed(None, Some(&holder));
+    }
+    let ctx = Arc::new(ctx);
+    again(&server, &ctx).await;
+    server
+}
+
+/// A host that is no more in the pool, and is still configured: the finalizer goes when neither name nor id
+/// leads to a VM.
+#[tokio::test]
+async fn a_vm_of_the_id_that_was_named_is_deleted_where_its_name_does_not_lead_to_it() {
+    for offers in [Operation::GetMachineStatus, Operation::ListMachines] {
+        for vms in [Vms::default(), Vms::naming("sim://2")] {
+            vms.add("sim://1", "elsewhere", Some("u-1"));
+            vms.add("sim://3", "elsewhere", Some("u-3"));
+            let server = deleted_after_naming(&vms, &[offers], None).await;
+            assert_eq!(vms.ids(), ["sim://3"], "{offers}");
+            assert!(server.is_kept(), "{offers}: until it is seen to be gone");
+        }
+    }
+    let vms = Vms::default();
+    vms.add("sim://1", "elsewhere", None);
+    let server = deleted_after_naming(&vms, &[], None).await;
+    assert_eq!(vms.ids(), Vec::<String>::new(), "nothing shows it");
+    assert!(!server.is_kept());
+}
+
+/// Where the driver names it again, it has looked where the VM would be.
+#[tokio::test]
+async fn an_id_that_was_named_costs_a_look_up_only_where_another_is_named_by_now() {
+    for (vms, look_ups) in [
+        (Vms::naming("sim://1"), 1),
+        (Vms::naming("sim://2"), 2),
+        (Vms::default(), 2),
+    ] {
+        let server = deleted_after_naming(&vms, &[Operation::GetMachineStatus], None).await;
+        assert_eq!(vms.count(Operation::GetMachineStatus), look_ups);
+        assert!(!server.is_kept());
+    }
+}
+
+#[tokio::test]
+async fn a_vm_of_the_id_that_was_named_is_left_alone_where_another_machine_has_that_id() {
+    for offers in [&[Operation::GetMachineStatus][..], &[]] {
+        let vms = Vms::default();
+        vms.add("sim://1", "elsewhere", None);
+        let server = deleted_after_naming(&vms, offers, Some("sim://1")).await;
+        assert_eq!(vms.ids(), ["sim://1"], "{offers:?}");
+        assert!(!server.is_kept());
+    }
+}
+
 /// Of two machines with one id, one would be taken for the other.
 #[tokio::test]
 async fn an_id_that_another_machine_has_is_not_written_before_the_create() {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::consistency::behind_for;
-use super::look_up::own_in_list;
+use super::look_up::{another_vm, own_in_list};
 use super::vm::{Observation, look, remove_vm};
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
@@ -13,7 +13,7 @@ use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, Settling};
-use crate::retry::Disposition;
+use crate::retry::{Disposition, Stage};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
 /// Whether the VM is gone, for all that the driver can say; else what is waited for.
@@ -30,14 +30,19 @@ pub async fn confirm_gone(
     }
     let known = plan.provider_id.as_ref();
     let mut observation = look(object, permit, known, class.clone()).await;
-    if plan.strays && matches!(observation, Ok(Observation::Absent)) {
+    if plan.strays && matches!(observation, Ok(Observation::Absent(_))) {
         observation = look(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
         if let Ok(Observation::There(stray)) = &observation
-            && let Some(failure) = remove_stray(object, permit, stray.clone(), class).await?
+            && let Some(failure) = remove_stray(object, permit, stray.clone(), class.clone()).await?
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
+    }
+    if let Ok(Observation::Absent(named)) = &observation
+        && let Some(superseded) = plan.superseded(named.as_ref())
+    {
+        observation = remove_named(ctx, object, permit, superseded, class).await?;
     }
     Ok(match observation {
         Err(failure) => Outcome::Failed(Box::new(failure)),
@@ -49,7 +54,7 @@ pub async fn confirm_gone(
                 again: plan.again,
             }
         }
-        Ok(Observation::Absent) => {
+        Ok(Observation::Absent(_)) => {
             let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
             after_absence(plan.settling, behind, plan.again)
         }
@@ -67,7 +72,7 @@ async fn confirm_without_look_up(
     class: MachineClass,
 ) -> Result<Outcome, Error> {
     let capabilities = permit.known_capabilities();
-    let is_unanswered = plan.strays || plan.settling.is_some();
+    let is_unanswered = plan.strays || plan.settling.is_some() || plan.named.is_some();
     if is_unanswered && capabilities.offers(Operation::ListMachines) {
         match own_in_list(object, permit, class.clone()).await {
             Ok(Some(listed)) if listed.is_empty() => {
@@ -85,7 +90,7 @@ async fn confirm_without_look_up(
     // The name is all there is to find another VM by. Whether a driver that was told an id before
     // can do so is its own affair.
     if plan.strays
-        && let Some(failure) = remove_vm(object, permit, None, class).await?
+        && let Some(failure) = remove_vm(object, permit, None, class.clone()).await?
     {
         if failure.disposition == Disposition::Retry {
             return Ok(Outcome::Failed(Box::new(failure)));
@@ -95,6 +100,12 @@ async fn confirm_without_look_up(
             code = %failure.status.code(),
             "the driver does not delete by name alone: a VM of a create that was never answered may be left"
         );
+    }
+    if let Some(named) = &plan.named
+        && !is_anothers(ctx, object, named)
+        && let Some(failure) = remove_vm(object, permit, Some(named.clone()), class).await?
+    {
+        return Ok(Outcome::Failed(Box::new(failure)));
     }
     // Since when it has been answering that the VM is deleted.
     ctx.states.absent_for(object.uid(), Instant::now());
@@ -125,6 +136,42 @@ async fn remove_listed(
         message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
         again: plan.again,
     })
+}
+
+/// Deletes the VM of the id that was named for it, if there is one. A driver whose configuration has changed
+/// since need not find it by its name any more, but in another pool or on another host.
+async fn remove_named(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    named: &ProviderId,
+    class: MachineClass,
+) -> Result<Result<Observation, Failure>, Error> {
+    if is_anothers(ctx, object, named) {
+        return Ok(Ok(Observation::Absent(None)));
+    }
+    let seen = look(object, permit, Some(named), class.clone()).await;
+    let Ok(Observation::There(id)) = &seen else {
+        return Ok(seen);
+    };
+    let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
+        Some(failure) => Some(failure),
+        None => remove_stray(object, permit, Some(named.clone()), class).await?,
+    };
+    Ok(failure.map_or(seen, Err))
+}
+
+/// Whether another machine has the id: then its VM is that one's.
+fn is_anothers(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool {
+    let is_anothers = ctx.states.ids.is_anothers(named.as_str(), object.uid());
+    if is_anothers {
+        tracing::warn!(
+            name = object.name(),
+            provider_id = named.as_str(),
+            "another InfraMachine has the ProviderID that was named for this one: its VM is left alone"
+        );
+    }
+    is_anothers
 }
 
 async fn remove_stray(

@@ -20,7 +20,8 @@ use cmi_driver::{Code, MachineClass, Operation, Secrets};
 ///
 /// # Guarantees
 /// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be
-/// behind, and no create that was never answered can make the VM any more. A missing Secret does not stop the
+/// behind, and no create that was never answered can make the VM any more. Where an id was named for such a
+/// create, it said so of that id as well, or named it again. A missing Secret does not stop the
 /// deletion of a VM that the driver sees without it.
 pub async fn delete(
     ctx: &Context,
@@ -146,7 +147,7 @@ async fn do_without(
     }
     match look(object, permit, plan.provider_id.as_ref(), class).await {
         Ok(Observation::There(_)) => {}
-        Ok(Observation::Absent) => return Err(InvalidSecret::Needed { name }.into()),
+        Ok(Observation::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
         Err(mut failure) => {
             let said = failure.status.message();
             let message = format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");

@@ -100,7 +100,7 @@ fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    if let Some(failure) = another_vm(stage, vm.known.as_ref(), seen) {
+    if let Some(failure) = another_vm(stage, vm.known.as_ref(), seen.map(|vm| &vm.provider_id)) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {

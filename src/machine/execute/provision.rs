@@ -264,7 +264,11 @@ async fn created(
     class: MachineClass,
     machine: cmi_driver::Machine,
 ) -> Result<Outcome, Stopped> {
-    if let Some(failure) = another_vm(Stage::Create, plan.provider_id.as_ref(), Some(&machine)) {
+    if let Some(failure) = another_vm(
+        Stage::Create,
+        plan.provider_id.as_ref(),
+        Some(&machine.provider_id),
+    ) {
         return Ok(Outcome::Failed(Box::new(failure)));
     }
     initialize(ctx, object, permit, class, made(machine)).await

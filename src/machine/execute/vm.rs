@@ -29,8 +29,8 @@ pub async fn read(
 pub enum Observation {
     /// It does; its id, where the driver says it.
     There(Option<ProviderId>),
-    /// It does not.
-    Absent,
+    /// It does not; the id that a create would give the VM, where it says so.
+    Absent(Option<ProviderId>),
 }
 
 /// Looks for the VM of this id, or for any of the machine.
@@ -47,7 +47,11 @@ pub async fn look(
     let id = status.machine().map(|machine| machine.provider_id.clone());
     let failure = Failure::new(Stage::ConfirmGone, status);
     match failure.disposition {
-        Disposition::Gone => Ok(Observation::Absent),
+        Disposition::Gone => {
+            let named = failure.status.named_provider_id();
+            let names_ids = permit.known_capabilities().names_provider_ids;
+            Ok(Observation::Absent(named.filter(|_| names_ids).cloned()))
+        }
         Disposition::StillThere => Ok(Observation::There(id)),
         _ => Err(failure),
     }

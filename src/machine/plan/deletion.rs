@@ -89,6 +89,9 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let left = shut_down.map(|shut_down| shut_down.left(seen.now));
     Step::Delete(Box::new(Delete {
         provider_id: provider_id.and_then(|id| id.parse().ok()),
+        named: identity::named_provider_id(machine)
+            .filter(|_| !refused)
+            .and_then(|id| id.parse().ok()),
         spec,
         shut_down,
         settling: settling(machine, seen, driver).filter(|_| !refused),

@@ -204,6 +204,8 @@ pub struct Update {
 pub struct Delete {
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
+    /// The id that was named for a create that may have made the VM, while no answer of a driver says so.
+    pub named: Option<ProviderId>,
     /// What it was made from.
     pub spec: ProviderSpec,
     /// How the guest is asked to stop, while it has time.
@@ -217,6 +219,14 @@ pub struct Delete {
     pub refused: bool,
     /// When to look again, while the VM is still there.
     pub again: Duration,
+}
+
+impl Delete {
+    /// The id that was named for an earlier create, where a driver that does not see the VM names another or
+    /// none: it has not looked where the VM was to be made.
+    pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
+        self.named.as_ref().filter(|before| named != Some(*before))
+    }
 }
 
 /// The guest's time to shut down.

@@ -259,6 +259,7 @@ fn a_vm_whose_id_was_named_is_deleted_by_its_name_until_the_status_has_confirmed
     let plan = |machine: MachineFixture| delete(world().plan(machine.deleted_at(now())));
     let unconfirmed = plan(machine().named("sim://1"));
     assert_eq!(unconfirmed.provider_id, None);
+    assert_eq!(unconfirmed.named.unwrap().as_str(), "sim://1");
     assert!(unconfirmed.settling.is_some(), "its create was never answered");
     let up = plan(machine().provisioned().named("sim://1"));
     assert_eq!(
@@ -266,6 +267,7 @@ fn a_vm_whose_id_was_named_is_deleted_by_its_name_until_the_status_has_confirmed
         Some("sim://1")
     );
     assert!(up.settling.is_none() && !up.strays, "its create has made it");
+    assert_eq!(up.named, None);
 }
 
 #[test]
