@@ -22,7 +22,8 @@ use crate::leadership::Leadership;
 /// Requests at the same time, but for watches: each needs a connection over HTTP/1.1. Over HTTP/2, API
 /// servers allow 100 on a connection.
 const MOST_REQUESTS: usize = 64;
-/// How long the API server may take to begin its answer, and for each further piece of it, but for watches.
+/// How long the API server may take to begin its answer, and for each further piece of it, but for the events
+/// of watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The API server did not answer in time. What was asked may have been done.
@@ -87,7 +88,8 @@ fn prepared(mut config: Config) -> Config {
 }
 
 /// What limits requests: no write without leadership, not too many at the same time, none without a
-/// deadline. Watches are reads that last: the first limit alone is theirs, and they pass it.
+/// deadline. Watches are reads that last: of the limits, the deadline alone is theirs, for the head of the
+/// answer, which a server sends before there is an event.
 #[derive(Clone)]
 struct RequestLimits {
     leadership: Leadership,
@@ -142,10 +144,8 @@ where
         let response = self.inner.call(request);
         Box::pin(async move {
             if lasts {
-                return response
-                    .await
-                    .map(|response| response.map(Either::Right))
-                    .map_err(Into::into);
+                let response = in_time(response).await?.map_err(Into::into)?;
+                return Ok(response.map(Either::Right));
             }
             let _slot = limits.slots.acquire().await?;
             if is_write {
@@ -190,7 +190,7 @@ mod tests {
     use http::Method;
     use http_body::Frame;
     use http_body_util::StreamBody;
-    use tokio::time::{Instant, advance};
+    use tokio::time::Instant;
     use tower::service_fn;
 
     use super::*;
@@ -257,15 +257,38 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_have_a_deadline_and_a_cap_and_watches_have_neither() {
+    async fn requests_have_a_cap_and_they_and_watches_a_deadline_until_they_are_answered() {
         let mut service = ruled_service(Leadership::unelected(), 1, std::future::pending);
-        let mut watch = service.call(request(Method::GET, "/x?limit=1&watch=true"));
-        let mut read = service.call(request(Method::GET, "/x"));
-        assert!((&mut watch).now_or_never().is_none());
-        let refused = (&mut read).await.unwrap_err();
-        assert!(refused.is::<RequestTimedOut>());
-        advance(Duration::from_hours(1)).await;
-        assert!(watch.now_or_never().is_none());
+        let sent = Instant::now();
+        let asked = ["/x?limit=1&watch=true", "/x", "/y"].map(|uri| {
+            let answer = service.call(request(Method::GET, uri));
+            async move { (answer.await.err().unwrap(), sent.elapsed()) }
+        });
+        let answers = futures::future::join_all(asked).await;
+        let answers = answers.into_iter().map(|(error, after)| {
+            assert!(error.is::<RequestTimedOut>(), "{error}");
+            after.as_secs()
+        });
+        assert_eq!(answers.collect::<Vec<_>>(), [30, 30, 60]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_events_of_a_watch_may_be_hours_apart() {
+        let limits = RequestLimits {
+            leadership: Leadership::unelected(),
+            slots: Arc::new(Semaphore::new(1)),
+            pages: Arc::default(),
+        };
+        let mut service = limits.layer(service_fn(|_request: Request<Body>| async {
+            let late = tokio::time::sleep(Duration::from_hours(1));
+            let event = late.map(|()| Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"{}"))));
+            Ok::<_, BoxError>(Response::new(StreamBody::new(futures::stream::once(Box::pin(
+                event,
+            )))))
+        }));
+        let watch = service.call(request(Method::GET, "/x?watch=true")).await;
+        let event = watch.ok().unwrap().into_body().frame().await;
+        assert_eq!(event.unwrap().ok().unwrap().into_data().unwrap(), "{}");
     }
 
     /// Else 500 of the largest objects that a tenant can make would be in memory at once.
