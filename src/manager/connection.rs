@@ -8,10 +8,14 @@
 //! * A server that does not offer HTTP/2, or is not reached by TLS, is spoken to in HTTP/1.1.
 //! * A connection whose other end is gone without a word is given up within [`PING_INTERVAL`] and
 //!   [`PING_TIMEOUT`]: all that goes over it would stall with it.
-//! * A request that the server closed the connection without having looked at is sent once more over another.
-//!   No other is: it may have been carried out.
+//! * A server that answers pings and nothing else for [`STALLED_AFTER`] loses its connections: the next ones
+//!   may lead to another server at the same address.
+//! * A request that the server closed the connection without having looked at is sent again over another, at
+//!   most [`MAX_TRANSPARENT_RETRIES`] times. No other is: it may have been carried out.
 //! * A write is given to no connection while this replica does not lead, however long the connection took to
 //!   stand, and also when it is sent once more.
+
+mod generation;
 
 use std::error::Error as StdError;
 use std::future::poll_fn;
@@ -38,44 +42,55 @@ use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
 
 use crate::leadership::Leadership;
 
+use generation::{Connections, Purpose};
+
 /// After so long without a word from the server, it is asked for one while something is asked of it.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How long that may take it. A process that is stalled for so long loses a connection that is well, and one
 /// that is dead stalls all that goes over it for so long.
 const PING_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long a request has waited at least, by which, once it is given up, a connection counts as stalled.
+const STALLED_AFTER: Duration = Duration::from_secs(15);
 /// How much of the answer to one request may be under way, or unread.
 const STREAM_WINDOW: u32 = 2 << 20;
 /// And of all of them: more than all streams that there are at a time, so that what is not read of
 /// one stalls no other.
 const CONNECTION_WINDOW: u32 = 256 << 20;
 /// How often a request is sent again that was not looked at. A server that stops says so once.
-const MOST_RESENDS: u8 = 3;
+const MAX_TRANSPARENT_RETRIES: u8 = 3;
 
 /// What requests are sent through, as [`kube::client::ClientBuilder`] takes it.
-pub(super) type Connections = BoxService<Request<Body>, Response<Incoming>, BoxError>;
+pub(super) type HttpService = BoxService<Request<Body>, Response<Incoming>, BoxError>;
 
-type Http = legacy::Client<TimeoutConnector<HttpsConnector<HttpConnector>>, Body>;
+type Connector = TimeoutConnector<HttpsConnector<HttpConnector>>;
+type Http = legacy::Client<Connector, Body>;
 
 /// The connections that a configuration without a proxy asks for. Nothing is connected before it is needed.
-pub(super) fn http2(config: &Config, leadership: Leadership) -> Result<Connections, kube::Error> {
-    let connector = connector(config)?;
-    let connections = Split {
-        requests: http(connector.clone()),
-        watches: http(connector),
-        is_told: Arc::default(),
+pub(super) fn http2(config: &Config, leadership: Leadership) -> Result<HttpService, kube::Error> {
+    giving_up_after(STALLED_AFTER, config, leadership)
+}
+
+fn giving_up_after(
+    stalled_after: Duration,
+    config: &Config,
+    leadership: Leadership,
+) -> Result<HttpService, kube::Error> {
+    let connections = Sender {
+        connections: Arc::new(Connections::new(connector(config)?, stalled_after)),
+        is_version_logged: Arc::default(),
         leadership,
     };
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        .layer(RetryLayer::new(Resend(MOST_RESENDS)))
+        .layer(RetryLayer::new(TransparentRetry(MAX_TRANSPARENT_RETRIES)))
         .service(connections);
     Ok(service.map_err(Into::into).boxed())
 }
 
 /// TLS that offers HTTP/2 and HTTP/1.1, in this order.
-fn connector(config: &Config) -> Result<TimeoutConnector<HttpsConnector<HttpConnector>>, kube::Error> {
+fn connector(config: &Config) -> Result<Connector, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     // Many small requests share a connection: none may wait for another's acknowledgement.
@@ -97,7 +112,7 @@ fn connector(config: &Config) -> Result<TimeoutConnector<HttpsConnector<HttpConn
     Ok(connector)
 }
 
-fn http(connector: TimeoutConnector<HttpsConnector<HttpConnector>>) -> Http {
+fn http(connector: Connector) -> Http {
     legacy::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .http2_keep_alive_interval(PING_INTERVAL)
@@ -107,17 +122,15 @@ fn http(connector: TimeoutConnector<HttpsConnector<HttpConnector>>) -> Http {
         .build(connector)
 }
 
-/// Watches apart from all else: they take streams for as long as they last, of which a server allows a
-/// connection so many, and what is not read of them is not to take room from answers.
+/// Sends requests over the connections that there are.
 #[derive(Clone)]
-struct Split {
-    requests: Http,
-    watches: Http,
-    is_told: Arc<AtomicBool>,
+struct Sender {
+    connections: Arc<Connections>,
+    is_version_logged: Arc<AtomicBool>,
     leadership: Leadership,
 }
 
-impl Service<Request<Body>> for Split {
+impl Service<Request<Body>> for Sender {
     type Response = Response<Incoming>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Response<Incoming>, BoxError>>;
@@ -127,16 +140,17 @@ impl Service<Request<Body>> for Split {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let http = if is_watch(&request) {
-            &self.watches
+        let purpose = if is_watch(&request) {
+            Purpose::Watch
         } else {
-            &self.requests
+            Purpose::Request
         };
+        let unanswered = self.connections.send(purpose);
         tracing::debug!(http.method = %request.method(), http.url = %request.uri(), "requesting");
         let leadership = is_write(request.method()).then(|| self.leadership.clone());
         let connection = capture_connection(&mut request);
-        let mut answer = http.request(request);
-        let is_told = Arc::clone(&self.is_told);
+        let mut answer = unanswered.http().request(request);
+        let is_version_logged = Arc::clone(&self.is_version_logged);
         Box::pin(async move {
             // A connection gets the request in the poll in which it is found. From then on the answer counts.
             let answer = poll_fn(|cx| {
@@ -148,7 +162,8 @@ impl Service<Request<Body>> for Split {
                 answer.poll_unpin(cx).map_err(BoxError::from)
             });
             let answer = answer.await?;
-            if !is_told.swap(true, Ordering::Relaxed) {
+            unanswered.answered();
+            if !is_version_logged.swap(true, Ordering::Relaxed) {
                 tracing::info!(version = ?answer.version(), "connected to the API server");
             }
             Ok(answer)
@@ -158,9 +173,9 @@ impl Service<Request<Body>> for Split {
 
 /// Sends a request again that the server has not looked at, at once: over the next connection.
 #[derive(Clone)]
-struct Resend(u8);
+struct TransparentRetry(u8);
 
-impl<R> Policy<Request<Body>, R, BoxError> for Resend {
+impl<R> Policy<Request<Body>, R, BoxError> for TransparentRetry {
     type Future = Ready<()>;
 
     fn retry(&mut self, request: &mut Request<Body>, result: &mut Result<R, BoxError>) -> Option<Ready<()>> {

@@ -9,14 +9,16 @@ use http::Version;
 use http::header::{AUTHORIZATION, USER_AGENT};
 use http_body_util::BodyExt as _;
 use kube::Client;
+use kube::client::ClientBuilder;
 use kube::config::AuthInfo;
+use tokio::time::timeout;
 
 use super::*;
 use crate::leadership::{Leadership, is_not_leader};
 use crate::manager::Protocol;
 use crate::manager::client::{plain, ruled};
 
-use server::{Conduct, Server};
+use server::{Conduct, SLOW, Server};
 
 const ANY: &[&str] = &["h2", "http/1.1"];
 /// Both times of a ping, and what a busy computer adds.
@@ -214,4 +216,41 @@ async fn a_connection_that_fell_silent_is_given_up() {
     assert!(silent.elapsed() < GIVEN_UP, "{:?}", silent.elapsed());
     ask(&client, Method::GET, "/first").await.unwrap();
     watch(&client, "/machines").await;
+}
+
+/// The next connection may lead to another server, as where several stand behind one address.
+#[tokio::test]
+async fn a_server_that_answers_pings_and_no_request_loses_its_connections() {
+    let server = Server::start(ANY, &[Conduct::Hang, Conduct::Answer]).await;
+    let config = server.config();
+    let patience = Duration::from_millis(100);
+    let service = giving_up_after(patience, &config, Leadership::unelected()).unwrap();
+    let client = ClientBuilder::new(service, config.default_namespace).build();
+    let given_up = timeout(patience * 2, ask(&client, Method::GET, "/first")).await;
+    given_up.unwrap_err();
+    let second = timeout(GIVEN_UP, ask(&client, Method::GET, "/second")).await;
+    second.unwrap().unwrap();
+    let connections: Vec<_> = server.asked().into_iter().map(|one| one.connection).collect();
+    assert_eq!(connections, [0, 1]);
+}
+
+/// One slow request is no reason, nor is one that its caller does not wait for.
+#[tokio::test]
+async fn a_connection_over_which_others_are_answered_is_kept() {
+    let server = Server::start(ANY, &[]).await;
+    let config = server.config();
+    let patience = Duration::from_millis(100);
+    let service = giving_up_after(patience, &config, Leadership::unelected()).unwrap();
+    let client = ClientBuilder::new(service, config.default_namespace).build();
+    ask(&client, Method::GET, "/first").await.unwrap();
+    let slow = timeout(patience * 2, ask(&client, Method::GET, SLOW));
+    let (given_up, answered) = tokio::join!(slow, ask(&client, Method::GET, "/second"));
+    given_up.unwrap_err();
+    answered.unwrap();
+    let impatient = timeout(patience / 2, ask(&client, Method::GET, SLOW)).await;
+    impatient.unwrap_err();
+    ask(&client, Method::GET, "/third").await.unwrap();
+    let asked = server.asked();
+    assert_eq!(asked.len(), 5);
+    assert!(asked.iter().all(|one| one.connection == 0), "{asked:?}");
 }

@@ -25,12 +25,17 @@ use tokio_rustls::TlsAcceptor;
 /// Streams of a connection at a time, as few as a server may allow.
 const MOST_STREAMS: u32 = 10;
 
+/// The path of a request that is not answered.
+pub const SLOW: &str = "/slow";
+
 /// What a connection does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conduct {
     /// It answers.
     #[default]
     Answer,
+    /// It answers pings, and no request.
+    Hang,
     /// It is closed at the first request, with word that no request was looked at.
     CloseUnseen,
     /// It is closed at the first request, with word that this one was looked at.
@@ -39,7 +44,7 @@ pub enum Conduct {
     Refuse,
 }
 
-/// A request that was answered.
+/// A request that was read.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// Which connection it came over, from 0.
@@ -134,7 +139,7 @@ impl Server {
         config
     }
 
-    /// What was asked and answered.
+    /// What was asked.
     pub fn asked(&self) -> Vec<Asked> {
         self.shared.asked.lock().unwrap().clone()
     }
@@ -183,13 +188,20 @@ where
     };
     let conduct = shared.conducts.lock().unwrap().get(connection).copied();
     let conduct = conduct.unwrap_or_default();
-    if conduct != Conduct::Answer {
-        return close(stream, conduct).await;
+    match conduct {
+        Conduct::Answer | Conduct::Hang => {}
+        Conduct::CloseUnseen | Conduct::CloseSeen | Conduct::Refuse => return close(stream, conduct).await,
     }
     let mut silent_before = shared.silent_before.subscribe();
     let service = service_fn(move |request| {
         let answered = answer(connection, &request, &shared);
-        async move { Ok::<_, Infallible>(answered) }
+        let is_slow = request.uri().path() == SLOW;
+        async move {
+            if conduct == Conduct::Hang || is_slow {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, Infallible>(answered)
+        }
     });
     let io = TokioIo::new(stream);
     let silence = async {
@@ -264,7 +276,7 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, conduct: Conduc
         Conduct::Refuse => &[
             0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0,
         ],
-        Conduct::Answer => &[],
+        Conduct::Answer | Conduct::Hang => &[],
     };
     stream.write_all(last).await.unwrap();
     stream.flush().await.unwrap();
