@@ -14,10 +14,10 @@ use super::Context;
 use super::credentials::Credentials;
 use super::runtime_state::Answered;
 use super::status;
-use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
+use crate::api::{DeserializeGuard, MACHINE_FINALIZER};
 use crate::apiserver::{Error, patch_metadata, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
@@ -496,6 +496,19 @@ impl<'a> Object<'a> {
         body
     }
 
+    /// Whether it has this providerID, here or in the cache: a write whose answer was lost may be there.
+    pub fn is_known_by(&self, id: &ProviderId) -> bool {
+        let has = |machine: &InfraMachine| machine.spec.provider_id.as_deref() == Some(id.as_str());
+        let cached = self.cached();
+        has(&self.latest) || cached.is_some_and(|cached| cached.0.as_ref().is_ok_and(has))
+    }
+
+    fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
+        let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
+        let reference = ObjectRef::new(self.name()).within(namespace);
+        self.ctx.caches.infra_machines.get(&reference)
+    }
+
     fn remember(&mut self, mut written: InfraMachine) {
         // As the cache has it, with which it is compared.
         bounded::bound(&mut written.metadata);
@@ -503,9 +516,7 @@ impl<'a> Object<'a> {
         self.ctx.states.record_write(self.uid(), Arc::clone(&self.latest));
         // The watch may have been faster than the answer: then nothing else will
         // notice that the cache has it.
-        let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
-        let reference = ObjectRef::new(self.name()).within(namespace);
-        if let Some(cached) = self.ctx.caches.infra_machines.get(&reference)
+        if let Some(cached) = self.cached()
             && let Ok(cached) = &cached.0
         {
             self.ctx.states.caught_up(self.uid(), cached);

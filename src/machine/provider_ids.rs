@@ -20,6 +20,15 @@ impl ProviderIds {
         *self.holders().entry(hash(id)).or_insert(uid) == uid
     }
 
+    /// The machine of this UID has the id no more, or has claimed it and not come to have it.
+    pub fn give_back(&self, id: &str, uid: &str) {
+        let (id, uid) = (hash(id), hash(uid));
+        let mut holders = self.holders();
+        if holders.get(&id) == Some(&uid) {
+            holders.remove(&id);
+        }
+    }
+
     /// Whether another machine than that of this UID has the id.
     pub fn is_anothers(&self, id: &str, uid: &str) -> bool {
         let holders = self.holders();
@@ -33,11 +42,7 @@ impl ProviderIds {
             return;
         }
         if let Some((id, uid)) = before {
-            let (id, uid) = (hash(id), hash(uid));
-            let mut holders = self.holders();
-            if holders.get(&id) == Some(&uid) {
-                holders.remove(&id);
-            }
+            self.give_back(id, uid);
         }
         if let Some((id, uid)) = now {
             self.claim(id, uid);

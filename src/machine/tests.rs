@@ -354,6 +354,28 @@ async fn an_id_that_another_machine_has_is_not_written_before_the_create() {
     }
 }
 
+/// A machine would hold it that has not written it: none could name it ever after.
+#[tokio::test]
+async fn an_id_that_could_not_be_written_before_the_create_is_free_for_another_machine() {
+    let (without, with) = (machine(), machine().named("sim://1"));
+    for (fixture, is_free) in [(without, true), (with, false)] {
+        let vms = Vms::naming("sim://1");
+        let server = Server::with(&fixture.configured_driver("pool").build());
+        let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+        let ctx = server.context(vec![driver]);
+        let before = server.object();
+        let gathered = gather(&ctx, &before).await;
+        let mut object = Object::new(&ctx, Arc::new(before.clone()));
+        let plan = world().plan(before.into());
+        server.ask_again();
+        let refused = execute(&ctx, &mut object, &gathered, plan).await.map(drop);
+        assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+        assert_eq!(vms.count(Operation::CreateMachine), 0);
+        assert!(!ctx.states.ids.is_anothers("sim://1", "u-1"));
+        assert_eq!(ctx.states.ids.claim("sim://1", "u-2"), is_free);
+    }
+}
+
 #[tokio::test]
 async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     let vms = Vms::default();

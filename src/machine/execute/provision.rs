@@ -149,7 +149,11 @@ async fn create(
         machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
     let named = named.filter(|id| is_no_others(ctx, object, id));
-    object.issue(&plan.ownership, &unanswered, named.as_ref()).await?;
+    let written = object.issue(&plan.ownership, &unanswered, named.as_ref()).await;
+    if let (Err(_), Some(named)) = (&written, &named) {
+        give_back(ctx, object, named);
+    }
+    written?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
     ctx.states.seen(object.uid());
     let request = CreateMachineRequest {
@@ -195,6 +199,15 @@ fn is_no_others(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool 
         );
     }
     is_free
+}
+
+/// The id could not be written: another machine may have it, unless this one has it already. What the cache
+/// has is looked at last, since what comes into it later is told to the holders anyway.
+fn give_back(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
+    ctx.states.ids.give_back(named.as_str(), object.uid());
+    if object.is_known_by(named) {
+        ctx.states.ids.claim(named.as_str(), object.uid());
+    }
 }
 
 /// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and
