@@ -118,10 +118,7 @@ async fn survey(
     for (index, (group, mut machines)) in groups.into_iter().enumerate() {
         if index > 0 {
             tokio::time::sleep(pause).await;
-            // What changed meanwhile may not be expected in the list any more: the next survey knows.
-            machines.retain(|machine| {
-                caches.infra_machines.is_current(machine) && !groups::is_paused(caches, machine)
-            });
+            leave_out_changed(caches, &mut machines, &mut known.absences);
         }
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
         let asked = Instant::now();
@@ -154,6 +151,19 @@ async fn survey(
         }
         report(Report::Confirmed(&confirmed));
     }
+}
+
+/// Leaves out what changed since the survey began, and may not be expected in the list any more: the next
+/// survey knows. The list may have its VM, so that the one before and the one after it are not two in a row
+/// that lack it.
+fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absences: &mut Absences) {
+    machines.retain(|machine| {
+        let is_left = caches.infra_machines.is_current(machine) && !groups::is_paused(caches, machine);
+        if !is_left {
+            absences.remove(&machine.uid());
+        }
+        is_left
+    });
 }
 
 /// What stands for the ids of all VMs of a class; `None` when they can't be had, and nothing follows from
@@ -197,4 +207,63 @@ fn expected(machine: &CachedMachine) -> Option<Expected> {
         provider_id: machine.mark()?,
         vanished: machine.facts().has_vanished,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::DeserializeGuard;
+    use crate::api::v1alpha1::InfraMachine;
+    use crate::caches::cache;
+
+    fn machine(version: &str) -> Arc<DeserializeGuard<InfraMachine>> {
+        let machine = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+            "metadata": {"namespace": "ns", "name": "m", "uid": "u", "resourceVersion": version},
+            "spec": {"providerSpec": {}, "providerID": "sim://m"},
+            "status": {"initialization": {"provisioned": true}},
+        });
+        Arc::new(serde_json::from_value(machine).unwrap())
+    }
+
+    /// It may have shown the VM.
+    #[test]
+    fn lists_lack_a_vm_in_a_row_only_where_none_between_them_was_left_out() {
+        let (infra_machines, mut writer) = cache();
+        writer.apply(machine("1"));
+        let caches = Caches {
+            infra_machines,
+            ..Caches::empty()
+        };
+        let mut absences = Absences::new();
+        let lacks = |machines: &[CachedMachine], absences: &mut Absences| {
+            let expected: Vec<_> = machines.iter().filter_map(expected).collect();
+            let list = List {
+                ids: &HashSet::new(),
+                asked: Instant::now(),
+                window: Duration::ZERO,
+            };
+            judge(&expected, list, absences)
+                .pop()
+                .map(|(_, presence)| presence)
+        };
+        let survey = || caches.infra_machines.select(|_| true);
+        assert_eq!(lacks(&survey(), &mut absences), None);
+
+        let mut second = survey();
+        writer.apply(machine("2"));
+        leave_out_changed(&caches, &mut second, &mut absences);
+        assert!(second.is_empty());
+
+        let mut third = survey();
+        leave_out_changed(&caches, &mut third, &mut absences);
+        assert_eq!(
+            lacks(&third, &mut absences),
+            None,
+            "the first after the one that was left out"
+        );
+        assert_eq!(lacks(&third, &mut absences), Some(Presence::Missing));
+    }
 }
