@@ -16,6 +16,18 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
 
+/// After so many objects others get their turn: there may be a hundred thousand, and to unpack them takes
+/// seconds.
+const AT_ONCE: usize = 256;
+
+/// Lets others go on now and then, for what unpacks one object of many after the other: this is that of the
+/// number `index`.
+pub async fn take_turns(index: usize) {
+    if index % AT_ONCE == AT_ONCE - 1 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// What scans look at of an InfraMachine. Machines of one Cluster in the same state share it.
 #[allow(clippy::struct_excessive_bools)] // facts that have nothing to do with each other
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -383,8 +383,8 @@ impl Controllers {
                 )
                 .boxed()
         });
-        self.ask_about_nodes();
-        self.look_at_tainted_nodes();
+        self.ask_about_nodes().await;
+        self.look_at_tainted_nodes().await;
         self.look_at_drains();
         let mut controllers = vec![
             machines.boxed(),

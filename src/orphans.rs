@@ -34,7 +34,7 @@ use self::scope::{Class, Machines, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
-use crate::caches::Caches;
+use crate::caches::{Caches, take_turns};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing;
 use crate::metrics::{Metrics, OrphanReason};
@@ -138,7 +138,7 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
         return;
     };
     let (objects, retained) = (cached(&scanner.caches), scanner.deletion_log.classes());
-    let watched = watched_by(&objects, &scanner.drivers, driver, &capabilities, &retained);
+    let watched = watched_by(&objects, &scanner.drivers, driver, &capabilities, &retained).await;
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.reports.retain(|scope, _| scopes.contains(scope));
     let due = state.rotation.next(&watched, MOST_LISTS);
@@ -165,7 +165,7 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
     let is_all_owned = {
-        let known = live_of(&cached(&scanner.caches));
+        let known = live_of(&cached(&scanner.caches)).await;
         all.iter().all(|listed| are_owned(listed, &known))
     };
     let live = if is_all_owned {
@@ -269,7 +269,7 @@ fn count(scanner: &Scanner, driver: &ConfiguredDriver, state: &State) {
     scanner.metrics.orphans(driver.name(), counts);
 }
 
-fn watched_by(
+async fn watched_by(
     objects: &Objects,
     drivers: &ConfiguredDrivers,
     driver: &ConfiguredDriver,
@@ -280,7 +280,7 @@ fn watched_by(
         let resolved = drivers.resolve(named, namespace).ok()?;
         Some(resolved.name().to_owned())
     };
-    watched(objects, driver.name(), resolve, &capabilities.tag_path, retained)
+    watched(objects, driver.name(), resolve, &capabilities.tag_path, retained).await
 }
 
 fn cached(caches: &Caches) -> Objects {
@@ -292,9 +292,12 @@ fn cached(caches: &Caches) -> Objects {
     }
 }
 
-fn live_of(objects: &Objects) -> Live {
-    let machines = objects.infra_machines.all();
-    let machines = machines.map(|guarded| LiveMachine::of(&guarded)).collect();
+async fn live_of(objects: &Objects) -> Live {
+    let mut machines = Vec::new();
+    for (index, guarded) in objects.infra_machines.all().enumerate() {
+        take_turns(index).await;
+        machines.push(LiveMachine::of(&guarded));
+    }
     Live::new(machines, &objects.infra_clusters, &objects.clusters, false)
 }
 
@@ -346,7 +349,7 @@ pub async fn look(
         let look: &mut Look = looks.entry(driver.name().to_owned()).or_default();
         match listing::capabilities(driver, REQUESTER).await {
             Ok(Some(capabilities)) => {
-                for watched in watched_by(&objects, drivers, driver, &capabilities, &[]) {
+                for watched in watched_by(&objects, drivers, driver, &capabilities, &[]).await {
                     let mut listed = lists(client, driver, &watched, |_| true).await;
                     look.failures.append(&mut listed.failures);
                     all.push((driver.name(), listed));

@@ -15,7 +15,7 @@ use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard, labels};
-use crate::caches::{Caches, Entry, cluster_owners, machine_owner};
+use crate::caches::{Caches, Entry, cluster_owners, machine_owner, take_turns};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_trouble;
 use crate::volume_drain;
@@ -68,7 +68,7 @@ impl Controllers {
 
     /// What was notified before this replica leads may be long past, or have come before the InfraMachine it
     /// was about: what counts is what is so now.
-    pub(super) fn ask_about_nodes(&self) {
+    pub(super) async fn ask_about_nodes(&self) {
         self.context.states.forget_all_but(|_| false);
         let ask = self.ask_about();
         let has_any_vanished = self
@@ -80,7 +80,9 @@ impl Controllers {
             let is_healthy = entry.facts().node_is_healthy;
             is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
         });
-        for machine in in_doubt.iter().filter_map(Entry::object) {
+        for (index, entry) in in_doubt.iter().enumerate() {
+            take_turns(index).await;
+            let Some(machine) = entry.object() else { continue };
             if let Some(node_change) = NodeChange::of(&machine) {
                 ask(&machine, node_change);
             }
@@ -107,9 +109,10 @@ impl Controllers {
     }
 
     /// Has the Nodes looked at that were not freed of their taint before this replica led.
-    pub(super) fn look_at_tainted_nodes(&self) {
+    pub(super) async fn look_at_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
-        for entry in &tainted {
+        for (index, entry) in tainted.iter().enumerate() {
+            take_turns(index).await;
             if self.awaits_look(entry) {
                 self.nodes.send_key(entry.key().clone());
             }

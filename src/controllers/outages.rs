@@ -17,7 +17,7 @@ use super::Controllers;
 use crate::api::DeserializeGuard;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
-use crate::caches::Entry;
+use crate::caches::{Entry, take_turns};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
@@ -63,10 +63,8 @@ impl Controllers {
 
     /// Reconciles the machines of a driver that are up and do not say so yet, one after the other.
     async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
-        let behind: Vec<_> = self
-            .machines_of(driver, |machine| has_to_publish(machine, now))
-            .collect();
-        for machine in behind {
+        let behind = self.machines_of(driver, |machine| has_to_publish(machine, now));
+        for machine in behind.await {
             self.machines.send(machine);
             sleep(Duration::from_secs(1) / PUBLISHED_IN_A_SECOND).await;
         }
@@ -109,11 +107,13 @@ impl Controllers {
 
     /// The machines that wait for something to pass by itself, such as an outage of their driver.
     fn waiting_for(&self, driver: &str) -> Vec<Reference> {
-        let states = &self.context.states;
-        self.machines_of(driver, |machine| {
-            states.waits_for_transient(machine.metadata.uid.as_deref().unwrap_or_default())
-        })
-        .collect()
+        let cache = &self.caches.infra_machines;
+        let waiting = self.context.states.waiting_for_transient(|uid| cache.number(uid));
+        let machines = self.all_machines_of(driver).into_iter();
+        machines
+            .filter(|machine| waiting.contains(&machine.uid()))
+            .map(|machine| machine.key().reference())
+            .collect()
     }
 
     /// Has machines tried again.
@@ -136,16 +136,20 @@ impl Controllers {
     }
 
     /// The machines of a driver, made by it or not yet.
-    fn machines_of(
+    pub(super) async fn machines_of(
         &self,
         driver: &str,
         which: impl Fn(&InfraMachine) -> bool,
-    ) -> impl Iterator<Item = Reference> {
-        self.all_machines_of(driver).into_iter().filter_map(move |entry| {
-            let guarded = entry.object()?;
-            let machine = guarded.0.as_ref().ok()?;
-            which(machine).then(|| entry.key().reference())
-        })
+    ) -> Vec<Reference> {
+        let mut found = Vec::new();
+        for (index, entry) in self.all_machines_of(driver).into_iter().enumerate() {
+            take_turns(index).await;
+            let object = entry.object();
+            if object.is_some_and(|guarded| guarded.0.as_ref().is_ok_and(&which)) {
+                found.push(entry.key().reference());
+            }
+        }
+        found
     }
 
     fn all_machines_of(&self, driver: &str) -> Vec<Entry<DeserializeGuard<InfraMachine>>> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::{Caches, Entry};
+use crate::caches::{Caches, Entry, take_turns};
 use crate::identity;
 use cmi_driver::{JsonPointer, tags};
 
@@ -19,10 +19,6 @@ pub struct Group {
     /// The provider spec without the machine's own tag, as JSON.
     pub class: String,
 }
-
-/// After so many machines others get their turn: there may be a hundred thousand, and to read what each
-/// was made from takes time.
-const AT_ONCE: usize = 256;
 
 /// A machine of the cache.
 pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
@@ -58,9 +54,7 @@ impl Groups {
         let mut groups: HashMap<Arc<Group>, Vec<_>> = HashMap::new();
         let mut known = HashMap::with_capacity(machines.len());
         for (index, machine) in machines.into_iter().enumerate() {
-            if index % AT_ONCE == AT_ONCE - 1 {
-                tokio::task::yield_now().await;
-            }
+            take_turns(index).await;
             let found = match self.known.remove(&machine.uid()) {
                 Some((version, group)) if version == machine.version() => group,
                 _ => read(&machine, driver, tag_path).map(|group| match groups.get_key_value(&group) {

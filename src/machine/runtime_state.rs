@@ -1,7 +1,7 @@
 //! What the controller remembers of a machine between reconciles. It may be forgotten: that costs a call or
 //! an event, or makes a wait begin anew, and never a VM.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -309,14 +309,16 @@ impl RuntimeStates {
         });
     }
 
-    /// Whether a machine waits for something to pass by itself.
-    pub fn waits_for_transient(&self, uid: &str) -> bool {
+    /// The machines that wait for something to pass by itself, each by the number of its UID.
+    pub fn waiting_for_transient(&self, number: impl Fn(&str) -> u64) -> HashSet<u64> {
         let now = Instant::now();
         let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
-        let retry = machines.get(uid).and_then(|known| known.retry.as_ref());
-        retry.is_some_and(|retry| {
-            retry.cause == Cause::Transient && matches!(retry.until, Until::Moment(until) if until > now)
-        })
+        let waiting = machines.iter().filter(|(_, known)| {
+            known.retry.as_ref().is_some_and(|retry| {
+                retry.cause == Cause::Transient && matches!(retry.until, Until::Moment(until) if until > now)
+            })
+        });
+        waiting.map(|(uid, _)| number(uid)).collect()
     }
 
     /// The last failure is published.

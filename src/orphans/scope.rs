@@ -11,7 +11,7 @@ use super::owner::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::{Entry, cluster_owners};
+use crate::caches::{Entry, cluster_owners, take_turns};
 use crate::identity::{self, MachineId, Role};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
@@ -94,7 +94,7 @@ impl Default for Machines {
 
 impl Machines {
     /// All of them, one by one.
-    pub fn all(&self) -> Box<dyn Iterator<Item = Arc<DeserializeGuard<InfraMachine>>> + '_> {
+    pub fn all(&self) -> Box<dyn Iterator<Item = Arc<DeserializeGuard<InfraMachine>>> + Send + '_> {
         match self {
             Self::Read(machines) => Box::new(machines.iter().cloned()),
             Self::Cached(machines) => Box::new(machines.iter().filter_map(Entry::object)),
@@ -106,14 +106,14 @@ impl Machines {
 /// and of its templates, so that a Cluster without machines is looked after as well.
 ///
 /// `resolve` says which driver a template gets, by what it names and its namespace.
-pub fn watched(
+pub async fn watched(
     objects: &Objects,
     driver: &str,
     resolve: impl Fn(Option<&str>, &str) -> Option<String>,
     tag_path: &JsonPointer,
     retained: &[RetainedClass],
 ) -> Vec<Watched> {
-    let scopes = scopes(objects);
+    let scopes = scopes(objects).await;
     let mut found: BTreeMap<&Key, BTreeSet<Class>> = BTreeMap::new();
     // Whether it was not known before.
     let mut add = |cluster: &Key, class: Class| {
@@ -123,7 +123,8 @@ pub fn watched(
         cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id)
             && found.entry(key).or_default().insert(class)
     };
-    for guarded in objects.infra_machines.all() {
+    for (index, guarded) in objects.infra_machines.all().enumerate() {
+        take_turns(index).await;
         if let Ok(machine) = &guarded.0
             && identity::recorded_driver(machine) == Some(driver)
             && let Some((cluster, class)) = class_of_machine(machine, tag_path)
@@ -177,14 +178,15 @@ fn readable<K>(all: &[Arc<DeserializeGuard<K>>]) -> impl Iterator<Item = &K> {
 }
 
 /// The Clusters, with their ids and whether they are paused.
-fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
+async fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
     let infra: HashMap<Key, &DeserializeGuard<InfraCluster>> = objects
         .infra_clusters
         .iter()
         .map(|guarded| (Key::of(guarded.meta()), &**guarded))
         .collect();
     let mut siblings: HashMap<Key, String> = HashMap::new();
-    for guarded in objects.infra_machines.all() {
+    for (index, guarded) in objects.infra_machines.all().enumerate() {
+        take_turns(index).await;
         let Ok(machine) = &guarded.0 else { continue };
         let id = identity::annotation(machine, labels::CLUSTER_ID);
         if let (Some(id), Some(name), Some(_)) = (id, labelled(&machine.metadata), MachineId::of(machine)) {
@@ -296,6 +298,9 @@ pub fn remove_identity(spec: &mut Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures::FutureExt as _;
     use serde_json::json;
 
     use super::*;
@@ -354,7 +359,9 @@ mod tests {
 
     fn of_pool(objects: &Objects, retained: &[RetainedClass]) -> Vec<Watched> {
         let resolve = |named: Option<&str>, _: &str| Some(named.unwrap_or("pool").to_owned());
-        watched(objects, "pool", resolve, &"/tags".parse().unwrap(), retained)
+        let tag_path = "/tags".parse().unwrap();
+        let few = watched(objects, "pool", resolve, &tag_path, retained);
+        few.now_or_never().unwrap()
     }
 
     fn specs(watched: &[Watched]) -> Vec<&str> {
@@ -435,5 +442,30 @@ mod tests {
             ..Objects::default()
         };
         assert!(of_pool(&without_its_cluster, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_whole_fleet_is_not_looked_through_at_once() {
+        let tag_map = json!({"kubernetes.io/cluster": "u-c"});
+        let machines = (0..600).map(|number| machine(&number.to_string(), &tag_map));
+        let objects = Objects {
+            clusters: vec![cluster("c", false)],
+            infra_machines: Machines::Read(machines.collect()),
+            ..Objects::default()
+        };
+        let tag_path = "/tags".parse().unwrap();
+        let mut looking = pin!(watched(&objects, "pool", |_, _| None, &tag_path, &[]));
+        let polls = (0..100).map(|_| looking.as_mut().now_or_never());
+        let (mut others_went_on, mut found) = (0, None);
+        for poll in polls {
+            if poll.is_some() {
+                found = poll;
+                break;
+            }
+            others_went_on += 1;
+        }
+        // Twice each of the two times that it looks through all of them.
+        assert_eq!(others_went_on, 4);
+        assert_eq!(specs(&found.unwrap()).len(), 1);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use futures::FutureExt as _;
 use kube::runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -494,4 +495,31 @@ fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
         what_a_drain_counts(&owned_by("MachineSet")),
         what_a_drain_counts(&owned_by("Machine"))
     );
+}
+
+/// To unpack a hundred thousand takes seconds, for which all that shares the thread would wait.
+#[tokio::test]
+async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
+    let mut watched = watched();
+    let up = json!({
+        "spec": {"driver": "pool", "notReadyTaint": {"key": "example.com/k"}},
+        "status": {"initialization": {"provisioned": true}},
+    });
+    let silent = json!({
+        "conditions": [{"type": "NodeHealthy", "status": "False"}], "nodeRef": {"name": "n"},
+    });
+    for number in 0..600 {
+        let name = format!("m-{number}");
+        watched.infra_machine(&Event::Apply(infra_machine(&name, 1, &up)));
+        watched.machine(&Event::Apply(machine(&name, 1, &silent)));
+    }
+    let controllers = &watched.controllers;
+    assert!(controllers.look_at_tainted_nodes().now_or_never().is_none());
+    assert!(controllers.ask_about_nodes().now_or_never().is_none());
+    let all = || controllers.machines_of("pool", |_| true);
+    assert!(all().now_or_never().is_none());
+    assert_eq!(all().await.len(), 600);
+    drop((watched.woken)());
+    watched.controllers.look_at_tainted_nodes().await;
+    assert_eq!((watched.woken)().len(), 600);
 }

@@ -262,7 +262,7 @@ fn a_call_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     states.failed("u", 0, retry(Cause::Capacity));
     assert!(waits(&states), "one call ends one wait");
     states.end_transient_wait("u");
-    assert!(waits(&states) && !states.waits_for_transient("u"));
+    assert!(waits(&states) && states.waiting_for_transient(|_| 1).is_empty());
     states.signal_capacity("u");
     assert!(!waits(&states));
     assert_eq!(
@@ -272,7 +272,8 @@ fn a_call_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     );
     states.failed("u", 0, retry(Cause::Transient));
     states.signal_capacity("u");
-    assert!(waits(&states) && states.waits_for_transient("u"));
+    assert!(waits(&states));
+    assert_eq!(states.waiting_for_transient(|_| 1), [1].into());
     states.end_transient_wait("u");
     assert!(!waits(&states));
 }
