@@ -27,17 +27,32 @@ pub(super) struct Packed {
 impl Packed {
     fn of(text: &[u8], dictionary: Option<&Arc<[u8]>>) -> Self {
         let compressed = compress_with_dict(text, dictionary.map_or(&[], |dictionary| &dictionary[..]));
-        match u32::try_from(text.len()) {
-            Ok(length) if compressed.len() < text.len() => Self {
-                bytes: compressed.into(),
-                length: Some(length),
-                dictionary: dictionary.cloned(),
-            },
-            _ => Self {
-                bytes: text.into(),
-                length: None,
-                dictionary: None,
-            },
+        Self::checked(text, compressed, dictionary)
+    }
+
+    /// The text as it is, unless it comes out of what was compressed: an object that can't be unpacked is as
+    /// good as one that is no more.
+    fn checked(text: &[u8], compressed: Vec<u8>, dictionary: Option<&Arc<[u8]>>) -> Self {
+        let as_it_is = || Self {
+            bytes: text.into(),
+            length: None,
+            dictionary: None,
+        };
+        let Ok(length) = u32::try_from(text.len()) else {
+            return as_it_is();
+        };
+        if compressed.len() >= text.len() {
+            return as_it_is();
+        }
+        let packed = Self {
+            bytes: compressed.into(),
+            length: Some(length),
+            dictionary: dictionary.cloned(),
+        };
+        if packed.text().is_ok_and(|out| out == text) {
+            packed
+        } else {
+            as_it_is()
         }
     }
 
@@ -124,6 +139,16 @@ mod tests {
             kept.push(dictionaries.pack(1, &text));
         }
         assert!(kept[199].bytes.len() < 60, "{}", kept[199].bytes.len());
+    }
+
+    /// A defect of what compresses it must not cost the object.
+    #[test]
+    fn a_text_that_does_not_come_out_of_what_was_compressed_is_kept_as_it_is() {
+        let (text, other) = (machine(1), machine(2));
+        for compressed in [compress_with_dict(&other, &[]), vec![0xff; 9]] {
+            assert!(compressed.len() < text.len());
+            assert_eq!(Packed::checked(&text, compressed, None).text().unwrap(), text);
+        }
     }
 
     /// Texts with their kin.
