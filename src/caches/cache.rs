@@ -6,7 +6,7 @@ use std::collections::hash_map::Values;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::{self, Debug};
 use std::hash::{BuildHasher as _, Hash, RandomState};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
@@ -208,6 +208,8 @@ pub struct Cache<K: Cached> {
 struct Shared<K: Cached> {
     hashes: RandomState,
     objects: RwLock<Objects<K>>,
+    /// Not taken together with the objects, which many read while one is packed.
+    dictionaries: Mutex<Dictionaries>,
 }
 
 struct Objects<K: Cached> {
@@ -216,7 +218,13 @@ struct Objects<K: Cached> {
     awake: VecDeque<Key>,
     facts: HashSet<Arc<K::Facts>>,
     facts_after_sweep: usize,
-    dictionaries: Dictionaries,
+}
+
+/// An object that has to be packed to be at rest.
+struct Tired<K> {
+    key: Key,
+    version: (u64, u64),
+    object: Arc<K>,
 }
 
 /// The cache's writer has ended.
@@ -267,6 +275,7 @@ impl<K: Cached> Cache<K> {
             }
         };
         let object = unpack::<K>(&key, &packed)?;
+        let mut tired = Vec::new();
         let mut objects = self.write();
         if let Some(entry) = objects.all.get_mut(path)
             && (entry.uid, entry.version) == version
@@ -274,9 +283,33 @@ impl<K: Cached> Cache<K> {
         {
             entry.form = Form::Both(Arc::clone(&object), packed.clone());
             objects.awake.push_back(key);
-            objects.put_to_rest();
+            tired = objects.put_to_rest();
         }
+        drop(objects);
+        self.pack(tired);
         Some(object)
+    }
+
+    /// Packs objects while the cache can be read and written, and has those packed that are as they were.
+    fn pack(&self, tired: Vec<Tired<K>>) {
+        for Tired { key, version, object } in tired {
+            let Some(packed) = self.packed(&*object) else {
+                continue;
+            };
+            if let Some(entry) = self.write().all.get_mut(&key)
+                && (entry.uid, entry.version) == version
+                && matches!(entry.form, Form::Awake(_))
+            {
+                entry.form = Form::Packed(packed);
+            }
+        }
+    }
+
+    fn packed(&self, object: &K) -> Option<Packed> {
+        let (kin, text) = (object.kin(), object.pack()?);
+        let dictionaries = self.shared.dictionaries.lock();
+        let mut dictionaries = dictionaries.unwrap_or_else(PoisonError::into_inner);
+        Some(dictionaries.pack(kin, &text))
     }
 
     /// All objects, unpacked: not of kinds that there may be many of.
@@ -339,23 +372,26 @@ impl<K: Cached> Cache<K> {
 }
 
 impl<K: Cached> Objects<K> {
-    /// Packs what was used longest ago, until no more than so many are not.
-    fn put_to_rest(&mut self) {
+    /// Lets what was used longest ago rest, until no more than so many are awake; what has to be packed then.
+    #[must_use]
+    fn put_to_rest(&mut self) -> Vec<Tired<K>> {
+        let mut tired = Vec::new();
         while self.awake.len() > AWAKE {
-            let Some(key) = self.awake.pop_front() else { return };
+            let Some(key) = self.awake.pop_front() else { break };
             let Some(entry) = self.all.get_mut(&key) else {
                 continue;
             };
             match &entry.form {
                 Form::Packed(_) => {}
                 Form::Both(_, packed) => entry.form = Form::Packed(packed.clone()),
-                Form::Awake(object) => {
-                    if let Some(packed) = packed(&mut self.dictionaries, &**object) {
-                        entry.form = Form::Packed(packed);
-                    }
-                }
+                Form::Awake(object) => tired.push(Tired {
+                    version: (entry.uid, entry.version),
+                    object: Arc::clone(object),
+                    key,
+                }),
             }
         }
+        tired
     }
 
     fn shared_facts(&mut self, facts: K::Facts) -> Arc<K::Facts> {
@@ -370,10 +406,6 @@ impl<K: Cached> Objects<K> {
         self.facts.insert(Arc::clone(&facts));
         facts
     }
-}
-
-fn packed<K: Cached>(dictionaries: &mut Dictionaries, object: &K) -> Option<Packed> {
-    Some(dictionaries.pack(object.kin(), &object.pack()?))
 }
 
 /// What fills a cache: one.
@@ -410,8 +442,8 @@ impl<K: Cached> Default for Writer<K> {
                     awake: VecDeque::new(),
                     facts: HashSet::new(),
                     facts_after_sweep: 0,
-                    dictionaries: Dictionaries::default(),
                 }),
+                dictionaries: Mutex::default(),
             }),
             filled: is_filled,
         };
@@ -430,8 +462,9 @@ impl<K: Cached> Writer<K> {
         self.cache.clone()
     }
 
-    fn entry(&self, object: Arc<K>, objects: &mut Objects<K>) -> Entry<K> {
+    fn entry(&self, object: Arc<K>) -> Entry<K> {
         let meta = object.meta();
+        let facts = object.facts();
         Entry {
             key: Key::of_object(&*object),
             uid: self.cache.number(meta.uid.as_deref().unwrap_or_default()),
@@ -439,7 +472,7 @@ impl<K: Cached> Writer<K> {
                 .cache
                 .number(meta.resource_version.as_deref().unwrap_or_default()),
             mark: object.mark().map(|mark| self.cache.number(mark)),
-            facts: objects.shared_facts(object.facts()),
+            facts: self.cache.write().shared_facts(facts),
             form: Form::Awake(object),
             round: self.round,
         }
@@ -447,13 +480,14 @@ impl<K: Cached> Writer<K> {
 
     /// Takes in an object that was made or changed; what it was before, if it was known.
     pub fn apply(&mut self, object: Arc<K>) -> Option<Arc<K>> {
-        let mut objects = self.cache.write();
-        let entry = self.entry(object, &mut objects);
+        let entry = self.entry(object);
         let key = entry.key.clone();
+        let mut objects = self.cache.write();
         let before = objects.all.insert(key.clone(), entry);
         objects.awake.push_back(key);
-        objects.put_to_rest();
+        let tired = objects.put_to_rest();
         drop(objects);
+        self.cache.pack(tired);
         before.as_ref().and_then(Entry::object)
     }
 
@@ -471,21 +505,19 @@ impl<K: Cached> Writer<K> {
 
     /// The list has this object. The cache holds what was before until the list is complete.
     pub fn listed(&mut self, object: K) {
-        let mut objects = self.cache.write();
-        let key = Key::of_object(&object);
-        let mut entry = self.entry(Arc::new(object), &mut objects);
-        if let Some(known) = objects.all.get_mut(&key)
+        let mut entry = self.entry(Arc::new(object));
+        if let Some(known) = self.cache.write().all.get_mut(&entry.key)
             && (known.uid, known.version) == (entry.uid, entry.version)
         {
             known.round = self.round;
             return;
         }
         if let Form::Awake(object) = &entry.form
-            && let Some(packed) = packed(&mut objects.dictionaries, &**object)
+            && let Some(packed) = self.cache.packed(&**object)
         {
             entry.form = Form::Packed(packed);
         }
-        self.listed.insert(key, entry);
+        self.listed.insert(entry.key.clone(), entry);
     }
 
     /// The list is complete: the cache holds it from now on. What is not as it was, and first what is gone.
@@ -548,4 +580,68 @@ impl<K: Cached> Writer<K> {
 pub fn cache<K: Cached>() -> (Cache<K>, Writer<K>) {
     let writer = Writer::default();
     (writer.as_reader(), writer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::ResourceExt as _;
+
+    use super::*;
+
+    static CACHE: OnceLock<Cache<ConfigMap>> = OnceLock::new();
+    static PACKED: AtomicUsize = AtomicUsize::new(0);
+
+    impl Cached for ConfigMap {
+        type Facts = ();
+
+        fn facts(&self) {}
+
+        /// Counts itself where the cache can be written meanwhile.
+        fn pack(&self) -> Option<Vec<u8>> {
+            let cache = CACHE.get().unwrap();
+            if cache.shared.objects.try_write().is_ok() {
+                PACKED.fetch_add(1, Ordering::Relaxed);
+            }
+            serde_json::to_vec(self).ok()
+        }
+
+        fn unpack(text: &[u8]) -> serde_json::Result<Self> {
+            serde_json::from_slice(text)
+        }
+    }
+
+    fn object(number: usize) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some(format!("o-{number}"));
+        object.metadata.namespace = Some("ns".to_owned());
+        object
+    }
+
+    /// To pack an object takes long beside all else that is done to it: reconciles would wait for it.
+    #[test]
+    fn a_cache_can_be_read_and_written_while_objects_are_packed() {
+        let (cache, mut writer) = cache();
+        assert!(CACHE.set(cache.clone()).is_ok());
+        writer.begin_list();
+        (0..AWAKE).for_each(|number| writer.listed(object(number)));
+        assert_eq!(PACKED.load(Ordering::Relaxed), AWAKE, "what a list shows");
+        drop(writer.end_list());
+
+        // Those that the list has shown and that are not changed are packed already.
+        let changed = AWAKE..2 * AWAKE + 3;
+        for number in changed.clone() {
+            writer.apply(Arc::new(object(number)));
+        }
+        assert_eq!(PACKED.load(Ordering::Relaxed), AWAKE + 3, "what a watch shows");
+        assert!(cache.get(&ObjectRef::from_obj(&object(0))).is_some());
+        assert_eq!(PACKED.load(Ordering::Relaxed), AWAKE + 4, "what is read");
+        for number in 0..changed.end {
+            let read = cache.get(&ObjectRef::from_obj(&object(number))).unwrap();
+            assert_eq!(read.name_any(), format!("o-{number}"));
+        }
+    }
 }
