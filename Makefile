@@ -147,7 +147,7 @@ profile: ## Say by part where the provider's CPU time goes, and draw a flame gra
 
 .PHONY: bench-memory
 bench-memory: ## Measure what a machine takes in memory, by part (MACHINES="10000 100000").
-	$(CARGO) bench --bench memory -- $(MACHINES)
+	$(CARGO) bench --locked --bench memory -- $(MACHINES)
 
 # How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
 SOAK_SECONDS ?= 600
