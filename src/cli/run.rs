@@ -61,7 +61,7 @@ struct ElectionArgs {
     wanted: bool,
     /// How long others wait for a leader that is silent.
     // A follower looks every retry period and a fifth of that more, and counts from when it saw the last
-    // renewal: with these times, a replica that was killed is followed within 15 s.
+    // renewal: with these times, a replica that was killed is followed within 14 s.
     #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "10s",
         value_name = "TIME")]
     lease_duration: Duration,
