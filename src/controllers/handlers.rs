@@ -18,7 +18,7 @@ use crate::api::{self, DeserializeGuard, labels};
 use crate::caches::{Caches, Entry, cluster_owners, machine_owner, take_turns};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_trouble;
-use crate::volume_drain;
+use crate::{not_ready_taint, volume_drain};
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
@@ -113,21 +113,10 @@ impl Controllers {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
             take_turns(index).await;
-            if self.awaits_look(entry) {
+            if awaits_look(&self.taints, entry) {
                 self.nodes.send_key(entry.key().clone());
             }
         }
-    }
-
-    /// Whether the Node of a machine may have a taint to remove.
-    fn awaits_look(&self, entry: &Entry<DeserializeGuard<InfraMachine>>) -> bool {
-        let object = entry.object();
-        object.is_some_and(|guarded| {
-            guarded
-                .0
-                .as_ref()
-                .is_ok_and(|machine| self.taints.awaits_look(machine))
-        })
     }
 
     /// Has a Machine looked at whose volumes are to be drained.
@@ -191,12 +180,7 @@ impl Controllers {
             });
             for entry in labelled {
                 machines.send_key(entry.key().clone());
-                if entry.facts().has_taint
-                    && entry.object().is_some_and(|guarded| {
-                        let machine = guarded.0.as_ref();
-                        machine.is_ok_and(|machine| taints.awaits_look(machine))
-                    })
-                {
+                if entry.facts().has_taint && awaits_look(&taints, &entry) {
                     nodes.send_key(entry.key().clone());
                 }
             }
@@ -318,6 +302,14 @@ impl Controllers {
             on_own(update);
         }
     }
+}
+
+/// Whether the Node of a machine may have a taint to remove.
+fn awaits_look(taints: &not_ready_taint::Context, entry: &Entry<DeserializeGuard<InfraMachine>>) -> bool {
+    entry.object().is_some_and(|guarded| {
+        let machine = guarded.0.as_ref();
+        machine.is_ok_and(|machine| taints.awaits_look(machine))
+    })
 }
 
 impl Remediations {
