@@ -194,9 +194,11 @@ fn is_bound(machine: &InfraMachine) -> bool {
     }
 }
 
-/// Whether this provider keeps `clusterctl move` from moving the machine.
-pub fn blocks_move(machine: &InfraMachine) -> bool {
-    annotation(machine, labels::BLOCK_MOVE) == Some(labels::BLOCK_MOVE_VALUE)
+/// Whether this provider keeps `clusterctl move` from moving the machine of these metadata.
+pub fn blocks_move(metadata: &ObjectMeta) -> bool {
+    let annotations = metadata.annotations.as_ref();
+    let value = annotations.and_then(|all| all.get(labels::BLOCK_MOVE));
+    value.is_some_and(|value| value == labels::BLOCK_MOVE_VALUE)
 }
 
 /// Whether an update was issued whose end was not written down.

@@ -25,8 +25,9 @@ use super::publish::{events, record_failure};
 use super::{Context, gather_and_plan};
 use crate::admission::{self, Enforcement};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
-use crate::api::{self, DeserializeGuard, labels, paused_by};
+use crate::api::{self, DeserializeGuard, paused_by};
 use crate::apiserver::{Error, Note};
+use crate::identity;
 use crate::reconciler::Action;
 
 /// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
@@ -39,7 +40,8 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         .publish_once(&guarded, Note::unreadable(&invalid.error))
         .await;
     if invalid.metadata.deletion_timestamp.is_none() {
-        if blocks_move(invalid) && is_paused(ctx, &guarded) {
+        // As every machine does whose VM only the status has confirmed.
+        if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &guarded) {
             let machine = Arc::new(live(ctx, invalid).await?);
             // The status decides what is written, and may be forged where the policies are not in force.
             if ctx.policies.since(Instant::now()).await != Enforcement::InForce {
@@ -68,16 +70,6 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         ctx.events.publish(&*machine, note).await;
     }
     Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
-}
-
-/// Whether this provider keeps `clusterctl move` waiting, as it does of every VM that only the status has
-/// confirmed.
-fn blocks_move(invalid: &InvalidObject) -> bool {
-    let annotations = invalid.metadata.annotations.as_ref();
-    annotations
-        .and_then(|all| all.get(labels::BLOCK_MOVE))
-        .map(String::as_str)
-        == Some(labels::BLOCK_MOVE_VALUE)
 }
 
 fn is_paused(ctx: &Context, guarded: &DeserializeGuard<InfraMachine>) -> bool {

@@ -215,7 +215,7 @@ impl<'a> Object<'a> {
     /// status says of the VM, which a move leaves behind, is written down with it.
     pub fn unblocking(&self) -> Vec<Annotation> {
         let mut annotations = Vec::new();
-        if identity::blocks_move(&self.latest) {
+        if identity::blocks_move(&self.latest.metadata) {
             annotations.push((labels::BLOCK_MOVE, None));
         }
         if identity::is_confirmed_by_status(&self.latest) {

@@ -553,7 +553,7 @@ fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> 
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Blocked {
         // clusterctl pauses a Cluster before it moves it, and then waits.
-        unblocks_move: identity::blocks_move(machine) || identity::is_confirmed_by_status(machine),
+        unblocks_move: identity::blocks_move(&machine.metadata) || identity::is_confirmed_by_status(machine),
         ..Blocked::new(conditions::PAUSED, reason::PAUSED, message)
     })
 }
