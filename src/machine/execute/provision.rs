@@ -148,7 +148,7 @@ async fn create(
     let class =
         machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
-    let named = named.filter(|id| is_no_others(ctx, object, id));
+    let named = named.and_then(|id| claim_named_id(ctx, object, id));
     let written = object.issue(&plan.ownership, &unanswered, named.as_ref()).await;
     if let (Err(_), Some(named)) = (&written, &named) {
         give_back(ctx, object, named);
@@ -187,18 +187,18 @@ async fn create(
     Ok(Outcome::Failed(Box::new(failure)))
 }
 
-/// Whether no other machine has the id that the driver has named: of two that have it, one would be taken for
-/// the other.
-fn is_no_others(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool {
-    let is_free = ctx.states.ids.claim(named.as_str(), object.uid());
-    if !is_free {
-        tracing::warn!(
-            name = object.name(),
-            provider_id = named.as_str(),
-            "the driver names the ProviderID of another InfraMachine before the create: it is not written"
-        );
+/// Takes the id that the driver has named for this machine, unless another one has it: of two that have it,
+/// one would be taken for the other.
+fn claim_named_id(ctx: &Context, object: &Object<'_>, named: ProviderId) -> Option<ProviderId> {
+    if ctx.states.ids.claim(named.as_str(), object.uid()) {
+        return Some(named);
     }
-    is_free
+    tracing::warn!(
+        name = object.name(),
+        provider_id = named.as_str(),
+        "the driver names the ProviderID of another InfraMachine before the create: it is not written"
+    );
+    None
 }
 
 /// The id could not be written: another machine may have it, unless this one has it already. What the cache
