@@ -27,26 +27,28 @@ pub const REFRESH: Duration = Duration::from_mins(10);
 /// Of what the API server answers to all objects alike, such as that there are too many requests.
 static REFUSED: OutageLog = OutageLog::new();
 
-/// When an object is reconciled again.
+/// When an object is reconciled again. kube's own can't be read outside of its controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action {
-    wait: Option<Duration>,
+    requeue_after: Option<Duration>,
 }
 
 impl Action {
     /// After this long, if nothing changes before.
-    pub const fn requeue(wait: Duration) -> Self {
-        Self { wait: Some(wait) }
+    pub const fn requeue(after: Duration) -> Self {
+        Self {
+            requeue_after: Some(after),
+        }
     }
 
     /// Not before something changes.
     pub const fn await_change() -> Self {
-        Self { wait: None }
+        Self { requeue_after: None }
     }
 
     /// After how long, if it does not wait for a change.
-    pub const fn wait(self) -> Option<Duration> {
-        self.wait
+    pub const fn requeue_after(self) -> Option<Duration> {
+        self.requeue_after
     }
 }
 

@@ -157,8 +157,8 @@ impl<K: Cached> Runner<K> {
                     if ended.is_multiple_of(YIELDS_AFTER) {
                         tokio::task::yield_now().await;
                     }
-                    if let Some(wait) = Action::wait(action) {
-                        let run_at = Instant::now().checked_add(wait).unwrap_or_else(far_off);
+                    if let Some(after) = Action::requeue_after(action) {
+                        let run_at = Instant::now().checked_add(after).unwrap_or_else(far_off);
                         // The receiver is in this very function.
                         let _ = self.requester.send(ScheduleRequest { message: key, run_at });
                     }
