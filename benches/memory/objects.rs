@@ -75,10 +75,7 @@ pub fn infra_machine(index: usize) -> Value {
             "name": name, "namespace": namespace, "uid": uid(3, index), "resourceVersion": (1_000_000 + index).to_string(),
             "generation": 2, "creationTimestamp": at, "managedFields": managed_fields(),
             "finalizers": ["infrastructure.capcmi.io/inframachine"],
-            "labels": {
-                "cluster.x-k8s.io/cluster-name": cluster_name, "cluster.x-k8s.io/deployment-name": "workers",
-                "cluster.x-k8s.io/set-name": "workers-5d8f9c7b4d", "machine-template-hash": "5d8f9c7b4d",
-            },
+            "labels": labels(&cluster_name),
             "annotations": {
                 "cluster.x-k8s.io/cloned-from-groupkind": "InfraMachineTemplate.infrastructure.capcmi.io",
                 "cluster.x-k8s.io/cloned-from-name": "workers",
@@ -121,6 +118,14 @@ pub fn infra_machine(index: usize) -> Value {
     })
 }
 
+/// Those that a MachineDeployment's Machines and InfraMachines have.
+fn labels(cluster_name: &str) -> Value {
+    json!({
+        "cluster.x-k8s.io/cluster-name": cluster_name, "cluster.x-k8s.io/deployment-name": "workers",
+        "cluster.x-k8s.io/set-name": "workers-5d8f9c7b4d", "machine-template-hash": "5d8f9c7b4d",
+    })
+}
+
 /// Its Machine, whose Node is healthy.
 pub fn machine(index: usize) -> Value {
     let (cluster, name) = (index / OF_A_CLUSTER, format!("workers-5d8f9c7b4d-{index:06}"));
@@ -152,10 +157,7 @@ pub fn machine(index: usize) -> Value {
             "name": name, "namespace": namespace, "uid": uid(4, index), "resourceVersion": (2_000_000 + index).to_string(),
             "generation": 1, "creationTimestamp": at, "managedFields": managed_fields(),
             "finalizers": ["machine.cluster.x-k8s.io"],
-            "labels": {
-                "cluster.x-k8s.io/cluster-name": cluster_name, "cluster.x-k8s.io/deployment-name": "workers",
-                "cluster.x-k8s.io/set-name": "workers-5d8f9c7b4d", "machine-template-hash": "5d8f9c7b4d",
-            },
+            "labels": labels(&cluster_name),
             "ownerReferences": [{
                 "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet", "name": "workers-5d8f9c7b4d",
                 "uid": uid(6, cluster), "controller": true, "blockOwnerDeletion": true,

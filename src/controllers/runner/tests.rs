@@ -78,6 +78,20 @@ fn in_seven_seconds(_: Arc<Machine>, _: &Failed, _: Arc<Seen>) -> Action {
     Action::requeue(Duration::from_secs(7))
 }
 
+/// Runs until what is waited for has come.
+async fn run_until(runner: Runner<Machine>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
+    let run = runner.run(
+        reconcile,
+        in_seven_seconds,
+        Arc::clone(seen),
+        std::future::pending(),
+    );
+    tokio::select! {
+        () = run => panic!("it ended"),
+        () = until => {}
+    }
+}
+
 fn machine(name: &str) -> Arc<Machine> {
     let mut machine = Machine::new(name, MachineSpec::default());
     machine.metadata.namespace = Some("ns".to_owned());
@@ -101,21 +115,12 @@ async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
     let cache = machines(&["a", "b", "c", "d", "e"]);
     let (seen, trigger) = (Seen::new(0), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 2).and_all(|_| true);
-    let run = runner.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
     let all = async {
         seen.until(|seen| seen.runs.lock().unwrap().len() >= 2).await;
         seen.may_end.add_permits(100);
         seen.until(|seen| seen.runs.lock().unwrap().len() >= 5).await;
     };
-    tokio::select! {
-        () = run => panic!("it ended"),
-        () = all => {}
-    }
+    run_until(runner, &seen, all).await;
     assert_eq!(seen.at_once.lock().unwrap().1, 2);
     assert!(seen.runs.lock().unwrap().values().all(|runs| *runs == 1));
 }
@@ -126,12 +131,6 @@ async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_n
     let cache = machines(&["a"]);
     let (seen, trigger) = (Seen::new(0), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 8);
-    let run = runner.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
     trigger.send(reference("a"));
     trigger.send(reference("not there"));
     let all = async {
@@ -144,10 +143,7 @@ async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_n
         seen.until(|seen| seen.runs("a") >= 2).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
     };
-    tokio::select! {
-        () = run => panic!("it ended"),
-        () = all => {}
-    }
+    run_until(runner, &seen, all).await;
     assert_eq!((seen.runs("a"), seen.at_once.lock().unwrap().1), (2, 1));
 }
 
@@ -156,18 +152,21 @@ async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_c
     let cache = machines(&["again"]);
     let (seen, trigger) = (Seen::new(100), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
-    let run = runner.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
     let started = Instant::now();
-    tokio::select! {
-        () = run => panic!("it ended"),
-        () = seen.until(|seen| seen.runs("again") >= 2) => {}
-    }
+    run_until(runner, &seen, seen.until(|seen| seen.runs("again") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 5);
+
+    let (seen, trigger) = (Seen::new(100), Trigger::default());
+    let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
+    let started = Instant::now();
+    let changes = async {
+        seen.until(|seen| seen.runs("again") >= 1).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        trigger.send(reference("again"));
+        seen.until(|seen| seen.runs("again") >= 2).await;
+    };
+    run_until(runner, &seen, changes).await;
+    assert_eq!(started.elapsed().as_secs(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -200,17 +199,8 @@ async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
     let cache = machines(&["fails"]);
     let (seen, trigger) = (Seen::new(100), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
-    let run = runner.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
     let started = Instant::now();
-    tokio::select! {
-        () = run => panic!("it ended"),
-        () = seen.until(|seen| seen.runs("fails") >= 2) => {}
-    }
+    run_until(runner, &seen, seen.until(|seen| seen.runs("fails") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 7);
 }
 
@@ -225,22 +215,13 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
     let (seen, trigger) = (Seen::new(0), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
     writer.apply(machine("changed"));
-    let run = runner.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
     let all = async {
         seen.until(|seen| !seen.order().is_empty()).await;
         trigger.send(reference("changed"));
         seen.may_end.add_permits(1000);
         seen.until(|seen| seen.order().len() >= 101).await;
     };
-    tokio::select! {
-        () = run => panic!("it ended"),
-        () = all => {}
-    }
+    run_until(runner, &seen, all).await;
     assert_eq!(seen.order()[1], "changed");
 }
 
@@ -250,17 +231,8 @@ async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     let cache = machines(&["a", "b", "busy", "c", "d"]);
     let (seen, trigger) = (Seen::new(10 * MOST_RUNS), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
-    let run = runner.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
     trigger.send(reference("busy"));
-    tokio::select! {
-        () = run => panic!("it ended"),
-        () = seen.until(|seen| seen.runs("busy") >= MOST_RUNS) => {}
-    }
+    run_until(runner, &seen, seen.until(|seen| seen.runs("busy") >= MOST_RUNS)).await;
     let order = seen.order();
     for name in ["a", "b", "c", "d"] {
         let place = order.iter().position(|seen| seen == name);

@@ -90,12 +90,7 @@ async fn a_server_without_http2_or_tls_is_spoken_to_in_http1() {
         let client = client(server.config());
         let _watch = watch(&client, "/machines").await;
         assert_eq!(ask(&client, Method::GET, "/first").await.unwrap(), "{}");
-        let asked = server.asked();
-        assert_eq!(asked.len(), 2);
-        assert!(
-            asked.iter().all(|one| one.version == Version::HTTP_11),
-            "{asked:?}"
-        );
+        assert_all_is_http1(&server, 2);
     }
 }
 
@@ -107,8 +102,12 @@ async fn http1_is_spoken_where_that_is_asked_for_and_by_what_renews_the_lease() 
     for client in [asked_for, plain(server.config()).unwrap()] {
         ask(&client, Method::GET, "/first").await.unwrap();
     }
+    assert_all_is_http1(&server, 2);
+}
+
+fn assert_all_is_http1(server: &Server, requests: usize) {
     let asked = server.asked();
-    assert_eq!(asked.len(), 2);
+    assert_eq!(asked.len(), requests);
     assert!(
         asked.iter().all(|one| one.version == Version::HTTP_11),
         "{asked:?}"
