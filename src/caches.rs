@@ -16,14 +16,13 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
 
-/// After so many objects others get their turn: there may be a hundred thousand, and to unpack them takes
-/// seconds.
-const AT_ONCE: usize = 256;
+/// How many objects are unpacked before other tasks run: there may be a hundred thousand, which take seconds.
+const BETWEEN_YIELDS: usize = 256;
 
-/// Lets others go on now and then, for what unpacks one object of many after the other: this is that of the
-/// number `index`.
-pub async fn take_turns(index: usize) {
-    if index % AT_ONCE == AT_ONCE - 1 {
+/// Lets other tasks run now and then, where one object of many is unpacked after the other: this is the one
+/// at `index`.
+pub async fn yield_periodically(index: usize) {
+    if index % BETWEEN_YIELDS == BETWEEN_YIELDS - 1 {
         tokio::task::yield_now().await;
     }
 }

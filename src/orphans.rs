@@ -34,7 +34,7 @@ use self::scope::{Class, Machines, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
-use crate::caches::{Caches, take_turns};
+use crate::caches::{Caches, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing;
 use crate::metrics::{Metrics, OrphanReason};
@@ -295,7 +295,7 @@ fn cached(caches: &Caches) -> Objects {
 async fn live_of(objects: &Objects) -> Live {
     let mut machines = Vec::new();
     for (index, guarded) in objects.infra_machines.all().enumerate() {
-        take_turns(index).await;
+        yield_periodically(index).await;
         machines.push(LiveMachine::of(&guarded));
     }
     Live::new(machines, &objects.infra_clusters, &objects.clusters, false)

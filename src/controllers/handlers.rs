@@ -15,7 +15,7 @@ use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard, labels};
-use crate::caches::{Caches, Entry, cluster_owners, machine_owner, take_turns};
+use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_trouble;
 use crate::{not_ready_taint, volume_drain};
@@ -81,7 +81,7 @@ impl Controllers {
             is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
         });
         for (index, entry) in in_doubt.iter().enumerate() {
-            take_turns(index).await;
+            yield_periodically(index).await;
             let Some(machine) = entry.object() else { continue };
             if let Some(node_change) = NodeChange::of(&machine) {
                 ask(&machine, node_change);
@@ -112,7 +112,7 @@ impl Controllers {
     pub(super) async fn look_at_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
-            take_turns(index).await;
+            yield_periodically(index).await;
             if awaits_look(&self.taints, entry) {
                 self.nodes.send_key(entry.key().clone());
             }

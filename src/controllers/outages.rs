@@ -17,7 +17,7 @@ use super::Controllers;
 use crate::api::DeserializeGuard;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
-use crate::caches::{Entry, take_turns};
+use crate::caches::{Entry, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
@@ -143,7 +143,7 @@ impl Controllers {
     ) -> Vec<Reference> {
         let mut found = Vec::new();
         for (index, entry) in self.all_machines_of(driver).into_iter().enumerate() {
-            take_turns(index).await;
+            yield_periodically(index).await;
             let object = entry.object();
             if object.is_some_and(|guarded| guarded.0.as_ref().is_ok_and(&which)) {
                 found.push(entry.key().reference());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::{Caches, Entry, take_turns};
+use crate::caches::{Caches, Entry, yield_periodically};
 use crate::identity;
 use cmi_driver::{JsonPointer, tags};
 
@@ -54,7 +54,7 @@ impl Groups {
         let mut groups: HashMap<Arc<Group>, Vec<_>> = HashMap::new();
         let mut known = HashMap::with_capacity(machines.len());
         for (index, machine) in machines.into_iter().enumerate() {
-            take_turns(index).await;
+            yield_periodically(index).await;
             let found = match self.known.remove(&machine.uid()) {
                 Some((version, group)) if version == machine.version() => group,
                 _ => read(&machine, driver, tag_path).map(|group| match groups.get_key_value(&group) {

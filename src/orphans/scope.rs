@@ -11,7 +11,7 @@ use super::owner::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::{Entry, cluster_owners, take_turns};
+use crate::caches::{Entry, cluster_owners, yield_periodically};
 use crate::identity::{self, MachineId, Role};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
@@ -124,7 +124,7 @@ pub async fn watched(
             && found.entry(key).or_default().insert(class)
     };
     for (index, guarded) in objects.infra_machines.all().enumerate() {
-        take_turns(index).await;
+        yield_periodically(index).await;
         if let Ok(machine) = &guarded.0
             && identity::recorded_driver(machine) == Some(driver)
             && let Some((cluster, class)) = class_of_machine(machine, tag_path)
@@ -186,7 +186,7 @@ async fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
         .collect();
     let mut siblings: HashMap<Key, String> = HashMap::new();
     for (index, guarded) in objects.infra_machines.all().enumerate() {
-        take_turns(index).await;
+        yield_periodically(index).await;
         let Ok(machine) = &guarded.0 else { continue };
         let id = identity::annotation(machine, labels::CLUSTER_ID);
         if let (Some(id), Some(name), Some(_)) = (id, labelled(&machine.metadata), MachineId::of(machine)) {
