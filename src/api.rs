@@ -7,12 +7,14 @@ pub mod bounded;
 pub mod cluster_api;
 pub mod conditions;
 mod deserialize_guard;
+mod fingerprint;
 pub mod labels;
 mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
 
 pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
+pub use fingerprint::fingerprint;
 pub use pause::paused_by;
 
 /// API group of the kinds that this provider serves.

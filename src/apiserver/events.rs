@@ -1,7 +1,6 @@
 //! Events, published once and not kept.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::header::{ACCEPT, HeaderValue};
@@ -15,6 +14,7 @@ use kube::{Client, Resource};
 use serde::de::IgnoredAny;
 
 use crate::api::conditions::reason;
+use crate::api::fingerprint;
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
@@ -86,9 +86,8 @@ impl Events {
     /// As [`Events::publish`], unless it was the last thing that this process said this way of this
     /// version of the object's spec.
     pub async fn publish_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
-        let mut hasher = DefaultHasher::new();
-        (object.meta().generation, &note.reason, &note.text).hash(&mut hasher);
-        let (uid, reported) = (object.meta().uid.clone().unwrap_or_default(), hasher.finish());
+        let uid = object.meta().uid.clone().unwrap_or_default();
+        let reported = fingerprint((object.meta().generation, &note.reason, &note.text));
         let before = self
             .reported
             .lock()
@@ -142,9 +141,7 @@ fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
     if name.len() <= MAX_NAME {
         return name;
     }
-    let mut hasher = DefaultHasher::new();
-    (object, &regarding.uid).hash(&mut hasher);
-    let rest = format!(".{:016x}.{time}", hasher.finish());
+    let rest = format!(".{:016x}.{time}", fingerprint((object, &regarding.uid)));
     let room = MAX_NAME.saturating_sub(rest.len());
     // A name of the API server's is ASCII; a dot or dash may not be what its part ends with.
     let start: String = object.chars().take(room).collect();

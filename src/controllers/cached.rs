@@ -6,10 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use serde::{Deserialize, Serialize};
 
-use super::watch::fingerprint;
 use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, fingerprint, labels};
 use crate::caches::{Cached, InfraMachineFacts, MachineFacts, own_cluster_id, used_driver};
 use crate::{machine, volume_drain};
 

@@ -10,11 +10,11 @@ use kube::{Resource, ResourceExt};
 
 use super::nodes::NodeChange;
 use super::trigger::Trigger;
-use super::watch::{CacheUpdate, Change, fingerprint, on_own, uid};
+use super::watch::{CacheUpdate, Change, on_own, uid};
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::api::{self, DeserializeGuard, labels};
+use crate::api::{self, DeserializeGuard, fingerprint, labels};
 use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_trouble;

@@ -1,6 +1,5 @@
 //! Watches: they keep a cache current, and notify of what changed once the cache has it.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use futures::StreamExt as _;
@@ -14,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, bounded, labels};
+use crate::api::{DeserializeGuard, bounded, fingerprint, labels};
 use crate::apiserver::{OutageLog, outage_log};
 use crate::caches::{Cache, Cached, Difference, Writer};
 
@@ -220,13 +219,6 @@ fn own<K: Resource>(object: &K) -> u64 {
         owners,
         deleting,
     ))
-}
-
-/// What is looked at, as a number.
-pub(super) fn fingerprint(value: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Removes what no reader needs of an object before it is cached, managed fields first, and bounds the rest.

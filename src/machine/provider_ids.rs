@@ -1,9 +1,9 @@
 //! Which machine has which providerID, of all that are cached: a VM has one machine.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::api::fingerprint;
 use crate::api::v1alpha1::InfraMachine;
 
 /// The holders of the ids, each by its UID. Hashes alone are kept, of fleets as well: one that two ids share
@@ -16,13 +16,13 @@ pub struct ProviderIds {
 impl ProviderIds {
     /// Lets the machine of this UID have the id, if no other machine has it; whether that is so.
     pub fn claim(&self, id: &str, uid: &str) -> bool {
-        let uid = hash(uid);
-        *self.holders().entry(hash(id)).or_insert(uid) == uid
+        let uid = fingerprint(uid);
+        *self.holders().entry(fingerprint(id)).or_insert(uid) == uid
     }
 
     /// The machine of this UID has the id no more, or has claimed it and not come to have it.
     pub fn give_back(&self, id: &str, uid: &str) {
-        let (id, uid) = (hash(id), hash(uid));
+        let (id, uid) = (fingerprint(id), fingerprint(uid));
         let mut holders = self.holders();
         if holders.get(&id) == Some(&uid) {
             holders.remove(&id);
@@ -32,7 +32,9 @@ impl ProviderIds {
     /// Whether another machine than that of this UID has the id.
     pub fn is_anothers(&self, id: &str, uid: &str) -> bool {
         let holders = self.holders();
-        holders.get(&hash(id)).is_some_and(|holder| *holder != hash(uid))
+        holders
+            .get(&fingerprint(id))
+            .is_some_and(|holder| *holder != fingerprint(uid))
     }
 
     /// A machine was changed, came or went.
@@ -60,12 +62,6 @@ fn held(machine: &InfraMachine) -> Option<(&str, &str)> {
         machine.spec.provider_id.as_deref()?,
         machine.metadata.uid.as_deref()?,
     ))
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

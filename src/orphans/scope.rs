@@ -1,7 +1,6 @@
 //! Which lists show the VMs of which Cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use kube::Resource as _;
@@ -10,7 +9,7 @@ use serde_json::{Map, Value};
 use super::owner::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, fingerprint, labels};
 use crate::caches::{Entry, cluster_owners, yield_periodically};
 use crate::identity::{self, MachineId, Role};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
@@ -39,9 +38,7 @@ pub struct RetainedClass {
 impl Class {
     /// What stands for it where it is only compared: it may be long.
     pub fn id(&self) -> ClassId {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        ClassId(hasher.finish())
+        ClassId(fingerprint(self))
     }
 }
 

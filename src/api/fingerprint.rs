@@ -1,0 +1,10 @@
+//! A number that stands for something where it is only compared with its like.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The same number for the same value, as long as this process runs.
+pub fn fingerprint(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
