@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 
-pub use self::cache::{Cache, Cached, Difference, Entry, Key, Writer, WriterGone, cache};
+pub use self::cache::{Cache, Cached, Difference, Entry, Key, Writer, WriterDropped, cache};
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, DeserializeGuard, labels};

@@ -33,7 +33,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, 
 use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
-use crate::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterGone};
+use crate::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterDropped};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::{Presence, Report};
 use crate::leadership::Leadership;
@@ -302,7 +302,7 @@ impl Controllers {
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
-    pub async fn synced(&self, missing: impl Fn(&str)) -> Result<(), WriterGone> {
+    pub async fn synced(&self, missing: impl Fn(&str)) -> Result<(), WriterDropped> {
         let caches = &self.caches;
         let mut filling = vec![
             filled(&caches.machines),
@@ -519,10 +519,10 @@ impl Controllers {
 }
 
 /// A kind, and when its cache is filled.
-type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterGone>>);
+type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterDropped>>);
 
 fn filled<K: Cached>(cache: &Cache<K>) -> Filled<'_> {
-    (K::kind(&()), cache.wait_until_filled().boxed())
+    (K::kind(&()), cache.wait_until_synced().boxed())
 }
 
 fn in_pages() -> watcher::Config {

@@ -230,7 +230,7 @@ struct Tired<K> {
 /// The cache's writer has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("what fills the cache has ended before it was filled")]
-pub struct WriterGone;
+pub struct WriterDropped;
 
 impl<K: Cached> Clone for Cache<K> {
     fn clone(&self) -> Self {
@@ -246,13 +246,13 @@ impl<K: Cached> Cache<K> {
     ///
     /// # Errors
     /// Its writer has ended.
-    pub async fn wait_until_filled(&self) -> Result<(), WriterGone> {
+    pub async fn wait_until_synced(&self) -> Result<(), WriterDropped> {
         let mut filled = self.filled.clone();
         filled
             .wait_for(|filled| *filled)
             .await
             .map(drop)
-            .map_err(|_| WriterGone)
+            .map_err(|_| WriterDropped)
     }
 
     /// The object of this name, if it is there.
@@ -556,7 +556,7 @@ impl<K: Cached> Writer<K> {
 
     /// What the first list has shown was told to all that follow the cache: what waits for it to be filled
     /// goes on.
-    pub fn set_filled(&self) {
+    pub fn set_synced(&self) {
         self.filled.send_replace(true);
     }
 
@@ -568,7 +568,7 @@ impl<K: Cached> Writer<K> {
             Event::InitApply(object) => self.listed(object.clone()),
             Event::InitDone => {
                 drop(self.end_list());
-                self.set_filled();
+                self.set_synced();
             }
             Event::Apply(object) => drop(self.apply(Arc::new(object.clone()))),
             Event::Delete(object) => drop(self.delete(object)),

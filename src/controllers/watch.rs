@@ -99,8 +99,8 @@ impl<K: Cached> CacheWriter<K> {
 
     /// Lets reconcilers begin. Not before all that the first list has shown was notified: they go by what is
     /// derived from it, such as which machine has which providerID.
-    fn set_filled(&self) {
-        self.writer.set_filled();
+    fn set_synced(&self) {
+        self.writer.set_synced();
     }
 
     /// Takes an event into the cache; says what is new there, if anything is.
@@ -280,7 +280,7 @@ pub(super) async fn watch<K>(
                 for update in cache_writer.take(event) {
                     notify(&update);
                     if update.complete {
-                        cache_writer.set_filled();
+                        cache_writer.set_synced();
                     }
                     if update.listed {
                         // A list of a whole fleet holds up nothing else.
