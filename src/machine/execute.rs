@@ -98,7 +98,7 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
         object.ensure_finalizer_and_identity(&ownership).await?;
     }
     if block.unblocks_move {
-        object.unblock_move().await?;
+        object.prepare_for_move().await?;
     }
     Ok(())
 }

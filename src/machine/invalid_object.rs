@@ -47,7 +47,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
             if ctx.policies.since(Instant::now()).await != Enforcement::InForce {
                 return Ok(Action::requeue(admission::EVERY));
             }
-            Object::new(ctx, machine).unblock_move().await?;
+            Object::new(ctx, machine).prepare_for_move().await?;
         }
         return Ok(Action::await_change());
     }

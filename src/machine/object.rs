@@ -168,7 +168,7 @@ impl<'a> Object<'a> {
                 (labels::INSTANCE, Some(instance.annotation().to_owned())),
                 (labels::CREATE_ISSUED_AT, None),
             ];
-            annotations.extend(self.unblocking());
+            annotations.extend(self.annotations_for_move());
             let mut id = IdChange::None;
             if identity::is_id_unconfirmed(&self.latest) {
                 annotations.push((labels::PROVIDER_ID, None));
@@ -187,10 +187,11 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// Lets `clusterctl move` go on, where this provider has kept it waiting.
-    pub async fn unblock_move(&mut self) -> Result<(), Error> {
-        let unblocking = self.unblocking();
-        self.try_patch_annotations("letting clusterctl move the machine", &unblocking)
+    /// Lets `clusterctl move` go on, where this provider has kept it waiting, and writes down what the move
+    /// would leave behind.
+    pub async fn prepare_for_move(&mut self) -> Result<(), Error> {
+        let annotations = self.annotations_for_move();
+        self.try_patch_annotations("preparing the machine for a move", &annotations)
             .await
     }
 
@@ -213,7 +214,7 @@ impl<'a> Object<'a> {
 
     /// What has to change for `clusterctl move` to go on, as far as it waits for this provider. What only the
     /// status says of the VM, which a move leaves behind, is written down with it.
-    pub fn unblocking(&self) -> Vec<Annotation> {
+    pub fn annotations_for_move(&self) -> Vec<Annotation> {
         let mut annotations = Vec::new();
         if identity::blocks_move(&self.latest.metadata) {
             annotations.push((labels::BLOCK_MOVE, None));
@@ -374,7 +375,7 @@ impl<'a> Object<'a> {
             .cloned()
             .chain(over)
             .chain(confirmed)
-            .chain(self.unblocking())
+            .chain(self.annotations_for_move())
             .map(|(key, value)| (key.to_owned(), json!(value)))
             .collect();
         self.patch("writing spec.providerID", json!({"annotations": annotations}), id)
@@ -434,9 +435,9 @@ impl<'a> Object<'a> {
         let mut rest = self.finalizers(action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
         let mut metadata = json!({"finalizers": rest});
-        let unblocking = self.unblocking();
-        if !unblocking.is_empty() {
-            let annotations = unblocking
+        let annotations = self.annotations_for_move();
+        if !annotations.is_empty() {
+            let annotations = annotations
                 .into_iter()
                 .map(|(key, value)| (key.to_owned(), json!(value)));
             metadata["annotations"] = Value::Object(annotations.collect());

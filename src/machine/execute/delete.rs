@@ -32,7 +32,7 @@ pub async fn delete(
     // It is none of clusterctl's any more: what is being deleted is not moved. Of a VM that only the status
     // has confirmed, the pause before a move does it, and not a write of each deletion.
     if !identity::is_confirmed_by_status(object.get()) {
-        object.unblock_move().await?;
+        object.prepare_for_move().await?;
     }
     let (class, secret_is_gone) =
         match machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone())

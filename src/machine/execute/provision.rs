@@ -127,7 +127,7 @@ async fn create(
     named: Option<ProviderId>,
 ) -> Result<Outcome, Stopped> {
     if let Some(settling) = plan.settling {
-        object.unblock_move().await?;
+        object.prepare_for_move().await?;
         return Ok(Outcome::Blocked(awaiting_create_of_another_spec(settling)));
     }
     if !ctx.may_create(object.get(), permit) {
@@ -231,7 +231,7 @@ async fn record_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Fai
         return Ok(());
     }
     match left_by(plan.noted, failure) {
-        Some(Instance::MayExist) => object.unblock_move().await?,
+        Some(Instance::MayExist) => object.prepare_for_move().await?,
         Some(instance) => object.record_no_instance(instance).await?,
         None => {}
     }

@@ -53,7 +53,7 @@ pub async fn update(
         (labels::UPDATE_ISSUED, None),
     ];
     notes.extend(plan.report_done.map(|done| (labels::IN_PLACE_UPDATE, Some(done))));
-    notes.extend(object.unblocking());
+    notes.extend(object.annotations_for_move());
     object.patch_annotations(action, &notes).await?;
     Ok(Outcome::Updated)
 }

@@ -229,7 +229,7 @@ async fn an_id_that_was_named_comes_with_the_claim_and_its_vm_with_the_status() 
     assert_eq!(identity::provider_id(&up), Some("sim://1"));
     assert!(UnansweredCreates::of(&up).is_none(), "its create is over");
 
-    object.unblock_move().await.unwrap();
+    object.prepare_for_move().await.unwrap();
     let annotations = server.object().metadata.annotations.unwrap_or_default();
     for gone in [labels::PROVIDER_ID, labels::CREATE_ISSUED_AT, labels::BLOCK_MOVE] {
         assert!(!annotations.contains_key(gone), "{gone}");
