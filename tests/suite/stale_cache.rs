@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use capcmi::api::labels::{APPLIED_PROVIDER_SPEC, MACHINE_ID, RESERVED_ANNOTATIONS, SHUT_DOWN_ACCEPTED_AT};
+use capcmi::api::labels::{
+    APPLIED_PROVIDER_SPEC, MACHINE_ID, RESERVED_ANNOTATIONS, SHUT_DOWN_ACCEPTED_AT, UPDATE_ISSUED,
+};
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use cmi_simulated::{Phase, Vm};
@@ -149,7 +151,12 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     .await?;
     ensure!(ids(&cloud.vms()?) == ids(&vms), "other VMs than before");
     for name in &names {
-        let machine = stage.machine(name).get().await?;
+        // The VM has what the update gives it before the provider has written that down.
+        let is_over = |machine: &InfraMachine| !machine.annotations().contains_key(UPDATE_ISSUED);
+        let machine = stage
+            .machine(name)
+            .until("the end of the update", is_over)
+            .await?;
         keeps_identity(&made[name], &machine)?;
         ensure!(
             machine.finalizers().iter().any(|name| name == FOREIGN_FINALIZER),
