@@ -426,19 +426,32 @@ async fn machines_of_machine_controller_manager_are_migrated_taken_back_and_migr
 #[tokio::test]
 async fn what_machine_controller_manager_has_left_goes_without_the_vms_as_the_guide_says() -> Result<()> {
     let mut run = Run::new("migrate-after").await?;
+    let held = |node: &Node| node.finalizers().iter().any(|own| own == NODE_FINALIZER);
+    let workload = run.left.world.management.workload().await?;
+    let all: Api<Node> = Api::all(workload.admin_client().await?);
+    for vm in &run.vms {
+        eventually(
+            DEADLINE,
+            "a finalizer of machine-controller-manager",
+            async || {
+                let node = all.get(&vm.name).await?;
+                ensure!(held(&node), "{node:?}");
+                Ok(())
+            },
+        )
+        .await?;
+    }
     run.manager.stop().await?;
     run.left.when_leases_are_over(&[]).await?;
     let world = &run.left.world;
     let fleet = Fleet::of(world, "md");
     fleet.running(2).await?;
-    let held = |node: &Node| node.finalizers().iter().any(|own| own == NODE_FINALIZER);
     ensure!(
         fleet.nodes().await?.iter().all(held),
         "{:?}",
         fleet.nodes().await?
     );
 
-    let workload = world.management.workload().await?;
     let to = format!("{}/md", world.namespace);
     let names = [
         ("from=shoot--garden--a", format!("from={}", world.namespace)),
@@ -490,7 +503,6 @@ async fn what_machine_controller_manager_has_left_goes_without_the_vms_as_the_gu
         .await?
         .try_into()
         .map_err(|all| anyhow!("{all:?}"))?;
-    let all: Api<Node> = Api::all(workload.admin_client().await?);
     for gone in run.vms.iter().filter(|vm| vm.name != left.name) {
         eventually(DEADLINE, "the end of a Node", async || {
             let node = all.get_opt(&gone.name).await?;
