@@ -1,6 +1,6 @@
 //! Which machine has which providerID, of all that are cached: a VM has one machine.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::api::fingerprint;
@@ -10,31 +10,39 @@ use crate::api::v1alpha1::InfraMachine;
 /// only has an id not named beforehand.
 #[derive(Debug, Default)]
 pub struct ProviderIds {
-    holders: Mutex<HashMap<u64, u64>>,
+    holders: Mutex<Holders>,
+}
+
+#[derive(Debug, Default)]
+struct Holders {
+    first: HashMap<u64, u64>,
+    /// Those that have an id which another has as well: a user's mistake, or a restored backup's.
+    others: HashMap<u64, HashSet<u64>>,
 }
 
 impl ProviderIds {
     /// Lets the machine of this UID have the id, if no other machine has it; whether that is so.
     pub fn claim(&self, id: &str, uid: &str) -> bool {
         let uid = fingerprint(uid);
-        *self.holders().entry(fingerprint(id)).or_insert(uid) == uid
+        *self.holders().first.entry(fingerprint(id)).or_insert(uid) == uid
     }
 
     /// The machine of this UID has the id no more, or has claimed it and not come to have it.
     pub fn give_back(&self, id: &str, uid: &str) {
-        let (id, uid) = (fingerprint(id), fingerprint(uid));
-        let mut holders = self.holders();
-        if holders.get(&id) == Some(&uid) {
-            holders.remove(&id);
-        }
+        self.holders().remove(fingerprint(id), fingerprint(uid));
     }
 
     /// Whether another machine than that of this UID has the id.
     pub fn is_anothers(&self, id: &str, uid: &str) -> bool {
+        let (id, uid) = (fingerprint(id), fingerprint(uid));
         let holders = self.holders();
+        let others = holders.others.get(&id).into_iter().flatten();
         holders
-            .get(&fingerprint(id))
-            .is_some_and(|holder| *holder != fingerprint(uid))
+            .first
+            .get(&id)
+            .into_iter()
+            .chain(others)
+            .any(|holder| *holder != uid)
     }
 
     /// A machine was changed, came or went.
@@ -43,16 +51,43 @@ impl ProviderIds {
         if before == now {
             return;
         }
+        let mut holders = self.holders();
         if let Some((id, uid)) = before {
-            self.give_back(id, uid);
+            holders.remove(fingerprint(id), fingerprint(uid));
         }
         if let Some((id, uid)) = now {
-            self.claim(id, uid);
+            holders.add(fingerprint(id), fingerprint(uid));
         }
     }
 
-    fn holders(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+    fn holders(&self) -> MutexGuard<'_, Holders> {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holders {
+    fn add(&mut self, id: u64, uid: u64) {
+        if *self.first.entry(id).or_insert(uid) != uid {
+            self.others.entry(id).or_default().insert(uid);
+        }
+    }
+
+    /// Another that has the id as well is its holder then.
+    fn remove(&mut self, id: u64, uid: u64) {
+        let others = self.others.entry(id).or_default();
+        others.remove(&uid);
+        if self.first.get(&id) == Some(&uid) {
+            match others.iter().next().copied() {
+                Some(other) => {
+                    others.remove(&other);
+                    self.first.insert(id, other);
+                }
+                None => drop(self.first.remove(&id)),
+            }
+        }
+        if others.is_empty() {
+            self.others.remove(&id);
+        }
     }
 }
 
@@ -94,5 +129,22 @@ mod tests {
         ids.changed(None, Some(&other));
         ids.changed(Some(&other), None);
         assert!(!ids.claim("sim://1", "u-3"));
+    }
+
+    /// The VM is still another's.
+    #[test]
+    fn an_id_that_two_have_stays_taken_until_neither_has_it() {
+        let ids = ProviderIds::default();
+        let first = machine().provider_id("sim://1").build();
+        let mut second = first.clone();
+        second.metadata.uid = Some("u-2".to_owned());
+        ids.changed(None, Some(&first));
+        ids.changed(None, Some(&second));
+        assert!(["u-1", "u-2"].iter().all(|uid| ids.is_anothers("sim://1", uid)));
+        ids.changed(Some(&first), None);
+        assert!(!ids.claim("sim://1", "u-3"));
+        assert!(!ids.is_anothers("sim://1", "u-2"));
+        ids.changed(Some(&second), None);
+        assert!(ids.claim("sim://1", "u-3"));
     }
 }
