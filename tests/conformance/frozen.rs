@@ -170,8 +170,12 @@ async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_littl
     };
     let others: Vec<_> = of_driver.iter().filter(|reason| !is_gone(reason)).collect();
     assert!(!of_driver.is_empty() && others.is_empty(), "{others:#?}");
-    let doubtful = report["doubtful"][0].as_array().unwrap();
-    assert!(doubtful.len() > 1, "{doubtful:#?}");
+    let outage = &report["outages"][0];
+    assert!(outage["requests"].as_array().unwrap().len() > 1, "{outage:#?}");
+    assert!(
+        outage["reason"].as_str().unwrap().contains("the driver hangs"),
+        "{outage:#?}"
+    );
     let left = report["leftovers"].as_array().unwrap();
     for vm in run.vms() {
         let is_named = left

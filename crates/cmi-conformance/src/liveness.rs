@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::Serialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +14,15 @@ use cmi_driver::Code;
 /// The longest time for which a driver may be away and come back.
 const LONGEST_OUTAGE: Duration = Duration::from_secs(30);
 
+/// That the driver went away in one of several requests: nothing shows which it was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outage {
+    /// What was under way.
+    pub requests: BTreeSet<String>,
+    /// What shows that it is gone.
+    pub reason: String,
+}
+
 /// Whether the driver can still be reached. Shared by all cases: what one sees counts for all.
 #[derive(Debug)]
 pub struct Liveness {
@@ -20,8 +30,8 @@ pub struct Liveness {
     state: Mutex<State>,
     /// What the driver went away in, until it answers again.
     gone: Mutex<Option<String>>,
-    /// Each time that it went away in one of several requests, these.
-    doubtful: Mutex<Vec<BTreeSet<String>>>,
+    /// Each time that it went away in one of several requests.
+    outages: Mutex<Vec<Outage>>,
     /// Whether there is one, without a lock: creates at once have to meet within microseconds.
     is_gone: AtomicBool,
     end: CancellationToken,
@@ -46,7 +56,7 @@ impl Liveness {
             timeout: call_limit.min(LONGEST_OUTAGE),
             state: Mutex::new(State::Reachable),
             gone: Mutex::default(),
-            doubtful: Mutex::default(),
+            outages: Mutex::default(),
             is_gone: AtomicBool::new(false),
             end,
         }
@@ -77,16 +87,16 @@ impl Liveness {
         (call, is_new)
     }
 
-    /// It went away in one of these requests, and nothing shows which.
-    pub fn was_one_of(&self, requests: BTreeSet<String>) {
-        let mut doubtful = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
-        doubtful.push(requests);
+    /// It went away in one of several requests.
+    pub fn note(&self, outage: Outage) {
+        let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
+        outages.push(outage);
     }
 
-    /// The requests in one of which it went away, each time.
-    pub fn doubtful(&self) -> Vec<BTreeSet<String>> {
-        let doubtful = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
-        doubtful.clone()
+    /// Each time that it went away in one of several requests.
+    pub fn outages(&self) -> Vec<Outage> {
+        let outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
+        outages.clone()
     }
 
     /// The driver was asked whether it is there, and is. A call that was under way when it went away may be

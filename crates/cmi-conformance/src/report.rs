@@ -5,7 +5,7 @@ mod layers;
 mod ranking;
 mod text;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::case::Case;
 use super::leftover::Leftover;
+use super::liveness::Outage;
 use super::rules::{self, Layer, Level, Proof, Rule};
 use cmi_driver::PluginInfo;
 
@@ -110,8 +111,8 @@ pub struct Report {
     pub layers: Vec<LayerReport>,
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
-    /// The requests in one of which the driver went away, each time that it did: nothing shows which it was.
-    pub doubtful: Vec<BTreeSet<String>>,
+    /// Each time that the driver went away in one of several requests.
+    pub outages: Vec<Outage>,
     /// Whether it was ended early.
     pub interrupted: bool,
     /// Which rules it was about.
@@ -127,8 +128,8 @@ pub struct Report {
 pub struct Circumstances {
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
-    /// The requests in one of which the driver went away, each time that it did: nothing shows which it was.
-    pub doubtful: Vec<BTreeSet<String>>,
+    /// Each time that the driver went away in one of several requests.
+    pub outages: Vec<Outage>,
     /// Whether it was ended early.
     pub interrupted: bool,
     /// Which rules it was about.
@@ -262,7 +263,7 @@ impl Report {
     ) -> Self {
         let Circumstances {
             leftovers,
-            doubtful,
+            outages,
             interrupted,
             scope,
         } = circumstances;
@@ -276,7 +277,7 @@ impl Report {
             .iter()
             .map(|rule| judge(rule, by_rule.get(rule.id).map_or(&[], Vec::as_slice)))
             .collect();
-        let caveats = caveats(&cases, &leftovers, !doubtful.is_empty(), interrupted);
+        let caveats = caveats(&cases, &leftovers, !outages.is_empty(), interrupted);
         let layers = layers::judge(&cases, &rules, about, scope, &caveats);
         let passed = layers.iter().all(|layer| layer.compliance != Compliance::No);
         Self {
@@ -289,7 +290,7 @@ impl Report {
             rules,
             layers,
             leftovers,
-            doubtful,
+            outages,
             interrupted,
             scope,
             passed,

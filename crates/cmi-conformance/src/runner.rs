@@ -237,7 +237,7 @@ pub async fn run(
         &about,
         Circumstances {
             leftovers: left,
-            doubtful: shared.liveness.doubtful(),
+            outages: shared.liveness.outages(),
             interrupted: stop.is_cancelled(),
             scope: if selection.only.is_empty() {
                 Scope::Whole

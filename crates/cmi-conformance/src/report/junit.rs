@@ -19,7 +19,7 @@ pub fn junit(report: &Report) -> Result<String, JunitError> {
     suite.add_test_cases(report.cases.iter().map(test));
     suite.add_test_cases(report.layers.iter().map(layer));
     let mut whole = TestCaseStatus::success();
-    let went_away = !report.doubtful.is_empty();
+    let went_away = !report.outages.is_empty();
     if !report.leftovers.is_empty() || went_away || report.interrupted || !report.tested_something() {
         whole = TestCaseStatus::non_success(NonSuccessKind::Failure);
         let left: Vec<_> = report.leftovers.iter().map(ToString::to_string).collect();

@@ -50,12 +50,14 @@ pub fn text(report: &Report) -> String {
     let rules = Tally::of(report.rules.iter().map(|rule| &rule.verdict));
     let _infallible = write!(text, "\ncases: {cases}\nrules: {rules}\n");
     text += &failures(report);
-    for requests in &report.doubtful {
-        let requests: Vec<_> = requests.iter().map(String::as_str).collect();
+    for outage in &report.outages {
+        let requests: Vec<_> = outage.requests.iter().map(String::as_str).collect();
         let _infallible = writeln!(
             text,
-            "the driver went away in one of these requests: {}; to see in which, run again with `parallel: 1`",
-            requests.join(", ")
+            "the driver went away in one of these requests: {}; to see in which, run again with `parallel: 1`; \
+             {}",
+            requests.join(", "),
+            outage.reason
         );
     }
     for line in leftover::lines(&report.leftovers) {

@@ -9,6 +9,7 @@ use crate::answer::{CaseError, CaseResult};
 use crate::hooks::Hook;
 use crate::in_flight::Entry;
 use crate::judge::SERVES_AGAIN_RULES;
+use crate::liveness::Outage;
 use crate::wire::PROBE;
 use cmi_driver::Code;
 
@@ -65,7 +66,10 @@ impl TestContext {
         if !others.is_empty() {
             let candidates = own.into_iter().chain(others);
             let candidates = candidates.map(|call| format!("{} (`{}`)", call.what, call.case));
-            self.shared.liveness.was_one_of(candidates.collect());
+            self.shared.liveness.note(Outage {
+                requests: candidates.collect(),
+                reason: otherwise.to_owned(),
+            });
             return Err(CaseError::Inconclusive(format!(
                 "the driver is gone since {what}, or since another request that was under way beside it: \
                  {otherwise}"
