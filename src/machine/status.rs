@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::conditions::{self, State, reason};
@@ -210,14 +210,22 @@ impl Draft<'_> {
     fn goes_on(&mut self, again: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, conditions::PAUSED);
         self.unpaused();
-        let next = again.and_then(|again| self.now.checked_add(again).ok());
+        let next = self.next_retry_time(again);
         if let Some(last) = &mut self.status.last_operation
             && was_paused
             && last.state == OperationState::Failed
         {
             last.last_update_time = Time(self.now);
-            last.next_retry_time = next.map(Time);
+            last.next_retry_time = next;
         }
+    }
+
+    /// The end of a wait, in whole seconds as objects have times, and never before it is over: what does not
+    /// remember the wait, such as another process, waits until then.
+    fn next_retry_time(&self, wait: Option<Duration>) -> Option<Time> {
+        let next = self.now.checked_add(wait?).ok()?;
+        let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Ceil);
+        next.round(whole).ok().map(Time)
     }
 
     /// Takes back that it is paused, where that was said.

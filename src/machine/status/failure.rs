@@ -162,10 +162,7 @@ impl Draft<'_> {
             message: Some(message),
             attempts: i32::try_from(moment.attempts).unwrap_or(i32::MAX),
             last_update_time: Time(self.now),
-            next_retry_time: moment
-                .wait
-                .and_then(|wait| self.now.checked_add(wait).ok())
-                .map(Time),
+            next_retry_time: self.next_retry_time(moment.wait),
         };
         let is_of_this_spec = self.status.observed_generation == self.machine.metadata.generation;
         let shown = self

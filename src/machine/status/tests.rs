@@ -1,6 +1,6 @@
 //! The status that every outcome leads to.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
@@ -11,7 +11,8 @@ use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;
-use crate::machine::plan::Plan;
+use crate::machine::plan::{Plan, restored};
+use crate::machine::runtime_state::Until;
 use crate::retry::Stage;
 use cmi_driver::Status;
 
@@ -392,6 +393,32 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
         ("False", "Uninitialized")
     );
     assert_eq!(state_of(&status, conditions::READY), ("False", "Uninitialized"));
+}
+
+/// A wait is taken from the status where none is remembered, and an object has times in whole seconds.
+#[test]
+fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_to_be() {
+    for millis in [0, 1, 300, 999] {
+        let late = moment().now + Duration::from_millis(millis);
+        let moment = Moment {
+            now: late,
+            ..moment()
+        };
+        let outcome = failed(Stage::Update, Code::NotFound);
+        let mut machine = machine().provisioned().build();
+        let status = serde_json::to_string(&after(&machine, &outcome, moment)).unwrap();
+        machine.status = Some(serde_json::from_str(&status).unwrap());
+        let instant = Instant::now();
+        let retry = restored(&machine, late, instant, 0).unwrap();
+        let Until::Moment(until) = retry.until else {
+            panic!("{:?}", retry.until)
+        };
+        assert!(
+            until >= instant + moment.wait.unwrap(),
+            "{millis} ms: {:?}",
+            until - instant
+        );
+    }
 }
 
 /// CTL-CR-02..CTL-CR-16
