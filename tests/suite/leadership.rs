@@ -14,7 +14,7 @@ use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::provider::Replica;
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World, audit};
 
 /// A provider that is elected, by a lease in the namespace of the case: that of the shipped
 /// one may be another case's.
@@ -88,21 +88,10 @@ pub async fn ended(replica: &mut Replica) -> Result<ExitStatus> {
     .await
 }
 
-/// Writes of providers to this namespace, but for leases and events.
+/// Writes of providers to this namespace, but for leases.
 fn writes(world: &World) -> Result<usize> {
-    let log = std::fs::read_to_string(world.management.audit_log())?;
-    let is_write = |line: &&str| {
-        let Ok(event) = serde_json::from_str::<Value>(line) else {
-            return false;
-        };
-        event["user"]["username"] == "system:serviceaccount:capcmi-system:capcmi-manager"
-            && event["objectRef"]["namespace"] == world.namespace.as_str()
-            && event["objectRef"]["resource"] != "leases"
-            && ["create", "update", "patch", "delete"]
-                .iter()
-                .any(|verb| event["verb"] == *verb)
-    };
-    Ok(log.lines().filter(is_write).count())
+    let writes = audit::writes(world)?.into_iter();
+    Ok(writes.filter(|write| write.resource != "leases").count())
 }
 
 fn started_calls(cloud: &Cloud) -> Result<usize> {

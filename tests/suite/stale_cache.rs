@@ -16,7 +16,7 @@ use management_cluster::proxy::{Fault, Proxy};
 use serde_json::{Value, json};
 
 use crate::support::provider::service_account;
-use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
+use crate::support::{Cloud, DEADLINE, Provider, Stage, World, audit};
 
 /// How late the provider sees what happens.
 const LAG: Duration = Duration::from_secs(3);
@@ -76,16 +76,8 @@ impl Lagging {
 
     /// Answers 409 that the provider got in this namespace.
     fn conflicts(&self) -> Result<usize> {
-        let log = std::fs::read_to_string(self.world.management.audit_log())?;
-        let is_conflict = |line: &&str| {
-            let Ok(event) = serde_json::from_str::<Value>(line) else {
-                return false;
-            };
-            event["user"]["username"] == "system:serviceaccount:capcmi-system:capcmi-manager"
-                && event["objectRef"]["namespace"] == self.world.namespace.as_str()
-                && event["responseStatus"]["code"] == 409
-        };
-        Ok(log.lines().filter(is_conflict).count())
+        let requests = audit::requests(&self.world)?.into_iter();
+        Ok(requests.filter(|request| request.code == 409).count())
     }
 
     /// The creates that were asked of the driver, by machine.

@@ -25,6 +25,8 @@ use crate::{
 };
 
 const START_DEADLINE: Duration = Duration::from_mins(2);
+/// More than a run records; unset, it is 100.
+const AUDIT_LOG_MEGABYTES: u32 = 100_000;
 
 /// What makes one kube-apiserver differ from another.
 pub(crate) struct ApiServerOptions<'a> {
@@ -211,6 +213,9 @@ fn command(
 }
 
 /// Records every request with its verb, user and resource, before its answer is sent.
+///
+/// In one file: kube-apiserver begins another one when the log has its greatest size, and what the first one
+/// has would look like a request that was never made.
 fn audit(command: &mut Command, own: &Path, audit_log: &Path) -> Result<()> {
     const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n\
                           omitManagedFields: true\nrules: [{level: Metadata}]\n";
@@ -219,7 +224,8 @@ fn audit(command: &mut Command, own: &Path, audit_log: &Path) -> Result<()> {
     command
         .arg(format!("--audit-policy-file={}", policy.display()))
         .arg(format!("--audit-log-path={}", audit_log.display()))
-        .arg("--audit-log-mode=blocking");
+        .arg("--audit-log-mode=blocking")
+        .arg(format!("--audit-log-maxsize={AUDIT_LOG_MEGABYTES}"));
     Ok(())
 }
 

@@ -52,13 +52,18 @@ pub fn requests_with(world: &World, credential: &Credential) -> Result<Vec<Reque
     Ok(own.filter_map(request).collect())
 }
 
-/// The provider's requests that change an object in the namespace of the case.
-pub fn writes(world: &World) -> Result<Vec<Request>> {
+/// The provider's requests in the namespace of the case.
+pub fn requests(world: &World) -> Result<Vec<Request>> {
     let events = events(world)?;
     let here = events
         .iter()
         .filter(|event| event["objectRef"]["namespace"] == world.namespace.as_str());
-    let mut requests: Vec<_> = here.filter_map(request).collect();
+    Ok(here.filter_map(request).collect())
+}
+
+/// Those of [`requests`] that change an object.
+pub fn writes(world: &World) -> Result<Vec<Request>> {
+    let mut requests = requests(world)?;
     requests.retain(Request::is_write);
     Ok(requests)
 }
