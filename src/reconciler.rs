@@ -94,8 +94,8 @@ pub fn requeue<K: Resource<DynamicType = ()>>(kind: Kind, object: &K, error: &Er
             } else if is_unanswered {
                 tracing::debug!(kind, name, error, attempt, "reconciling failed");
                 outage_log::log_unanswered(error);
-            } else if let Some(untold) = REFUSED.failed() {
-                tracing::warn!(kind, name, error, attempt, "reconciling failed{untold}");
+            } else if let Some(unreported) = REFUSED.failed() {
+                tracing::warn!(kind, name, error, attempt, "reconciling failed{unreported}");
             } else {
                 tracing::debug!(kind, name, error, attempt, "reconciling failed");
             }

@@ -1,4 +1,5 @@
 //! How an outage of the API server is logged: when it begins, once a minute while it lasts, and its end.
+//! Where requests fail and are answered by turns, that is one outage.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -6,8 +7,11 @@ use std::time::{Duration, Instant};
 
 /// How often an outage that lasts is logged again.
 const AGAIN: Duration = Duration::from_mins(1);
-/// Without an error for so long, the next one begins another outage.
+/// Without an error for so long, the next one begins another outage, whether or not anything was answered.
 const OVER: Duration = Duration::from_mins(1);
+/// As long, where requests were answered since. It bounds how often an API server that comes and goes is
+/// logged.
+const OVER_ONCE_ANSWERED: Duration = Duration::from_secs(10);
 
 /// What meets the same outage again and again. An outage makes errors at the pace at which requests are
 /// repeated; a log that has them all hides what else happens.
@@ -19,8 +23,8 @@ static UNANSWERED: OutageLog = OutageLog::new();
 
 /// Logs that the API server gave no answer: one line for all that asks, and then one a minute.
 pub fn log_unanswered(error: &(dyn std::error::Error + 'static)) {
-    if let Some(untold) = UNANSWERED.failed() {
-        tracing::warn!(error, "the API server does not answer; trying again{untold}");
+    if let Some(unreported) = UNANSWERED.failed() {
+        tracing::warn!(error, "the API server does not answer; trying again{unreported}");
     }
 }
 
@@ -44,9 +48,17 @@ pub const fn is_unanswered(error: &kube::Error) -> bool {
 struct Outage {
     told: Instant,
     last: Instant,
-    untold: u32,
+    unreported: u32,
     /// Something was answered since.
     is_over: bool,
+}
+
+impl Outage {
+    /// Whether an error is still of this outage.
+    fn lasts(&self, now: Instant) -> bool {
+        let over = if self.is_over { OVER_ONCE_ANSWERED } else { OVER };
+        now.saturating_duration_since(self.last) < over
+    }
 }
 
 impl Default for OutageLog {
@@ -63,48 +75,46 @@ impl OutageLog {
 
     /// Takes note of an error; how many were left out since the last one that was logged, where this one is
     /// to be logged as a warning.
-    pub fn failed(&self) -> Option<Untold> {
+    pub fn failed(&self) -> Option<Unreported> {
         self.failed_at(Instant::now())
     }
 
-    /// Takes note that a request was answered; whether that ends an outage. Where one request is answered and
-    /// another is not, again and again, that is one outage: its lines are no closer together.
+    /// Takes note that a request was answered; whether that ends an outage that was logged. Where one request
+    /// is answered and another is not, again and again, that is one outage: its lines are no closer together.
     pub fn answered(&self) -> bool {
         let mut outage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = outage.as_mut().filter(|outage| !outage.is_over);
         ended.map(|outage| outage.is_over = true).is_some()
     }
 
-    fn failed_at(&self, now: Instant) -> Option<Untold> {
+    fn failed_at(&self, now: Instant) -> Option<Unreported> {
         let mut outage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lasting = outage
-            .as_mut()
-            .filter(|outage| now.saturating_duration_since(outage.last) < OVER);
+        let lasting = outage.as_mut().filter(|outage| outage.lasts(now));
         let Some(lasting) = lasting else {
             *outage = Some(Outage {
                 told: now,
                 last: now,
-                untold: 0,
+                unreported: 0,
                 is_over: false,
             });
-            return Some(Untold(0));
+            return Some(Unreported(0));
         };
         lasting.last = now;
         if now.saturating_duration_since(lasting.told) < AGAIN {
-            lasting.untold = lasting.untold.saturating_add(1);
+            lasting.unreported = lasting.unreported.saturating_add(1);
             return None;
         }
         lasting.told = now;
         lasting.is_over = false;
-        Some(Untold(std::mem::take(&mut lasting.untold)))
+        Some(Unreported(std::mem::take(&mut lasting.unreported)))
     }
 }
 
 /// How many errors were left out of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Untold(u32);
+pub struct Unreported(u32);
 
-impl fmt::Display for Untold {
+impl fmt::Display for Unreported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0 => Ok(()),
@@ -134,9 +144,25 @@ mod tests {
         assert!(!log.answered(), "what was not told does not end");
         assert_eq!(
             log.failed_at(next + OVER),
-            Some(Untold(0)),
+            Some(Unreported(0)),
             "long after, it is another"
         );
+    }
+
+    #[test]
+    fn an_outage_that_begins_soon_after_another_is_logged_at_once() {
+        let (log, start) = (OutageLog::new(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(log.failed_at(start), Some(Unreported(0)));
+        assert_eq!(log.failed_at(after(15)), None, "it is repeated so seldom");
+        assert!(log.answered());
+        assert_eq!(log.failed_at(after(24)), None, "it comes and goes");
+        assert_eq!(
+            log.failed_at(after(34)),
+            Some(Unreported(0)),
+            "another, after ten seconds without an error"
+        );
+        assert!(log.answered(), "the end of what was logged is logged");
     }
 
     #[test]

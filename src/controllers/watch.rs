@@ -290,10 +290,10 @@ pub(super) async fn watch<K>(
             }
             Err(error) if is_not_served(&error) => {
                 let group = K::group(&());
-                if let Some(untold) = own.failed() {
+                if let Some(unreported) = own.failed() {
                     tracing::error!(
                         "the API server does not serve the kind {kind} of {group}: install its definition, \
-                            as docs/install.md says; trying again{untold}"
+                            as docs/install.md says; trying again{unreported}"
                     );
                 }
             }
@@ -303,8 +303,8 @@ pub(super) async fn watch<K>(
                 tracing::debug!(%kind, error, "watching failed; trying again");
                 if is_unanswered {
                     outage_log::log_unanswered(error);
-                } else if let Some(untold) = own.failed() {
-                    tracing::warn!(%kind, error, "watching failed; trying again{untold}");
+                } else if let Some(unreported) = own.failed() {
+                    tracing::warn!(%kind, error, "watching failed; trying again{unreported}");
                 }
             }
         }

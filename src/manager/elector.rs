@@ -382,8 +382,8 @@ impl Elector {
         };
         if is_unanswered {
             outage_log::log_unanswered(error);
-        } else if let Some(untold) = self.outage.failed() {
-            tracing::warn!(error = %Chain(error), "leader election{untold}");
+        } else if let Some(unreported) = self.outage.failed() {
+            tracing::warn!(error = %Chain(error), "leader election{unreported}");
         }
     }
 
