@@ -1,6 +1,7 @@
 //! What is watched, and what is derived from it. Shared by the reconcilers.
 
 mod cache;
+mod namespaced_name;
 mod packed;
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,7 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 
-pub use self::cache::{Cache, Cached, Difference, Entry, Key, Writer, WriterDropped, cache};
+pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, cache};
+pub use self::namespaced_name::NamespacedName;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, DeserializeGuard, labels};

@@ -262,7 +262,7 @@ fn count(scanner: &Scanner, driver: &ConfiguredDriver, state: &State) {
     let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
     for (scope, known) in &state.reports {
         for (reason, count) in known.counts() {
-            let namespace = scope.cluster.namespace.clone();
+            let namespace = scope.cluster.namespace().to_owned();
             *counts.entry((namespace, reason)).or_default() += count;
         }
     }

@@ -1,10 +1,9 @@
 //! A cache of one kind. It is small: an object at rest is packed, and what scans look at is kept beside it,
 //! and shared. It is filled without a second copy of what is there: a list marks what it has already.
 
-use std::borrow::Borrow;
 use std::collections::hash_map::Values;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -14,6 +13,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 
+use super::namespaced_name::NamespacedName;
 use super::packed::{Dictionaries, Packed};
 
 /// So many objects of a kind that were read or written last are kept as they are, besides those that can't be
@@ -55,64 +55,10 @@ pub trait Cached: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'st
     }
 }
 
-/// Namespace and name of an object. Cloning it copies nothing.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Arc<str>);
-
-impl Key {
-    /// Of an object's reference.
-    pub fn of<K: Resource<DynamicType = ()>>(reference: &ObjectRef<K>) -> Self {
-        Self(path(reference.namespace.as_deref(), &reference.name).into())
-    }
-
-    fn of_object<K: Resource<DynamicType = ()>>(object: &K) -> Self {
-        let meta = object.meta();
-        Self(
-            path(
-                meta.namespace.as_deref(),
-                meta.name.as_deref().unwrap_or_default(),
-            )
-            .into(),
-        )
-    }
-
-    /// The object's namespace.
-    pub fn namespace(&self) -> &str {
-        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
-    }
-
-    /// The object's name.
-    pub fn name(&self) -> &str {
-        self.0.split_once('/').map_or("", |(_, name)| name)
-    }
-
-    /// A reference to the object.
-    pub fn reference<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
-        ObjectRef::new(self.name()).within(self.namespace())
-    }
-}
-
-impl Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Borrow<str> for Key {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-/// Neither holds a slash.
-fn path(namespace: Option<&str>, name: &str) -> String {
-    format!("{}/{name}", namespace.unwrap_or_default())
-}
-
 /// An object of a cache, as it was when it was taken out. Cloning it copies nothing of the object.
 #[derive(Debug)]
 pub struct Entry<K: Cached> {
-    key: Key,
+    key: NamespacedName,
     uid: u64,
     version: u64,
     mark: Option<u64>,
@@ -153,7 +99,7 @@ impl<K> Clone for Form<K> {
 
 impl<K: Cached> Entry<K> {
     /// Namespace and name.
-    pub fn key(&self) -> &Key {
+    pub fn key(&self) -> &NamespacedName {
         &self.key
     }
 
@@ -187,7 +133,7 @@ impl<K: Cached> Entry<K> {
     }
 }
 
-fn unpack<K: Cached>(key: &Key, packed: &Packed) -> Option<Arc<K>> {
+fn unpack<K: Cached>(key: &NamespacedName, packed: &Packed) -> Option<Arc<K>> {
     let text = packed.text().map_err(|error| error.to_string());
     match text.and_then(|text| K::unpack(&text).map_err(|error| error.to_string())) {
         Ok(object) => Some(Arc::new(object)),
@@ -213,16 +159,16 @@ struct Shared<K: Cached> {
 }
 
 struct Objects<K: Cached> {
-    all: HashMap<Key, Entry<K>>,
+    all: HashMap<NamespacedName, Entry<K>>,
     /// Those that are not packed, the one that was read or written longest ago first.
-    awake: VecDeque<Key>,
+    awake: VecDeque<NamespacedName>,
     facts: HashSet<Arc<K::Facts>>,
     facts_after_sweep: usize,
 }
 
 /// An object that has to be packed to be at rest.
 struct Tired<K> {
-    key: Key,
+    key: NamespacedName,
     version: (u64, u64),
     object: Arc<K>,
 }
@@ -257,31 +203,28 @@ impl<K: Cached> Cache<K> {
 
     /// The object of this name, if it is there.
     pub fn get(&self, reference: &ObjectRef<K>) -> Option<Arc<K>> {
-        self.named(&path(reference.namespace.as_deref(), &reference.name))
+        self.of_key(&reference.into())
     }
 
     /// The object of this key, if it is there.
-    pub fn of_key(&self, key: &Key) -> Option<Arc<K>> {
-        self.named(&key.0)
-    }
-
-    fn named(&self, path: &str) -> Option<Arc<K>> {
-        let (key, version, packed) = {
+    pub fn of_key(&self, key: &NamespacedName) -> Option<Arc<K>> {
+        let (version, packed) = {
             let objects = self.read();
-            let entry = objects.all.get(path)?;
+            let entry = objects.all.get(key)?;
             match &entry.form {
                 Form::Awake(object) | Form::Both(object, _) => return Some(Arc::clone(object)),
-                Form::Packed(packed) => (entry.key.clone(), (entry.uid, entry.version), packed.clone()),
+                Form::Packed(packed) => ((entry.uid, entry.version), packed.clone()),
             }
         };
-        let object = unpack::<K>(&key, &packed)?;
+        let object = unpack::<K>(key, &packed)?;
         let mut tired = Vec::new();
         let mut objects = self.write();
-        if let Some(entry) = objects.all.get_mut(path)
+        if let Some(entry) = objects.all.get_mut(key)
             && (entry.uid, entry.version) == version
             && let Form::Packed(packed) = &entry.form
         {
             entry.form = Form::Both(Arc::clone(&object), packed.clone());
+            let key = entry.key.clone();
             objects.awake.push_back(key);
             tired = objects.put_to_rest();
         }
@@ -332,18 +275,17 @@ impl<K: Cached> Cache<K> {
 
     /// Looks at all objects, without taking them out. `look` must not read this cache, as in
     /// [`Self::select`].
-    pub fn scan<T>(&self, look: impl FnOnce(Values<'_, Key, Entry<K>>) -> T) -> T {
+    pub fn scan<T>(&self, look: impl FnOnce(Values<'_, NamespacedName, Entry<K>>) -> T) -> T {
         look(self.read().all.values())
     }
 
     /// Looks at one object without taking it out, if it is there. `look` must not read this cache either.
     pub fn look_at<T>(&self, reference: &ObjectRef<K>, look: impl FnOnce(&Entry<K>) -> T) -> Option<T> {
-        let path = path(reference.namespace.as_deref(), &reference.name);
-        self.read().all.get(path.as_str()).map(look)
+        self.read().all.get(&NamespacedName::from(reference)).map(look)
     }
 
     /// The object of this key with what is kept beside it, if it is there. It is not counted as read.
-    pub fn entry(&self, key: &Key) -> Option<Entry<K>> {
+    pub fn entry(&self, key: &NamespacedName) -> Option<Entry<K>> {
         self.read().all.get(key).cloned()
     }
 
@@ -413,7 +355,7 @@ pub struct Writer<K: Cached> {
     cache: Cache<K>,
     filled: watch::Sender<bool>,
     /// What the list that runs has, and the cache does not, or in another version.
-    listed: HashMap<Key, Entry<K>>,
+    listed: HashMap<NamespacedName, Entry<K>>,
     round: u32,
 }
 
@@ -427,7 +369,7 @@ pub enum Difference<K: Cached> {
         /// As it was known, if it was.
         before: Option<Box<Entry<K>>>,
         /// Its name.
-        key: Key,
+        key: NamespacedName,
     },
 }
 
@@ -466,7 +408,7 @@ impl<K: Cached> Writer<K> {
         let meta = object.meta();
         let facts = object.facts();
         Entry {
-            key: Key::of_object(&*object),
+            key: NamespacedName::of(object.meta()),
             uid: self.cache.number(meta.uid.as_deref().unwrap_or_default()),
             version: self
                 .cache
@@ -493,7 +435,7 @@ impl<K: Cached> Writer<K> {
 
     /// Takes out an object that is no more; what it was, if it was known.
     pub fn delete(&mut self, object: &K) -> Option<Arc<K>> {
-        let before = self.cache.write().all.remove(&Key::of_object(object));
+        let before = self.cache.write().all.remove(&NamespacedName::of(object.meta()));
         before.as_ref().and_then(Entry::object)
     }
 
@@ -525,12 +467,13 @@ impl<K: Cached> Writer<K> {
         let mut objects = self.cache.write();
         let round = self.round;
         let listed = std::mem::take(&mut self.listed);
-        let is_gone = |key: &Key, entry: &Entry<K>| entry.round != round && !listed.contains_key(key);
+        let is_gone =
+            |key: &NamespacedName, entry: &Entry<K>| entry.round != round && !listed.contains_key(key);
         let gone = objects.all.extract_if(|key, entry| is_gone(key, entry));
         let mut differences: Vec<_> = gone.map(|(_, entry)| Difference::Gone(Box::new(entry))).collect();
         let mut found = Vec::with_capacity(listed.len());
         if objects.all.is_empty() {
-            let there = |key: &Key| Difference::There {
+            let there = |key: &NamespacedName| Difference::There {
                 before: None,
                 key: key.clone(),
             };

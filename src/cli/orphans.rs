@@ -143,8 +143,8 @@ fn row(driver: &str, found: &Found, all: bool) -> Option<Row> {
     Some(Row {
         finding,
         driver: driver.to_owned(),
-        namespace: scope.cluster.namespace.clone(),
-        cluster: scope.cluster.name.clone(),
+        namespace: scope.cluster.namespace().to_owned(),
+        cluster: scope.cluster.name().to_owned(),
         cluster_id: scope.cluster_id.clone(),
         provider_id: vm.provider_id.to_string(),
         name: vm.machine_name.clone(),
@@ -209,7 +209,7 @@ fn age(made: Timestamp, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::orphans::owner::{Key, Scope};
+    use crate::orphans::owner::{NamespacedName, Scope};
     use crate::orphans::plan::KeepReason;
     use cmi_driver::ListedMachine;
 
@@ -230,11 +230,8 @@ mod tests {
         }
     }
 
-    fn key(name: &str) -> Key {
-        Key {
-            namespace: "ns".to_owned(),
-            name: name.to_owned(),
-        }
+    fn key(name: &str) -> NamespacedName {
+        NamespacedName::new("ns", name)
     }
 
     fn looks() -> HashMap<String, Look> {

@@ -31,29 +31,34 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::trigger::Trigger;
-use crate::caches::{Cache, Cached, Key};
+use crate::caches::{Cache, Cached, NamespacedName};
 use crate::reconciler::Action;
 
 /// What is reconciled, and how.
 pub(super) struct Runner<K: Cached> {
     cache: Cache<K>,
-    requests: mpsc::UnboundedReceiver<ScheduleRequest<Key>>,
-    requester: mpsc::UnboundedSender<ScheduleRequest<Key>>,
+    requests: mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>>,
+    requester: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
     /// Looked at once, whether anything changes or not.
-    backlog: vec::IntoIter<Key>,
+    backlog: vec::IntoIter<NamespacedName>,
     concurrency: usize,
 }
 
 /// What is due next: what was asked for, and what a start has found, by turns. A fleet that is looked at once
 /// holds up no change for long, and changes that never end hold up no object for ever.
 struct Due<R> {
-    scheduler: Pin<Box<Scheduler<Key, R>>>,
-    backlog: vec::IntoIter<Key>,
+    scheduler: Pin<Box<Scheduler<NamespacedName, R>>>,
+    backlog: vec::IntoIter<NamespacedName>,
     is_turn_of_backlog: bool,
 }
 
-impl<R: Stream<Item = ScheduleRequest<Key>>> Due<R> {
-    fn poll(&mut self, context: &mut Context<'_>, running: &HashSet<Key>, has_worker: bool) -> Poll<Key> {
+impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        running: &HashSet<NamespacedName>,
+        has_worker: bool,
+    ) -> Poll<NamespacedName> {
         if !has_worker {
             // So that what comes due meanwhile is known by the time that there is one.
             let _ = self.scheduler.as_mut().hold().poll_next_unpin(context);
@@ -73,7 +78,7 @@ impl<R: Stream<Item = ScheduleRequest<Key>>> Due<R> {
     }
 
     /// One that is being looked at anyway is done with.
-    fn next_of_backlog(&mut self, running: &HashSet<Key>) -> Option<Key> {
+    fn next_of_backlog(&mut self, running: &HashSet<NamespacedName>) -> Option<NamespacedName> {
         self.is_turn_of_backlog = false;
         self.backlog.find(|key| !running.contains(key))
     }
@@ -128,7 +133,7 @@ impl<K: Cached> Runner<K> {
             backlog: self.backlog,
             is_turn_of_backlog: false,
         };
-        let run = |key: Key, object: Arc<K>| {
+        let run = |key: NamespacedName, object: Arc<K>| {
             let span = tracing::info_span!("reconciling object", object.ref = %key.reference::<K>());
             let reconciled = reconcile(Arc::clone(&object), Arc::clone(&context)).instrument(span);
             let (error_policy, context) = (&error_policy, Arc::clone(&context));

@@ -9,12 +9,12 @@ use kube::runtime::scheduler::ScheduleRequest;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use crate::caches::Key;
+use crate::caches::NamespacedName;
 
 /// Objects that have to be reconciled. What is sent before there is a controller is dropped:
 /// it starts with everything.
 pub(super) struct Trigger<K> {
-    requester: Arc<OnceLock<UnboundedSender<ScheduleRequest<Key>>>>,
+    requester: Arc<OnceLock<UnboundedSender<ScheduleRequest<NamespacedName>>>>,
     of: PhantomData<fn(K)>,
 }
 
@@ -40,11 +40,11 @@ impl<K: Resource<DynamicType = ()>> Trigger<K> {
     /// Has an object reconciled.
     #[allow(clippy::needless_pass_by_value)] // a reference is made to be sent
     pub(super) fn send(&self, object: ObjectRef<K>) {
-        self.send_key(Key::of(&object));
+        self.send_key(NamespacedName::from(&object));
     }
 
     /// Has the object of a key reconciled.
-    pub(super) fn send_key(&self, key: Key) {
+    pub(super) fn send_key(&self, key: NamespacedName) {
         if let Some(requester) = self.requester.get() {
             let run_at = Instant::now();
             // A controller that has stopped needs nothing.
@@ -53,14 +53,14 @@ impl<K: Resource<DynamicType = ()>> Trigger<K> {
     }
 
     /// From now on what is sent arrives here.
-    pub(super) fn connect(&self, requester: &UnboundedSender<ScheduleRequest<Key>>) {
+    pub(super) fn connect(&self, requester: &UnboundedSender<ScheduleRequest<NamespacedName>>) {
         // Set once: the controllers are started once.
         let _ = self.requester.set(requester.clone());
     }
 
     /// What is sent from now on.
     #[cfg(test)]
-    pub(super) fn receive(&self) -> tokio::sync::mpsc::UnboundedReceiver<ScheduleRequest<Key>> {
+    pub(super) fn receive(&self) -> tokio::sync::mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>> {
         let (requester, requests) = tokio::sync::mpsc::unbounded_channel();
         self.connect(&requester);
         requests

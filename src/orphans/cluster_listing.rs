@@ -58,7 +58,7 @@ pub async fn lists(
         impossible: Vec::new(),
         failures: Vec::new(),
     };
-    let namespace = &watched.scope.cluster.namespace;
+    let namespace = watched.scope.cluster.namespace();
     for class in &watched.classes {
         let id = class.id();
         if !is_due(id) {

@@ -6,12 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use kube::Resource as _;
 
-use super::owner::{Key, labelled};
+use super::owner::labelled;
 use super::retained_classes::RetainedClasses;
 use super::scope::{Class, RetainedClass};
 use crate::admission::EnforcementEpoch;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
+use crate::caches::NamespacedName;
 use crate::identity::{self, MachineId};
 
 /// How many deletions are kept; an orphan of an older one is reported and not deleted.
@@ -43,7 +44,7 @@ struct Seen {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedDeletion {
     /// The object.
-    pub machine: Key,
+    pub machine: NamespacedName,
     /// When it was seen to be gone.
     pub at: Timestamp,
     /// The epoch in which identities were guarded then.
@@ -80,7 +81,7 @@ impl DeletionLog {
             return;
         }
         if let Some((id, during)) = MachineId::of_metadata(meta).zip(during) {
-            let machine = Key::of(meta);
+            let machine = NamespacedName::of(meta);
             seen.keep(id.tag(), ObservedDeletion { machine, at, during });
         }
     }
@@ -139,10 +140,10 @@ impl Seen {
 
 fn retained_class(machine: &InfraMachine) -> Option<RetainedClass> {
     let driver = identity::recorded_driver(machine)?.to_owned();
-    let cluster = Key {
-        namespace: machine.metadata.namespace.clone()?,
-        name: labelled(&machine.metadata)?,
-    };
+    let cluster = NamespacedName::new(
+        machine.metadata.namespace.as_deref()?,
+        &labelled(&machine.metadata)?,
+    );
     let mut spec = identity::applied_spec(machine)?;
     super::scope::remove_identity(&mut spec.0);
     let class = Class {

@@ -66,7 +66,7 @@ async fn try_delete(
         .classes
         .get(&vm.provider_id)
         .ok_or("the class that it was listed with is not known")?;
-    let namespace = &listed.scope.cluster.namespace;
+    let namespace = listed.scope.cluster.namespace();
     let class = listing::class(
         &scanner.client,
         driver,

@@ -1,7 +1,6 @@
 //! Whose is a VM that a driver lists, by what the API server has.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -10,39 +9,15 @@ use crate::api::cluster_api::Cluster;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard};
+pub use crate::caches::NamespacedName;
 use crate::identity;
 use cmi_driver::ListedMachine;
-
-/// Namespace and name of an object.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-impl Key {
-    /// Of these metadata.
-    pub fn of(meta: &ObjectMeta) -> Self {
-        Self {
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            name: meta.name.clone().unwrap_or_default(),
-        }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// A Cluster whose VMs are looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     /// The Cluster.
-    pub cluster: Key,
+    pub cluster: NamespacedName,
     /// Its UID: one that came later under its name is another.
     pub uid: String,
     /// The id that drivers know it by.
@@ -75,7 +50,7 @@ impl RecordedId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveMachine {
     /// The object.
-    pub key: Key,
+    pub key: NamespacedName,
     /// Its UID, which is its identity where nothing else was written down.
     pub uid: String,
     /// The Cluster that it is labelled with.
@@ -101,7 +76,7 @@ impl LiveMachine {
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key).cloned();
         let readable = guarded.0.as_ref().ok();
         Self {
-            key: Key::of(meta),
+            key: NamespacedName::of(meta),
             uid: meta.uid.clone().unwrap_or_default(),
             cluster: labelled(meta),
             cluster_id: annotation(labels::CLUSTER_ID),
@@ -117,8 +92,8 @@ impl LiveMachine {
 
     fn is_of(&self, scope: &Scope) -> bool {
         self.cluster_id.as_ref() == Some(&scope.cluster_id)
-            || (self.key.namespace == scope.cluster.namespace
-                && self.cluster.as_ref() == Some(&scope.cluster.name))
+            || (self.key.namespace() == scope.cluster.namespace()
+                && self.cluster.as_deref() == Some(scope.cluster.name()))
     }
 
     /// Whether a VM was made for it, by the VM's identity, or by its name where the
@@ -126,7 +101,7 @@ impl LiveMachine {
     fn is_owner_of(&self, scope: &Scope, vm: &ListedMachine) -> bool {
         match &vm.machine_id {
             Some(id) => self.identity.as_ref() == Some(id) || self.uid == *id,
-            None => self.key.name == vm.machine_name && self.may_have_vm && self.is_of(scope),
+            None => self.key.name() == vm.machine_name && self.may_have_vm && self.is_of(scope),
         }
     }
 }
@@ -140,7 +115,7 @@ pub fn labelled(meta: &ObjectMeta) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveCluster {
     /// The object.
-    pub key: Key,
+    pub key: NamespacedName,
     /// Its UID.
     pub uid: String,
     /// Every id that drivers may know it by: what InfraCluster and InfraMachines carry, or else its UID.
@@ -155,13 +130,13 @@ pub struct LiveCluster {
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     machines: Vec<LiveMachine>,
-    clusters: BTreeMap<Key, LiveCluster>,
+    clusters: BTreeMap<NamespacedName, LiveCluster>,
     /// Whether the InfraMachines are those of all namespaces, and of every label.
     whole: bool,
     by_provider_id: HashMap<String, Vec<usize>>,
     by_identity: HashMap<String, Vec<usize>>,
     by_name: HashMap<String, Vec<usize>>,
-    shared: HashMap<String, BTreeSet<Key>>,
+    shared: HashMap<String, BTreeSet<NamespacedName>>,
 }
 
 impl Live {
@@ -176,23 +151,20 @@ impl Live {
             whole,
             ..Self::default()
         };
-        let infra: HashMap<Key, &DeserializeGuard<InfraCluster>> = infra_clusters
+        let infra: HashMap<NamespacedName, &DeserializeGuard<InfraCluster>> = infra_clusters
             .iter()
-            .map(|guarded| (Key::of(guarded.as_ref().meta()), guarded.as_ref()))
+            .map(|guarded| (NamespacedName::of(guarded.as_ref().meta()), guarded.as_ref()))
             .collect();
-        let mut members: HashMap<Key, Vec<&LiveMachine>> = HashMap::new();
+        let mut members: HashMap<NamespacedName, Vec<&LiveMachine>> = HashMap::new();
         for machine in &machines {
             if let Some(name) = &machine.cluster {
-                let key = Key {
-                    namespace: machine.key.namespace.clone(),
-                    name: name.clone(),
-                };
+                let key = NamespacedName::new(machine.key.namespace(), name);
                 members.entry(key).or_default().push(machine);
             }
         }
         for cluster in clusters {
             let cluster = cluster.as_ref();
-            let key = Key::of(&cluster.metadata);
+            let key = NamespacedName::of(&cluster.metadata);
             let carrier = infra_cluster_of(cluster).and_then(|key| infra.get(&key).copied());
             let members = members.get(&key).map_or([].as_slice(), Vec::as_slice);
             let found = live_cluster(cluster, carrier, members);
@@ -212,7 +184,7 @@ impl Live {
                 note(|live| &mut live.by_identity, id);
             }
             note(|live| &mut live.by_identity, &machine.uid);
-            note(|live| &mut live.by_name, &machine.key.name);
+            note(|live| &mut live.by_name, machine.key.name());
         }
         live.machines = machines;
         live
@@ -241,22 +213,22 @@ impl Live {
     }
 
     /// A machine of the Cluster that has the name which the VM was made for.
-    pub fn namesake(&self, scope: &Scope, vm: &ListedMachine) -> Option<&Key> {
+    pub fn namesake(&self, scope: &Scope, vm: &ListedMachine) -> Option<&NamespacedName> {
         self.found(&self.by_name, &vm.machine_name)
             .find(|machine| machine.is_of(scope) && !vm.machine_name.is_empty())
             .map(|machine| &machine.key)
     }
 
     /// A machine in the namespace of the Cluster that can't be read.
-    pub fn unreadable(&self, scope: &Scope) -> Option<&Key> {
+    pub fn unreadable(&self, scope: &Scope) -> Option<&NamespacedName> {
         self.machines
             .iter()
-            .find(|machine| !machine.is_readable && machine.key.namespace == scope.cluster.namespace)
+            .find(|machine| !machine.is_readable && machine.key.namespace() == scope.cluster.namespace())
             .map(|machine| &machine.key)
     }
 
     /// Another Cluster with the same cluster id.
-    pub fn sharing(&self, scope: &Scope) -> Option<&Key> {
+    pub fn sharing(&self, scope: &Scope) -> Option<&NamespacedName> {
         let mut all = self.shared.get(&scope.cluster_id).into_iter().flatten();
         all.find(|key| **key != scope.cluster)
     }
@@ -276,11 +248,13 @@ impl Live {
 }
 
 /// The InfraCluster that a Cluster names, if it is one of ours.
-pub fn infra_cluster_of(cluster: &Cluster) -> Option<Key> {
+pub fn infra_cluster_of(cluster: &Cluster) -> Option<NamespacedName> {
     let reference = cluster.spec.infrastructure_ref.as_ref()?;
-    (reference.api_group == api::GROUP && reference.kind == "InfraCluster").then(|| Key {
-        namespace: cluster.metadata.namespace.clone().unwrap_or_default(),
-        name: reference.name.clone(),
+    (reference.api_group == api::GROUP && reference.kind == "InfraCluster").then(|| {
+        NamespacedName::new(
+            cluster.metadata.namespace.as_deref().unwrap_or_default(),
+            &reference.name,
+        )
     })
 }
 
@@ -317,7 +291,7 @@ fn live_cluster(
         moving.map(|member| format!("InfraMachine {} is being moved", member.key))
     };
     LiveCluster {
-        key: Key::of(&cluster.metadata),
+        key: NamespacedName::of(&cluster.metadata),
         uid,
         ids,
         frozen,
@@ -328,13 +302,13 @@ fn live_cluster(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerLookup {
     /// An InfraMachine has it.
-    Owned(Key),
+    Owned(NamespacedName),
     /// It is of a Cluster that this management cluster does not have.
     Foreign,
     /// Nothing may be concluded now.
     Frozen(String),
     /// An InfraMachine has another VM, and this is a second one.
-    Duplicate(Key),
+    Duplicate(NamespacedName),
     /// No InfraMachine has it.
     Unowned,
 }

@@ -37,7 +37,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::owner::{Key, Live, OwnerLookup, Scope, owner_of};
+use super::owner::{Live, OwnerLookup, Scope, owner_of};
+use crate::caches::NamespacedName;
 use cmi_driver::ListedMachine;
 
 /// Why an orphan is reported and not deleted.
@@ -59,13 +60,13 @@ pub enum KeepReason {
     /// This process has not seen the deletion of its InfraMachine.
     DeletionUnseen,
     /// A machine of the same name lives in its Cluster.
-    NameInUse(Key),
+    NameInUse(NamespacedName),
     /// An InfraMachine in the Cluster's namespace can't be read: it may be the owner.
-    Unreadable(Key),
+    Unreadable(NamespacedName),
     /// The owner may be in a namespace that the provider does not see.
     OtherNamespaces,
     /// Another Cluster has the same id.
-    SharedClusterId(Key),
+    SharedClusterId(NamespacedName),
 }
 
 impl fmt::Display for KeepReason {
@@ -129,7 +130,7 @@ pub type Sightings = HashMap<String, Sighting>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// An InfraMachine has it.
-    Owned(Key),
+    Owned(NamespacedName),
     /// It is of a Cluster that this management cluster does not have: it is left alone,
     /// and nothing is said of it.
     Foreign,
@@ -138,7 +139,7 @@ pub enum Finding {
     /// It has no owner, and was seen so only once, or not for long enough.
     SeenOnce,
     /// It is the second VM of a machine. It is never deleted.
-    Duplicate(Key),
+    Duplicate(NamespacedName),
     /// It has no owner. Without a reason to keep it, it may be deleted.
     Orphan(Vec<KeepReason>),
 }

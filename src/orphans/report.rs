@@ -216,7 +216,7 @@ pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text
     };
     let Some(cluster) = scanner
         .caches
-        .cluster(&scope.cluster.namespace, &scope.cluster.name)
+        .cluster(scope.cluster.namespace(), scope.cluster.name())
     else {
         return;
     };
@@ -224,7 +224,7 @@ pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text
         scanner
             .caches
             .infra_clusters
-            .get(&ObjectRef::new(&key.name).within(&key.namespace))
+            .get(&ObjectRef::new(key.name()).within(key.namespace()))
     });
     match infra {
         Some(infra) => scanner.events.publish(&*infra, note).await,
@@ -236,10 +236,10 @@ pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text
 mod tests {
     use jiff::Timestamp;
 
-    use super::super::owner::Key;
     use super::super::plan::{KeepReason, Sighting};
     use super::*;
     use crate::admission::EnforcementEpoch;
+    use crate::caches::NamespacedName;
 
     fn vm() -> ListedMachine {
         ListedMachine {
@@ -248,11 +248,8 @@ mod tests {
         }
     }
 
-    fn key() -> Key {
-        Key {
-            namespace: "ns".to_owned(),
-            name: "n".to_owned(),
-        }
+    fn key() -> NamespacedName {
+        NamespacedName::new("ns", "n")
     }
 
     fn known() -> ReportState {

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-use super::owner::Key;
 use super::scope::RetainedClass;
+use crate::caches::NamespacedName;
 
 /// The most that are remembered of a Cluster.
 const MOST_OF_CLUSTER: usize = 32;
@@ -25,7 +25,7 @@ const MOST_FAILURES: u8 = 2;
 #[derive(Debug, Default)]
 pub(super) struct RetainedClasses {
     /// The oldest first.
-    by_cluster: BTreeMap<Key, VecDeque<Entry>>,
+    by_cluster: BTreeMap<NamespacedName, VecDeque<Entry>>,
     bytes: usize,
     count: u64,
 }
@@ -105,11 +105,11 @@ impl RetainedClasses {
         }
     }
 
-    fn forget_oldest(&mut self, cluster: &Key) {
+    fn forget_oldest(&mut self, cluster: &NamespacedName) {
         self.remove(cluster, 0);
     }
 
-    fn remove(&mut self, cluster: &Key, index: usize) {
+    fn remove(&mut self, cluster: &NamespacedName, index: usize) {
         let Some(of_cluster) = self.by_cluster.get_mut(cluster) else {
             return;
         };
@@ -122,14 +122,14 @@ impl RetainedClasses {
 
     /// The Cluster that holds the most of the namespace that holds the most; of several the
     /// one with the oldest class.
-    fn largest(&self) -> Option<Key> {
+    fn largest(&self) -> Option<NamespacedName> {
         let mut of_namespaces: BTreeMap<&str, usize> = BTreeMap::new();
         let bytes = |of_cluster: &VecDeque<Entry>| of_cluster.iter().map(Entry::bytes).sum::<usize>();
         for (cluster, of_cluster) in &self.by_cluster {
-            *of_namespaces.entry(&cluster.namespace).or_default() += bytes(of_cluster);
+            *of_namespaces.entry(cluster.namespace()).or_default() += bytes(of_cluster);
         }
-        let rank = |(cluster, of_cluster): &(&Key, &VecDeque<Entry>)| {
-            let of_namespace = of_namespaces.get(cluster.namespace.as_str()).copied();
+        let rank = |(cluster, of_cluster): &(&NamespacedName, &VecDeque<Entry>)| {
+            let of_namespace = of_namespaces.get(cluster.namespace()).copied();
             let oldest = of_cluster.front().map(|entry| Reverse(entry.seen));
             (of_namespace, bytes(of_cluster), oldest)
         };
@@ -148,10 +148,7 @@ mod tests {
     fn class(namespace: &str, cluster: &str, number: usize, bytes: usize) -> RetainedClass {
         RetainedClass {
             driver: "pool".to_owned(),
-            cluster: Key {
-                namespace: namespace.to_owned(),
-                name: cluster.to_owned(),
-            },
+            cluster: NamespacedName::new(namespace, cluster),
             class: Class {
                 secret: None,
                 spec: format!("{number:0>bytes$}"),

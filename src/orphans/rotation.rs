@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::owner::Key;
 use super::scope::{ClassId, Watched};
+use crate::caches::NamespacedName;
 
 /// The most lists of a look and driver.
 pub(super) const MOST_LISTS: usize = 512;
@@ -18,14 +18,14 @@ pub(super) const MOST_LISTS: usize = 512;
 pub(super) struct Rotation {
     look: u64,
     /// When each was listed the last time.
-    listed: HashMap<(Key, ClassId), u64>,
+    listed: HashMap<(NamespacedName, ClassId), u64>,
 }
 
 impl Rotation {
     /// The lists that this look makes, at most so many.
-    pub fn next(&mut self, watched: &[Watched], most: usize) -> HashSet<(Key, ClassId)> {
+    pub fn next(&mut self, watched: &[Watched], most: usize) -> HashSet<(NamespacedName, ClassId)> {
         self.look += 1;
-        let mut by_namespace: BTreeMap<&str, Vec<(usize, u64, &Key, ClassId)>> = BTreeMap::new();
+        let mut by_namespace: BTreeMap<&str, Vec<(usize, u64, &NamespacedName, ClassId)>> = BTreeMap::new();
         for watched in watched.iter().filter(|watched| !watched.is_paused) {
             let cluster = &watched.scope.cluster;
             let mut classes: Vec<_> = watched
@@ -35,7 +35,7 @@ impl Rotation {
                 .collect();
             classes.sort_unstable();
             let ranked = classes.into_iter().enumerate();
-            let of_namespace = by_namespace.entry(&cluster.namespace).or_default();
+            let of_namespace = by_namespace.entry(cluster.namespace()).or_default();
             of_namespace.extend(ranked.map(|(rank, (last, class))| (rank, last, cluster, class)));
         }
         let mut all = Vec::new();
@@ -61,7 +61,7 @@ impl Rotation {
         next
     }
 
-    fn last(&self, cluster: &Key, class: ClassId) -> u64 {
+    fn last(&self, cluster: &NamespacedName, class: ClassId) -> u64 {
         self.listed
             .get(&(cluster.clone(), class))
             .copied()
@@ -85,10 +85,7 @@ mod tests {
         };
         Watched {
             scope: Scope {
-                cluster: Key {
-                    namespace: namespace.to_owned(),
-                    name: cluster.to_owned(),
-                },
+                cluster: NamespacedName::new(namespace, cluster),
                 uid: cluster.to_owned(),
                 cluster_id: cluster.to_owned(),
             },
@@ -98,8 +95,11 @@ mod tests {
         }
     }
 
-    fn of(lists: &HashSet<(Key, ClassId)>, namespace: &str) -> usize {
-        lists.iter().filter(|(key, _)| key.namespace == namespace).count()
+    fn of(lists: &HashSet<(NamespacedName, ClassId)>, namespace: &str) -> usize {
+        lists
+            .iter()
+            .filter(|(key, _)| key.namespace() == namespace)
+            .count()
     }
 
     #[test]
@@ -113,7 +113,7 @@ mod tests {
         for _ in 0..3 {
             let lists = rotation.next(&all, 100);
             assert_eq!((of(&lists, "small"), of(&lists, "crowd")), (3, 97));
-            assert!(lists.iter().any(|(key, _)| key.name == "b"));
+            assert!(lists.iter().any(|(key, _)| key.name() == "b"));
         }
     }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use kube::Resource as _;
 use serde_json::{Map, Value};
 
-use super::owner::{Key, Scope, infra_cluster_of, labelled};
+use super::owner::{Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, fingerprint, labels};
+use crate::caches::NamespacedName;
 use crate::caches::{Entry, cluster_owners, yield_periodically};
 use crate::identity::{self, MachineId, Role};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
@@ -30,7 +31,7 @@ pub struct RetainedClass {
     /// The configured driver.
     pub driver: String,
     /// The Cluster.
-    pub cluster: Key,
+    pub cluster: NamespacedName,
     /// The class.
     pub class: Class,
 }
@@ -111,9 +112,9 @@ pub async fn watched(
     retained: &[RetainedClass],
 ) -> Vec<Watched> {
     let scopes = scopes(objects).await;
-    let mut found: BTreeMap<&Key, BTreeSet<Class>> = BTreeMap::new();
+    let mut found: BTreeMap<&NamespacedName, BTreeSet<Class>> = BTreeMap::new();
     // Whether it was not known before.
-    let mut add = |cluster: &Key, class: Class| {
+    let mut add = |cluster: &NamespacedName, class: Class| {
         let Some((key, (scope, _))) = scopes.get_key_value(cluster) else {
             return false;
         };
@@ -129,14 +130,14 @@ pub async fn watched(
             add(&cluster, class);
         }
     }
-    let mut of_deleted_alone: HashMap<&Key, BTreeSet<ClassId>> = HashMap::new();
+    let mut of_deleted_alone: HashMap<&NamespacedName, BTreeSet<ClassId>> = HashMap::new();
     for retained in retained.iter().filter(|retained| retained.driver == driver) {
         if add(&retained.cluster, retained.class.clone()) {
             let of_cluster = of_deleted_alone.entry(&retained.cluster).or_default();
             of_cluster.insert(retained.class.id());
         }
     }
-    let with_machines: Vec<(Key, Class)> = found
+    let with_machines: Vec<(NamespacedName, Class)> = found
         .iter()
         .flat_map(|(key, classes)| classes.iter().map(|class| ((*key).clone(), class.clone())))
         .collect();
@@ -149,8 +150,9 @@ pub async fn watched(
             let Some(class) = class_of_template(template, &scope.cluster_id, tag_path) else {
                 continue;
             };
-            let is_listed =
-                |(cluster, known): &(Key, Class)| cluster == key && is_alike(known, &class, tag_path);
+            let is_listed = |(cluster, known): &(NamespacedName, Class)| {
+                cluster == key && is_alike(known, &class, tag_path)
+            };
             if !with_machines.iter().any(is_listed) {
                 found.entry(key).or_default().insert(class);
             }
@@ -175,26 +177,26 @@ fn readable<K>(all: &[Arc<DeserializeGuard<K>>]) -> impl Iterator<Item = &K> {
 }
 
 /// The Clusters, with their ids and whether they are paused.
-async fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
-    let infra: HashMap<Key, &DeserializeGuard<InfraCluster>> = objects
+async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
+    let infra: HashMap<NamespacedName, &DeserializeGuard<InfraCluster>> = objects
         .infra_clusters
         .iter()
-        .map(|guarded| (Key::of(guarded.meta()), &**guarded))
+        .map(|guarded| (NamespacedName::of(guarded.meta()), &**guarded))
         .collect();
-    let mut siblings: HashMap<Key, String> = HashMap::new();
+    let mut siblings: HashMap<NamespacedName, String> = HashMap::new();
     for (index, guarded) in objects.infra_machines.all().enumerate() {
         yield_periodically(index).await;
         let Ok(machine) = &guarded.0 else { continue };
         let id = identity::annotation(machine, labels::CLUSTER_ID);
         if let (Some(id), Some(name), Some(_)) = (id, labelled(&machine.metadata), MachineId::of(machine)) {
-            let namespace = machine.metadata.namespace.clone().unwrap_or_default();
+            let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
             siblings
-                .entry(Key { namespace, name })
+                .entry(NamespacedName::new(namespace, &name))
                 .or_insert_with(|| id.to_owned());
         }
     }
     let scope = |cluster: &Cluster| {
-        let key = Key::of(&cluster.metadata);
+        let key = NamespacedName::of(&cluster.metadata);
         let uid = cluster.metadata.uid.clone()?;
         let carrier = infra_cluster_of(cluster).and_then(|key| infra.get(&key).copied());
         let annotations = carrier.and_then(|carrier| carrier.meta().annotations.as_ref());
@@ -218,11 +220,11 @@ async fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
         .collect()
 }
 
-fn class_of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<(Key, Class)> {
-    let cluster = Key {
-        namespace: machine.metadata.namespace.clone()?,
-        name: labelled(&machine.metadata)?,
-    };
+fn class_of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<(NamespacedName, Class)> {
+    let cluster = NamespacedName::new(
+        machine.metadata.namespace.as_deref()?,
+        &labelled(&machine.metadata)?,
+    );
     let mut spec = identity::applied_spec(machine)?;
     spec.remove_tags(tag_path, &[tags::MACHINE]);
     let class = Class {
@@ -253,13 +255,14 @@ fn class_of_template(
 
 fn clusters_of_template<'a>(
     template: &'a InfraMachineTemplate,
-    scopes: &'a BTreeMap<Key, (Scope, bool)>,
-) -> impl Iterator<Item = (&'a Key, &'a (Scope, bool))> {
+    scopes: &'a BTreeMap<NamespacedName, (Scope, bool)>,
+) -> impl Iterator<Item = (&'a NamespacedName, &'a (Scope, bool))> {
     let meta = &template.metadata;
     let name = labelled(meta);
     scopes.iter().filter(move |(key, (scope, _))| {
-        Some(&key.namespace) == meta.namespace.as_ref()
-            && (name.as_ref() == Some(&key.name) || cluster_owners(meta).any(|owner| owner.uid == scope.uid))
+        Some(key.namespace()) == meta.namespace.as_deref()
+            && (name.as_deref() == Some(key.name())
+                || cluster_owners(meta).any(|owner| owner.uid == scope.uid))
     })
 }
 

@@ -18,10 +18,7 @@ const GAP: Duration = Duration::from_mins(10);
 
 fn scope() -> Scope {
     Scope {
-        cluster: Key {
-            namespace: "ns".to_owned(),
-            name: "c".to_owned(),
-        },
+        cluster: NamespacedName::new("ns", "c"),
         uid: "u-c".to_owned(),
         cluster_id: "c-1".to_owned(),
     }
@@ -40,10 +37,7 @@ fn vm(name: &str, id: &str) -> ListedMachine {
 /// A machine of Cluster `c` with the identity `id` and, where it is given, a VM.
 fn machine(name: &str, id: &str, provider_id: Option<&str>) -> LiveMachine {
     LiveMachine {
-        key: Key {
-            namespace: "ns".to_owned(),
-            name: name.to_owned(),
-        },
+        key: NamespacedName::new("ns", name),
         uid: format!("uid-{id}"),
         cluster: Some("c".to_owned()),
         cluster_id: Some("c-1".to_owned()),
@@ -130,11 +124,8 @@ impl Passes {
     }
 }
 
-fn key(name: &str) -> Key {
-    Key {
-        namespace: "ns".to_owned(),
-        name: name.to_owned(),
-    }
+fn key(name: &str) -> NamespacedName {
+    NamespacedName::new("ns", name)
 }
 
 /// CTL-LM-00, CLI-LM-00
@@ -189,7 +180,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
 fn a_vm_is_owned_by_the_machine_that_has_its_id_or_its_identity_wherever_it_is() {
     let elsewhere = |change: fn(&mut LiveMachine)| {
         let mut machine = machine("other", "other", None);
-        machine.key.namespace = "other".to_owned();
+        machine.key = NamespacedName::new("other", machine.key.name());
         machine.cluster = None;
         machine.cluster_id = None;
         change(&mut machine);
