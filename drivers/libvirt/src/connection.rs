@@ -43,15 +43,15 @@ pub struct Host {
     hung: Arc<Semaphore>,
     /// A copy is with each job that runs.
     jobs: Arc<()>,
-    idle: Mutex<Vec<Link>>,
-    failed: Mutex<Option<Failure>>,
+    idle: Mutex<Vec<Connection>>,
+    failed: Mutex<Option<ConnectFailure>>,
     /// Whether a connection was ever open.
     was_there: AtomicBool,
 }
 
 /// A failure to connect that counts for a while.
 #[derive(Debug)]
-struct Failure {
+struct ConnectFailure {
     at: Instant,
     code: Code,
     message: String,
@@ -59,18 +59,18 @@ struct Failure {
 
 /// A connection, which is closed when this is dropped.
 #[derive(Debug)]
-struct Link(Connect);
+struct Connection(Connect);
 
-impl Link {
+impl Connection {
     fn open(host: &str, uri: &str) -> Result<Self> {
         let connect = Connect::open(Some(uri)).map_err(|error| errors::not_connected(host, error))?;
-        let link = Self(connect);
+        let connection = Self(connect);
         let (interval, count) = KEEPALIVE;
         // Drivers without a wire have none to keep alive.
-        if let Err(error) = link.0.set_keep_alive(interval, count) {
+        if let Err(error) = connection.0.set_keep_alive(interval, count) {
             tracing::debug!(host, %error, "the connection is not kept alive");
         }
-        Ok(link)
+        Ok(connection)
     }
 
     fn is_alive(&self) -> bool {
@@ -78,7 +78,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for Connection {
     fn drop(&mut self) {
         if let Err(error) = self.0.close() {
             tracing::debug!(%error, "closing a connection failed");
@@ -134,13 +134,13 @@ impl Host {
             );
             return Err(Status::new(Code::Unavailable, what));
         };
-        let (link, place) = self.link(place).await?;
+        let (connection, place) = self.connection(place).await?;
         let host = Arc::clone(self);
         let running = spawn_blocking(move || {
             let _at_work = Arc::clone(&host.jobs);
-            let answer = job(&link.0);
-            let answer = answer.map_err(|status| host.blamed_on_the_way(&link, status));
-            host.give_back(link);
+            let answer = job(&connection.0);
+            let answer = answer.map_err(|status| host.blamed_on_the_way(&connection, status));
+            host.give_back(connection);
             drop(place);
             answer
         });
@@ -161,15 +161,15 @@ impl Host {
     }
 
     /// A connection that is open, or a new one.
-    async fn link(&self, place: OwnedSemaphorePermit) -> Result<(Link, OwnedSemaphorePermit)> {
-        while let Some(link) = self.pop() {
-            if link.is_alive() {
-                return Ok((link, place));
+    async fn connection(&self, place: OwnedSemaphorePermit) -> Result<(Connection, OwnedSemaphorePermit)> {
+        while let Some(connection) = self.pop() {
+            if connection.is_alive() {
+                return Ok((connection, place));
             }
         }
         self.may_try()?;
         let (name, uri) = (self.name.clone(), self.uri.clone());
-        let mut opening = spawn_blocking(move || Link::open(&name, &uri));
+        let mut opening = spawn_blocking(move || Connection::open(&name, &uri));
         let hung = Arc::clone(&self.hung);
         // The place goes with what may hang, also when the call is dropped: there are few of them at a time.
         let attempt = tokio::spawn(async move {
@@ -182,9 +182,9 @@ impl Host {
             None
         });
         let opened = match timeout(OPEN_TIMEOUT, attempt).await {
-            Ok(Ok(Some((Ok(Ok(link)), place)))) => {
+            Ok(Ok(Some((Ok(Ok(connection)), place)))) => {
                 self.was_there.store(true, Ordering::Relaxed);
-                return Ok((link, place));
+                return Ok((connection, place));
             }
             Ok(Ok(Some((Ok(Err(status)), _place)))) => status,
             Ok(Ok(Some((Err(_panic), _))) | Err(_panic)) => {
@@ -200,7 +200,7 @@ impl Host {
                 Status::new(Code::Unavailable, what)
             }
         };
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Failure {
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(ConnectFailure {
             at: Instant::now(),
             code: opened.code(),
             message: opened.message().to_owned(),
@@ -208,16 +208,16 @@ impl Host {
         Err(opened)
     }
 
-    fn pop(&self) -> Option<Link> {
+    fn pop(&self) -> Option<Connection> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn give_back(&self, link: Link) {
-        if link.is_alive() {
+    fn give_back(&self, connection: Connection) {
+        if connection.is_alive() {
             self.idle
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .push(link);
+                .push(connection);
         }
     }
 
@@ -234,8 +234,8 @@ impl Host {
     }
 
     /// What a job answered on a connection that was lost says nothing about the VM.
-    fn blamed_on_the_way(&self, link: &Link, status: Status) -> Status {
-        if link.is_alive() || status.code() == Code::Unavailable {
+    fn blamed_on_the_way(&self, connection: &Connection, status: Status) -> Status {
+        if connection.is_alive() || status.code() == Code::Unavailable {
             return status;
         }
         let what = format!(

@@ -25,7 +25,7 @@ use crate::connection::Host;
 use crate::identity::{MachineKey, VmId};
 use crate::images::Images;
 use crate::locks::Locks;
-use crate::machines::{self, Created, Order};
+use crate::machines::{self, Created, MachineRequest};
 use crate::placement::Reservations;
 use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
 use note::Note;
@@ -273,7 +273,7 @@ impl LibvirtDriver {
                 Whereabouts::Anywhere => self.placed(&asked.key, &wanted, told).await?,
             },
         };
-        let order = Order {
+        let machine_request = MachineRequest {
             spec: asked.spec.clone(),
             virt_type: self.config.virt_type,
             pool: wanted.pool.clone(),
@@ -292,7 +292,7 @@ impl LibvirtDriver {
             .host(&host)?
             .run(move |connect| {
                 let _held = held;
-                machines::create(connect, &order)
+                machines::create(connect, &machine_request)
             })
             .await;
         let note = Note { host }.write();

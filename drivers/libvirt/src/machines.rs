@@ -24,10 +24,10 @@ use crate::addresses::{self, Source};
 use crate::errors::status;
 use crate::identity::MachineKey;
 use crate::metadata::{self, Record};
-use crate::placement::Memory;
+use crate::placement::FreeMemory;
 use crate::spec::VmSpec;
 
-pub use make::{Created, Order, create};
+pub use make::{Created, MachineRequest, create};
 pub use remove::delete;
 
 /// Kind of metadata that is an element of a namespace.
@@ -49,7 +49,7 @@ pub struct Vm {
 
 /// What stands under a machine's name on a host.
 #[derive(Debug)]
-pub enum Sight {
+pub enum Lookup {
     /// No domain: the host has said so.
     Nothing,
     /// The machine's.
@@ -63,7 +63,7 @@ pub enum Sight {
 
 /// What one host says of a machine.
 #[derive(Clone, Debug)]
-pub enum Seen {
+pub enum Observation {
     /// It has no domain of the name.
     Nothing,
     /// The machine, and whether it was started once.
@@ -76,25 +76,25 @@ pub enum Seen {
 ///
 /// # Errors
 /// When the host did not say whether there is one.
-pub fn look(connect: &Connect, key: &MachineKey) -> Result<Sight> {
+pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
     let (name, uuid) = (key.domain_name(), key.uuid().to_string());
     // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
     let failed = |error| status(&format!("looking for domain `{name}`"), error);
     let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
-    let (domain, another): (_, fn(String) -> Sight) = match by_uuid {
-        Some(domain) => (Some(domain), Sight::Unmarked),
+    let (domain, another): (_, fn(String) -> Lookup) = match by_uuid {
+        Some(domain) => (Some(domain), Lookup::Unmarked),
         None => (
             or_none(Domain::lookup_by_name(connect, &name)).map_err(failed)?,
-            Sight::Other,
+            Lookup::Other,
         ),
     };
     let Some(domain) = domain else {
-        return Ok(Sight::Nothing);
+        return Ok(Lookup::Nothing);
     };
     Ok(match record(&domain)? {
-        Noted::Gone => Sight::Nothing,
+        Noted::Gone => Lookup::Nothing,
         Noted::Nothing => another(format!("domain `{name}`, which no machine has")),
-        Noted::Machine(record) if record.is_of(key) => Sight::Ours(Box::new(Vm {
+        Noted::Machine(record) if record.is_of(key) => Lookup::Ours(Box::new(Vm {
             domain,
             record: *record,
         })),
@@ -117,14 +117,14 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
 ///
 /// # Errors
 /// When the host did not say.
-pub fn see(connect: &Connect, key: &MachineKey) -> Result<Seen> {
+pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
     Ok(match look(connect, key)? {
-        Sight::Nothing => Seen::Nothing,
-        Sight::Other(what) | Sight::Unmarked(what) => Seen::Other(what),
-        Sight::Ours(vm) => {
+        Lookup::Nothing => Observation::Nothing,
+        Lookup::Other(what) | Lookup::Unmarked(what) => Observation::Other(what),
+        Lookup::Ours(vm) => {
             let machine = vm.describe(key)?;
             let started = vm.record.started || machine.power_state.is_some_and(is_up);
-            Seen::Ours(Box::new(machine), started)
+            Observation::Ours(Box::new(machine), started)
         }
     })
 }
@@ -135,8 +135,8 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Seen> {
 /// NOT_FOUND when there is none, or it is another machine object's.
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
-        Sight::Ours(vm) => Ok(*vm),
-        Sight::Nothing | Sight::Other(_) | Sight::Unmarked(_) => Err(not_found(key)),
+        Lookup::Ours(vm) => Ok(*vm),
+        Lookup::Nothing | Lookup::Other(_) | Lookup::Unmarked(_) => Err(not_found(key)),
     }
 }
 
@@ -183,7 +183,7 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
 ///
 /// # Errors
 /// Those of the host.
-pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<Memory> {
+pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<FreeMemory> {
     let failed = |error| status("reading the memory of the host", error);
     let asked_at = Instant::now();
     let total = connect.get_node_info().map_err(failed)?.memory;
@@ -198,7 +198,7 @@ pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<Memory> {
             (Err(error), _) | (_, Err(error)) => return Err(failed(error)),
         }
     }
-    Ok(Memory {
+    Ok(FreeMemory {
         free_mib: (total / 1024)
             .saturating_sub(taken / 1024)
             .saturating_sub(reserved_mib),

@@ -77,7 +77,7 @@ enum LogFormat {
 }
 
 /// Why the program did not do what it was asked.
-enum Failure {
+enum RunError {
     /// Flags, environment or files have to change.
     Misconfigured(anyhow::Error),
     /// It was tried.
@@ -88,19 +88,19 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let (code, error) = match start(cli) {
         Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Misconfigured(error)) => (ExitCode::from(MISCONFIGURED), error),
-        Err(Failure::Failed(error)) => (ExitCode::FAILURE, error),
+        Err(RunError::Misconfigured(error)) => (ExitCode::from(MISCONFIGURED), error),
+        Err(RunError::Failed(error)) => (ExitCode::FAILURE, error),
     };
     eprintln!("capcmi-driver-libvirt: {error:#}");
     code
 }
 
-fn start(cli: Cli) -> Result<(), Failure> {
-    log(&cli).map_err(Failure::Misconfigured)?;
-    let config = Config::read(&cli.config).map_err(Failure::Misconfigured)?;
+fn start(cli: Cli) -> Result<(), RunError> {
+    log(&cli).map_err(RunError::Misconfigured)?;
+    let config = Config::read(&cli.config).map_err(RunError::Misconfigured)?;
     let runtime = tokio::runtime::Runtime::new()
         .context("starting the runtime failed")
-        .map_err(Failure::Failed)?;
+        .map_err(RunError::Failed)?;
     let served = runtime.block_on(serve(cli, config));
     // A call of libvirt may hang, and can't be ended.
     runtime.shutdown_timeout(JOBS_END_WITHIN);
@@ -127,8 +127,8 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn serve(cli: Cli, config: Config) -> Result<(), Failure> {
-    let stop = asked_to_stop().map_err(Failure::Failed)?;
+async fn serve(cli: Cli, config: Config) -> Result<(), RunError> {
+    let stop = asked_to_stop().map_err(RunError::Failed)?;
     let tls = match (cli.tls_cert_file, cli.tls_key_file) {
         (Some(certificate), Some(key)) => Some(ServerTls::new(CertificateFiles {
             certificate,
@@ -139,11 +139,11 @@ async fn serve(cli: Cli, config: Config) -> Result<(), Failure> {
     };
     let listener = Listener::bind(&cli.endpoint, tls)
         .await
-        .map_err(|error| Failure::Misconfigured(error.into()))?;
+        .map_err(|error| RunError::Misconfigured(error.into()))?;
     let endpoint = listener
         .endpoint()
         .context("finding out where the plugin listens failed")
-        .map_err(Failure::Failed)?;
+        .map_err(RunError::Failed)?;
     if let Endpoint::Tcp(authority) = &endpoint
         && !authority.is_loopback()
     {
@@ -153,7 +153,7 @@ async fn serve(cli: Cli, config: Config) -> Result<(), Failure> {
     let driver = Arc::new(LibvirtDriver::new(config));
     server::serve(driver, listener, stop, cli.graceful_shutdown_timeout)
         .await
-        .map_err(|error| Failure::Failed(error.into()))
+        .map_err(|error| RunError::Failed(error.into()))
 }
 
 /// A time as people write it: `15s`, `1m30s`, `2h`.

@@ -5,7 +5,7 @@ mod reservations;
 use cmi_driver::{Code, Result, Status};
 use uuid::Uuid;
 
-pub use reservations::{Held, Memory, Reservations};
+pub use reservations::{FreeMemory, Held, Reservations};
 
 /// A host that a machine may be placed on, and the memory that no domain has, MiB.
 #[derive(Clone, Debug, PartialEq, Eq)]

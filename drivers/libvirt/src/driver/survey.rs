@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::Asked;
 use crate::connection::Host;
 use crate::identity::MachineKey;
-use crate::machines::{self, Seen};
+use crate::machines::{self, Observation};
 
 /// How long it is waited for a host that need not be there.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -96,11 +96,11 @@ impl Survey {
         survey
     }
 
-    fn hear(&mut self, host: String, required: bool, answer: Result<Seen>) {
+    fn hear(&mut self, host: String, required: bool, answer: Result<Observation>) {
         match answer {
-            Ok(Seen::Nothing) => {}
-            Ok(Seen::Other(what)) => self.others.push(what),
-            Ok(Seen::Ours(machine, started)) => self.found.push(Found {
+            Ok(Observation::Nothing) => {}
+            Ok(Observation::Other(what)) => self.others.push(what),
+            Ok(Observation::Ours(machine, started)) => self.found.push(Found {
                 host,
                 machine: *machine,
                 started,
@@ -188,16 +188,16 @@ mod tests {
         Asked::read(&cmi_driver::MachineRef::new("m", class), None).unwrap()
     }
 
-    fn machine(host: &str) -> Seen {
+    fn machine(host: &str) -> Observation {
         let id = asked().key.vm_id(host).provider_id().unwrap();
-        Seen::Ours(Box::new(Machine::new(id, "m")), true)
+        Observation::Ours(Box::new(Machine::new(id, "m")), true)
     }
 
-    fn down() -> Result<Seen> {
+    fn down() -> Result<Observation> {
         Err(Status::new(Code::Unavailable, "host `b` can't be reached"))
     }
 
-    fn heard(answers: Vec<(bool, Result<Seen>)>) -> Survey {
+    fn heard(answers: Vec<(bool, Result<Observation>)>) -> Survey {
         let mut survey = Survey::default();
         for (required, answer) in answers {
             survey.hear("a".to_owned(), required, answer);
@@ -214,25 +214,28 @@ mod tests {
     fn a_vm_is_not_found_only_when_every_host_that_may_have_it_said_so() {
         for (answers, expected) in [
             (
-                vec![(true, Ok(Seen::Nothing)), (true, Ok(Seen::Nothing))],
+                vec![(true, Ok(Observation::Nothing)), (true, Ok(Observation::Nothing))],
                 Some(Code::NotFound),
             ),
             (
-                vec![(true, Ok(Seen::Nothing)), (true, down())],
+                vec![(true, Ok(Observation::Nothing)), (true, down())],
                 Some(Code::Unavailable),
             ),
             (
-                vec![(true, Ok(Seen::Nothing)), (false, down())],
+                vec![(true, Ok(Observation::Nothing)), (false, down())],
                 Some(Code::NotFound),
             ),
             (vec![(true, Ok(machine("a"))), (true, down())], None),
-            (vec![(true, Ok(Seen::Nothing)), (false, Ok(machine("b")))], None),
+            (
+                vec![(true, Ok(Observation::Nothing)), (false, Ok(machine("b")))],
+                None,
+            ),
             (
                 vec![(true, Ok(machine("a"))), (true, Ok(machine("b")))],
                 Some(Code::OutOfRange),
             ),
             (
-                vec![(true, Ok(Seen::Other("x".to_owned())))],
+                vec![(true, Ok(Observation::Other("x".to_owned())))],
                 Some(Code::NotFound),
             ),
         ] {
@@ -249,18 +252,22 @@ mod tests {
         let any = Whereabouts::Anywhere;
         for (answers, whereabouts, expected) in [
             (
-                vec![(true, Ok(Seen::Nothing)), (true, Ok(Seen::Nothing))],
+                vec![(true, Ok(Observation::Nothing)), (true, Ok(Observation::Nothing))],
                 &any,
                 Ok(None),
             ),
             (
-                vec![(true, Ok(Seen::Nothing)), (true, down())],
+                vec![(true, Ok(Observation::Nothing)), (true, down())],
                 &any,
                 Err(Code::Unavailable),
             ),
-            (vec![(true, Ok(Seen::Nothing)), (false, down())], &on, Ok(None)),
             (
-                vec![(true, down()), (false, Ok(Seen::Nothing))],
+                vec![(true, Ok(Observation::Nothing)), (false, down())],
+                &on,
+                Ok(None),
+            ),
+            (
+                vec![(true, down()), (false, Ok(Observation::Nothing))],
                 &on,
                 Err(Code::Unavailable),
             ),
@@ -271,8 +278,8 @@ mod tests {
             ),
             (
                 vec![
-                    (true, Ok(Seen::Nothing)),
-                    (false, Ok(Seen::Other("x".to_owned()))),
+                    (true, Ok(Observation::Nothing)),
+                    (false, Ok(Observation::Other("x".to_owned()))),
                 ],
                 &on,
                 Err(Code::AlreadyExists),

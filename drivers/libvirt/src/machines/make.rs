@@ -12,7 +12,7 @@ use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
-use super::{Sight, Vm, look};
+use super::{Lookup, Vm, look};
 use crate::config::{Image, ImageFormat, Size, VirtType, VmPool};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
@@ -30,7 +30,7 @@ const IGNITION: &[u8] = b"ignition";
 
 /// A machine that is to be made on a host.
 #[derive(Debug)]
-pub struct Order {
+pub struct MachineRequest {
     /// Whose it is.
     pub key: MachineKey,
     /// What it is to be.
@@ -59,7 +59,7 @@ pub struct Order {
     pub reservations: Arc<Reservations>,
 }
 
-/// What came of an order that did not fail on the way.
+/// What came of a request that did not fail on the way.
 #[derive(Debug)]
 pub enum Created {
     /// The machine is there.
@@ -84,32 +84,32 @@ struct Checked {
 ///
 /// # Errors
 /// ALREADY_EXISTS when the machine is there and was made from another spec; those of the host.
-pub fn create(connect: &Connect, order: &Order) -> Result<Created> {
-    match look(connect, &order.key)? {
-        Sight::Ours(vm) => adopt(*vm, order)?,
-        Sight::Other(what) | Sight::Unmarked(what) => {
-            let message = format!("machine `{}` can't be made: there is {what}", order.key.name);
+pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
+    match look(connect, &request.key)? {
+        Lookup::Ours(vm) => adopt(*vm, request)?,
+        Lookup::Other(what) | Lookup::Unmarked(what) => {
+            let message = format!("machine `{}` can't be made: there is {what}", request.key.name);
             return Ok(Created::Refused(Status::new(Code::AlreadyExists, message)));
         }
-        Sight::Nothing => match check(connect, order) {
-            Ok(checked) => make(connect, order, &checked)?,
-            Err(status) if status.code().ends_a_create() && has_no_disk(connect, order) => {
+        Lookup::Nothing => match check(connect, request) {
+            Ok(checked) => make(connect, request, &checked)?,
+            Err(status) if status.code().ends_a_create() && has_no_disk(connect, request) => {
                 return Ok(Created::Refused(status));
             }
             Err(status) => return Err(status),
         },
     }
-    match look(connect, &order.key)? {
-        Sight::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&order.key)?))),
+    match look(connect, &request.key)? {
+        Lookup::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&request.key)?))),
         // NOT_FOUND is no answer of a create.
-        Sight::Nothing | Sight::Other(_) | Sight::Unmarked(_) => Err(changed_meanwhile(order)),
+        Lookup::Nothing | Lookup::Other(_) | Lookup::Unmarked(_) => Err(changed_meanwhile(request)),
     }
 }
 
 /// Whether the host says that no earlier call has made the first volume of the machine.
-fn has_no_disk(connect: &Connect, order: &Order) -> bool {
-    let found = StoragePool::lookup_by_name(connect, &order.pool.storage_pool)
-        .and_then(|pool| StorageVol::lookup_by_name(&pool, &root_volume(&order.key)));
+fn has_no_disk(connect: &Connect, request: &MachineRequest) -> bool {
+    let found = StoragePool::lookup_by_name(connect, &request.pool.storage_pool)
+        .and_then(|pool| StorageVol::lookup_by_name(&pool, &root_volume(&request.key)));
     let nothing = [ErrorNumber::NoStoragePool, ErrorNumber::NoStorageVolume];
     found.is_err_and(|error| nothing.contains(&error.code()))
 }
@@ -118,30 +118,32 @@ fn root_volume(key: &MachineKey) -> String {
     format!("{}root.qcow2", key.volume_prefix())
 }
 
-fn changed_meanwhile(order: &Order) -> Status {
+fn changed_meanwhile(request: &MachineRequest) -> Status {
     let what = format!(
         "machine `{}` was changed by another call meanwhile",
-        order.key.name
+        request.key.name
     );
     Status::new(Code::Aborted, what)
 }
 
 /// Whether the host is fit for the machine.
-fn check(connect: &Connect, order: &Order) -> Result<Checked> {
-    let memory = super::memory(connect, order.reserved_mib)?;
-    let (host, needed) = (&order.host, order.size.memory_mib);
-    let held = order.reservations.hold(order.key.uuid(), host, needed, &memory);
+fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
+    let memory = super::memory(connect, request.reserved_mib)?;
+    let (host, needed) = (&request.host, request.size.memory_mib);
+    let held = request
+        .reservations
+        .hold(request.key.uuid(), host, needed, &memory);
     let held = held.map_err(|free| {
         let what =
             format!("host `{host}` has {free} MiB of memory free for machines, and {needed} are needed");
         Status::new(Code::ResourceExhausted, what)
     })?;
-    let pool = active_pool(connect, &order.pool.storage_pool)?;
-    check_attachment(connect, &order.pool)?;
-    let image = order
+    let pool = active_pool(connect, &request.pool.storage_pool)?;
+    check_attachment(connect, &request.pool)?;
+    let image = request
         .images
-        .check(connect, &order.host, &order.image_name, &order.image)?;
-    let root_bytes = root_bytes(order, &image)?;
+        .check(connect, &request.host, &request.image_name, &request.image)?;
+    let root_bytes = root_bytes(request, &image)?;
     Ok(Checked {
         pool,
         image,
@@ -150,14 +152,14 @@ fn check(connect: &Connect, order: &Order) -> Result<Checked> {
     })
 }
 
-fn adopt(mut vm: Vm, order: &Order) -> Result<()> {
+fn adopt(mut vm: Vm, request: &MachineRequest) -> Result<()> {
     vm.is_not_being_deleted()?;
-    if let Some(field) = vm.record.difference(&order.spec) {
+    if let Some(field) = vm.record.difference(&request.spec) {
         return Err(Status::new(
             Code::AlreadyExists,
             format!(
                 "VM {} of machine `{}` exists with another /{field} than the provider spec",
-                vm.record.provider_id, order.key.name
+                vm.record.provider_id, request.key.name
             ),
         ));
     }
@@ -186,33 +188,33 @@ fn check_attachment(connect: &Connect, pool: &VmPool) -> Result<()> {
 }
 
 /// The size of the root file system: that of the image, unless the spec asks for more.
-fn root_bytes(order: &Order, image: &CheckedImage) -> Result<u64> {
-    let Some(gigabytes) = order.spec.root_fs_size else {
+fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
+    let Some(gigabytes) = request.spec.root_fs_size else {
         return Ok(image.capacity);
     };
     let asked = gigabytes.saturating_mul(GB);
     if asked < image.capacity {
         let what = format!(
             "the provider spec's /rootFsSize is {gigabytes} GB; image `{}` alone takes {} bytes",
-            order.image_name, image.capacity
+            request.image_name, image.capacity
         );
         return Err(Status::new(Code::OutOfRange, what));
     }
     Ok(asked)
 }
 
-fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
+fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Result<()> {
     let Checked {
         pool,
         image,
         root_bytes,
         ..
     } = checked;
-    let key = &order.key;
-    let id = key.vm_id(&order.host).to_string();
+    let key = &request.key;
+    let id = key.vm_id(&request.host).to_string();
     let prefix = key.volume_prefix();
     let root = root_volume(key);
-    let backing = (image.path.as_str(), order.image.format);
+    let backing = (image.path.as_str(), request.image.format);
     let layer = xml::Volume {
         name: &root,
         capacity: *root_bytes,
@@ -220,11 +222,11 @@ fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
         backing: Some(backing),
     };
     have_volume(pool, &layer)?;
-    let data = order
+    let data = request
         .user_data
         .as_ref()
         .map_or([].as_slice(), SecretValue::expose);
-    let is_ignition = order
+    let is_ignition = request
         .format
         .as_ref()
         .is_some_and(|format| format.expose() == IGNITION);
@@ -263,25 +265,25 @@ fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
         started: false,
         started_at: None,
         deleting: false,
-        vm_pool: order.spec.vm_pool.clone(),
-        size: order.spec.size.clone(),
+        vm_pool: request.spec.vm_pool.clone(),
+        size: request.spec.size.clone(),
         root_fs_bytes: *root_bytes,
-        image: order.image_name.clone(),
-        host: order.host.clone(),
-        tags: order.spec.own_tags(),
+        image: request.image_name.clone(),
+        host: request.host.clone(),
+        tags: request.spec.own_tags(),
     };
     let domain = xml::Domain {
         name: &key.domain_name(),
         uuid: &key.uuid().to_string(),
-        virt_type: order.virt_type,
+        virt_type: request.virt_type,
         record: &record,
-        cpus: order.size.cpus,
-        memory_mib: order.size.memory_mib,
-        current_memory_mib: order.spec.memory_mib.unwrap_or(order.size.memory_mib),
-        cpu_shares: order.spec.cpu_shares,
-        firmware: order.image.firmware,
-        direct_boot: order.image.direct_boot.as_ref(),
-        storage_pool: &order.pool.storage_pool,
+        cpus: request.size.cpus,
+        memory_mib: request.size.memory_mib,
+        current_memory_mib: request.spec.memory_mib.unwrap_or(request.size.memory_mib),
+        cpu_shares: request.spec.cpu_shares,
+        firmware: request.image.firmware,
+        direct_boot: request.image.direct_boot.as_ref(),
+        storage_pool: &request.pool.storage_pool,
         root_volume: &root,
         bootstrap: if is_ignition {
             Bootstrap::Ignition(&seed_path)
@@ -289,27 +291,27 @@ fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
             Bootstrap::Seed(&seed_name)
         },
         console_path: &console_path,
-        attachment: match (&order.pool.network, &order.pool.bridge) {
+        attachment: match (&request.pool.network, &request.pool.bridge) {
             (Some(network), _) => Attachment::Network(network),
             (None, bridge) => Attachment::Bridge(bridge.as_deref().unwrap_or_default()),
         },
         mac: &key.mac(),
     };
     let xml = domain.to_xml()?;
-    define(connect, order, &xml, record)
+    define(connect, request, &xml, record)
 }
 
 /// Defines the domain, and starts it. To define it once more would change one that another process has made
 /// meanwhile: that is adopted.
-fn define(connect: &Connect, order: &Order, xml: &str, record: Record) -> Result<()> {
-    match look(connect, &order.key)? {
-        Sight::Nothing => {}
-        Sight::Ours(vm) => return adopt(*vm, order),
-        Sight::Other(_) | Sight::Unmarked(_) => return Err(changed_meanwhile(order)),
+fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record) -> Result<()> {
+    match look(connect, &request.key)? {
+        Lookup::Nothing => {}
+        Lookup::Ours(vm) => return adopt(*vm, request),
+        Lookup::Other(_) | Lookup::Unmarked(_) => return Err(changed_meanwhile(request)),
     }
-    let domain = Domain::define_xml(connect, xml).map_err(|error| match look(connect, &order.key) {
+    let domain = Domain::define_xml(connect, xml).map_err(|error| match look(connect, &request.key) {
         // Not ALREADY_EXISTS, which says that there is nothing to delete: the volumes are there.
-        Ok(Sight::Other(_) | Sight::Unmarked(_)) => changed_meanwhile(order).with_source(error),
+        Ok(Lookup::Other(_) | Lookup::Unmarked(_)) => changed_meanwhile(request).with_source(error),
         _ => status("defining the domain", error),
     })?;
     // A host that was started again has its machines again.

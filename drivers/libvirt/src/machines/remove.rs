@@ -5,7 +5,7 @@ use virt::connect::Connect;
 use virt::error::ErrorNumber;
 use virt::storage_pool::StoragePool;
 
-use super::{Sight, Vm, look};
+use super::{Lookup, Vm, look};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::metadata::Record;
@@ -18,7 +18,7 @@ use crate::metadata::Record;
 /// First the volumes, then the domain: as long as the domain is there, the machine is.
 pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     match look(connect, key)? {
-        Sight::Ours(mut vm) => {
+        Lookup::Ours(mut vm) => {
             vm.is_not_locked()?;
             vm.switch_off()?;
             remove_volumes(connect, key, storage_pools)?;
@@ -26,8 +26,8 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
             is_gone(connect, key)
         }
         // The volumes have the machine object in their names, so they are this one's in any case.
-        Sight::Nothing | Sight::Other(_) => remove_volumes(connect, key, storage_pools),
-        Sight::Unmarked(what) => {
+        Lookup::Nothing | Lookup::Other(_) => remove_volumes(connect, key, storage_pools),
+        Lookup::Unmarked(what) => {
             let what = format!(
                 "machine `{}` can't be deleted: there is {what}, and the machine's volumes may be in use by \
                     it",
@@ -41,7 +41,7 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
 /// Another process may have defined or started it while its volumes were removed: a domain that runs while
 /// it is undefined is there until it ends.
 fn is_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
-    let Sight::Ours(vm) = look(connect, key)? else {
+    let Lookup::Ours(vm) = look(connect, key)? else {
         return Ok(());
     };
     vm.destroy()?;

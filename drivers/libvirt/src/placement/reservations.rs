@@ -15,7 +15,7 @@ const PLACED_FOR: Duration = Duration::from_mins(1);
 
 /// The memory of a host as it said.
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub struct FreeMemory {
     /// What no domain had, MiB.
     pub free_mib: u64,
     /// The domains that it was counted for.
@@ -56,7 +56,7 @@ impl Reservations {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED when no host has as much.
-    pub fn place(&self, hosts: Vec<(String, Memory)>, mib: u64, machine: Uuid) -> Result<String> {
+    pub fn place(&self, hosts: Vec<(String, FreeMemory)>, mib: u64, machine: Uuid) -> Result<String> {
         let mut all = self.lock();
         let candidates = hosts.into_iter().map(|(host, memory)| Candidate {
             free_mib: free(&all, &host, &memory, machine),
@@ -81,7 +81,7 @@ impl Reservations {
         machine: Uuid,
         host: &str,
         mib: u64,
-        memory: &Memory,
+        memory: &FreeMemory,
     ) -> std::result::Result<Held, u64> {
         let mut all = self.lock();
         all.remove(&machine);
@@ -115,7 +115,7 @@ impl Reservations {
 }
 
 /// What a host has for a machine beside what others are to have of it. One whose domain was counted has it.
-fn free(all: &HashMap<Uuid, Reserved>, host: &str, memory: &Memory, machine: Uuid) -> u64 {
+fn free(all: &HashMap<Uuid, Reserved>, host: &str, memory: &FreeMemory, machine: Uuid) -> u64 {
     let others = all.iter().filter(|(other, reserved)| {
         **other != machine
             && reserved.host == host
@@ -134,8 +134,8 @@ mod tests {
 
     use super::*;
 
-    fn memory(free_mib: u64) -> Memory {
-        Memory {
+    fn memory(free_mib: u64) -> FreeMemory {
+        FreeMemory {
             free_mib,
             domains: HashSet::new(),
             asked_at: Instant::now(),
@@ -174,7 +174,7 @@ mod tests {
         drop(held);
         // The host was asked before the domain of the first was there, and the second answer has it.
         assert_eq!(all.hold(second, "a", 2, &before).unwrap_err(), 1);
-        let with_first = Memory {
+        let with_first = FreeMemory {
             domains: HashSet::from([first]),
             ..before
         };
