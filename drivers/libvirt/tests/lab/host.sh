@@ -14,6 +14,8 @@ command=$1
 folder=$(realpath -m "$2")
 # A host has the libvirt of its own folders, and not what the caller may mean by libvirt.
 unset LIBVIRT_DEFAULT_URI
+# Debian puts some programs where only root looks.
+PATH=$PATH:/usr/sbin:/sbin
 
 configure() {
     mkdir -p "$folder"/{run,lib,etc/hooks,log,cache,images,machines}

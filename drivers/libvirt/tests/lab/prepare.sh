@@ -22,6 +22,12 @@ missing() {
     getent passwd libvirt-qemu >/dev/null || printf 'the-user-libvirt-qemu '
 }
 
+# Services of these packages are not for this computer: the tests start their own.
+policy=/usr/sbin/policy-rc.d
+policy_is_of='# While prepare.sh of the libvirt driver installs packages.'
+# An installation that was killed has left it, and no service would start with its package any more.
+if [ "$(id -u)" = 0 ] && grep -qsxF "$policy_is_of" $policy; then rm -f $policy; fi
+
 if [ -z "$(missing)" ]; then
     # Namespaces of their own for the hosts.
     [ "$(id -u)" = 0 ] || { echo "The tests of the libvirt driver need root: they start hosts of their own." >&2; exit 1; }
@@ -33,12 +39,10 @@ if [ "${1:-}" = --check ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/n
     exit 1
 fi
 echo "Installing from Debian for the libvirt driver: $(missing)"
-# Services of these packages are not for this computer: the tests start their own.
-policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
-    printf '#!/bin/sh\nexit 101\n' >$policy
-    chmod +x $policy
     trap 'rm -f $policy' EXIT
+    printf '#!/bin/sh\n%s\nexit 101\n' "$policy_is_of" >$policy
+    chmod +x $policy
 fi
 # Another installation may run, and a mirror may stumble.
 apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
