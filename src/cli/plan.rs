@@ -1,5 +1,6 @@
 //! `capcmi plan`: what a new template means for the machines of a MachineDeployment.
 
+mod core_gate;
 mod forecast;
 mod print;
 mod read;

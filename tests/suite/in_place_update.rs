@@ -54,7 +54,10 @@ impl InPlace {
 
     /// With this driver, and further keys of its entry.
     async fn with(case: &str, backing: Backing, entry: Value) -> Result<Self> {
-        let world = World::new(case).await?;
+        Self::of(World::new(case).await?, backing, entry).await
+    }
+
+    async fn of(world: World, backing: Backing, entry: Value) -> Result<Self> {
         world.apply(bootstrap::KINDS).await?;
         let cloud = Cloud::new(&world);
         let backed = backing.with(&world, &cloud, entry, json!({})).await?;

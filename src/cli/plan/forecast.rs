@@ -7,6 +7,7 @@ use kube::api::DynamicObject;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::core_gate::CoreGate;
 use crate::api::labels;
 use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStrategy};
 use cmi_driver::Capabilities;
@@ -24,6 +25,8 @@ pub(super) struct Seen {
     /// How many extensions say whether a MachineSet can be updated in place; nothing where they can't be
     /// read.
     pub(super) extensions: Option<usize>,
+    /// Whether core updates anything in place.
+    pub(super) core_gate: CoreGate,
 }
 
 /// All that there is to print.
@@ -31,7 +34,8 @@ pub(super) struct Seen {
 pub(super) struct Forecast {
     pub(super) fields: Vec<Field>,
     pub(super) machines: Vec<Row>,
-    /// What keeps all machines from being updated in place, besides their fields.
+    /// What keeps all machines from being updated in place, besides their fields, and what is not known of
+    /// that.
     pub(super) notes: Vec<String>,
 }
 
@@ -89,6 +93,8 @@ enum Rollout {
     InPlace,
     /// It replaces them.
     Replacing,
+    /// It replaces them, since this gate of core is off.
+    GateOff(&'static str),
     /// Nothing.
     Stuck,
 }
@@ -117,12 +123,19 @@ pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> F
             )
         })
         .collect();
-    let notes = notes(seen);
-    let rollout = match seen.extensions {
-        Some(count) if count > 1 => Rollout::Stuck,
-        _ if notes.is_empty() => Rollout::InPlace,
-        _ => Rollout::Replacing,
+    let mut notes = notes(seen);
+    let rollout = match (&seen.core_gate, seen.extensions) {
+        (CoreGate::Off(gate), _) => Rollout::GateOff(gate),
+        (CoreGate::On | CoreGate::Unknown(_), Some(count)) if count > 1 => Rollout::Stuck,
+        (CoreGate::On | CoreGate::Unknown(_), _) if notes.is_empty() => Rollout::InPlace,
+        (CoreGate::On | CoreGate::Unknown(_), _) => Rollout::Replacing,
     };
+    if let (CoreGate::Unknown(why), Rollout::InPlace) = (&seen.core_gate, rollout) {
+        notes.push(format!(
+            "it is unknown whether core's feature gates RuntimeSDK and InPlaceUpdates are on, and this plan \
+                assumes that they are: {why}"
+        ));
+    }
     let fields = changes
         .iter()
         .flat_map(|(name, changes)| changes.iter().map(|change| field(name, change)));
@@ -151,6 +164,12 @@ fn notes(seen: &Seen) -> Vec<String> {
         notes.push(
             "it has no bootstrap.configRef, without which Cluster API updates no machine in place".to_owned(),
         );
+    }
+    if let CoreGate::Off(gate) = seen.core_gate {
+        notes.push(format!(
+            "core's feature gate {gate} is off: Cluster API asks no extension and replaces every machine"
+        ));
+        return notes;
     }
     if let Some(several) = seen.extensions.filter(|count| *count > 1) {
         notes.push(format!(
@@ -232,6 +251,9 @@ fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> 
     match rollout {
         Rollout::InPlace => {}
         Rollout::Replacing => return (Action::Replaced, "see below".to_owned()),
+        Rollout::GateOff(gate) => {
+            return (Action::Replaced, format!("core's feature gate {gate} is off"));
+        }
         Rollout::Stuck => return (Action::Kept, "nothing is rolled out: see below".to_owned()),
     }
     if machine.annotations().contains_key(labels::UPDATE_IN_PROGRESS) {
@@ -296,6 +318,7 @@ mod tests {
                 machine("e", "lost", Some("e")),
             ],
             extensions,
+            core_gate: CoreGate::On,
         }
     }
 
@@ -343,5 +366,24 @@ mod tests {
             );
             assert_eq!(notes(&seen).len(), 1);
         }
+    }
+
+    #[test]
+    fn a_gate_of_core_that_is_off_replaces_all_and_one_that_is_unknown_is_said_to_be_assumed_on() {
+        let mut off = seen("RollingUpdate", Some(2));
+        off.core_gate = CoreGate::Off("InPlaceUpdates");
+        let acted = actions(&off);
+        assert_eq!(acted[0].1, "replaced");
+        assert!(acted.iter().all(|(_, action)| *action != "in place"), "{acted:?}");
+        assert_eq!(notes(&off).len(), 1);
+
+        let mut unknown = seen("RollingUpdate", Some(1));
+        unknown.core_gate = CoreGate::Unknown("forbidden".to_owned());
+        assert_eq!(actions(&unknown)[0].1, "in place");
+        let said = forecast(&unknown, "new", &Capabilities::minimal()).notes;
+        assert!(
+            said.len() == 1 && said[0].contains("assumes") && said[0].contains("forbidden"),
+            "{said:?}"
+        );
     }
 }

@@ -11,6 +11,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
 use super::PlanArgs;
+use super::core_gate;
 use super::forecast::{Seen, template_of};
 use crate::api::GROUP;
 use crate::api::cluster_api;
@@ -69,6 +70,7 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
         templates,
         machines,
         extensions: extensions(client, namespace).await,
+        core_gate: core_gate::read(client).await,
     })
 }
 

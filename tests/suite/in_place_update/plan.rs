@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{InPlace, plan_command, tier};
-use crate::support::Extension;
+use crate::support::{Backing, ByHand, Extension, Fleet, World};
 
 /// In place, replaced and refused, with the exit code 1 for what no machine can be made from; for people and,
 /// with the same words, for scripts. A driver that is away is no forecast.
@@ -52,6 +52,9 @@ async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> 
             "{forecast:#}"
         );
     }
+    let output = planned(&in_place, "in-place", &[])?;
+    let unread = "and this plan assumes that they are: there is no Deployment `capi-system/";
+    ensure!(text(&output.stdout).contains(unread), "{output:?}");
     let output = planned(&in_place, "refused", &[])?;
     let (table, error) = (text(&output.stdout), text(&output.stderr));
     ensure!(output.status.code() == Some(1), "{output:?}");
@@ -81,6 +84,69 @@ async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> 
     cloud.fail(json!([]))?;
     ensure!(cloud.vms()? == before, "a plan has changed something");
     Extension::unregister(world).await
+}
+
+/// On a management cluster of its own, since core's Deployment is one for all namespaces.
+#[tokio::test]
+async fn a_plan_says_which_gate_of_core_is_off_and_replaces_the_machine() -> Result<()> {
+    let here = World::new("in-place-gate").await?;
+    let world = here.elsewhere().await?;
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": world.namespace}});
+    management_cluster::apply(&world.admin, namespace).await?;
+    let in_place = InPlace::of(world, Backing::InProcess, json!({})).await?;
+    let world = &in_place.world;
+    world.cluster("md").await?;
+    let fleet = Fleet::of(world, "md");
+    fleet.template("md-1", tier("bronze")).await?;
+    fleet.template("md-2", tier("gold")).await?;
+    let bootstrap = json!({"spec": {"template": {"spec": {"bootstrap": {
+        "dataSecretName": null,
+        "configRef": {
+            "apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrapTemplate", "name": "worker",
+        },
+    }}}}});
+    fleet.deployment_with("md-1", 0, &bootstrap).await?;
+    let of_it = json!({"cluster.x-k8s.io/cluster-name": "md", "cluster.x-k8s.io/deployment-name": "md"});
+    ByHand::new(world, "md", "g-1")
+        .machine("/metadata/labels", of_it)
+        .infra(
+            "/metadata/annotations",
+            json!({"cluster.x-k8s.io/cloned-from-name": "md-1"}),
+        )
+        .create()
+        .await?;
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "capi-system"}});
+    management_cluster::apply(&world.admin, namespace).await?;
+    for (gate, said) in [
+        ("RuntimeSDK=false,InPlaceUpdates=true", "RuntimeSDK"),
+        ("RuntimeSDK=true,InPlaceUpdates=false", "InPlaceUpdates"),
+    ] {
+        core_with(world, gate).await?;
+        let off = text(&planned(&in_place, "md-2", &[])?.stdout);
+        let expected = format!("replaced   core's feature gate {said} is off");
+        ensure!(off.contains(&expected), "{off}");
+    }
+    core_with(world, "RuntimeSDK=true,InPlaceUpdates=true").await?;
+    let on = text(&planned(&in_place, "md-2", &[])?.stdout);
+    ensure!(!on.contains("feature gate"), "{on}");
+    Ok(())
+}
+
+async fn core_with(world: &World, gates: &str) -> Result<()> {
+    let labels = json!({"control-plane": "controller-manager"});
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "capi-controller-manager", "namespace": "capi-system"},
+        "spec": {
+            "replicas": 0, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{
+                "name": "manager", "image": "core", "args": [format!("--feature-gates={gates}")],
+            }]}},
+        },
+    });
+    management_cluster::apply(&world.admin, deployment)
+        .await
+        .map(drop)
 }
 
 fn planned(in_place: &InPlace, template: &str, flags: &[&str]) -> Result<Output> {

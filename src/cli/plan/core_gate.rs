@@ -1,0 +1,133 @@
+//! Whether Cluster API's core manager has the feature gates on without which it updates nothing in place.
+
+use anyhow::Context as _;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Client;
+use kube::api::Api;
+
+/// Where clusterctl and the operator of Cluster API install core.
+const NAMESPACE: &str = "capi-system";
+const DEPLOYMENT: &str = "capi-controller-manager";
+const FLAG: &str = "--feature-gates";
+/// The gates that all have to be on.
+const GATES: [&str; 2] = ["RuntimeSDK", "InPlaceUpdates"];
+
+/// What core's Deployment says of the gates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CoreGate {
+    /// All are on.
+    On,
+    /// This one is off.
+    Off(&'static str),
+    /// Nothing certain, and why.
+    Unknown(String),
+}
+
+/// Reads core's Deployment, which an administrator may and a user of one namespace may not.
+pub(super) async fn read(client: &Client) -> CoreGate {
+    let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
+    let read = deployments.get_opt(DEPLOYMENT).await;
+    match read.with_context(|| format!("reading the Deployment `{NAMESPACE}/{DEPLOYMENT}` failed")) {
+        Ok(Some(deployment)) => of(&arguments(deployment)),
+        Ok(None) => CoreGate::Unknown(format!("there is no Deployment `{NAMESPACE}/{DEPLOYMENT}`")),
+        Err(error) => CoreGate::Unknown(format!("{error:#}")),
+    }
+}
+
+fn arguments(deployment: Deployment) -> Vec<String> {
+    let pod = deployment.spec.and_then(|spec| spec.template.spec);
+    let containers = pod.into_iter().flat_map(|pod| pod.containers);
+    containers
+        .flat_map(|container| container.command.into_iter().chain(container.args))
+        .flatten()
+        .collect()
+}
+
+/// What arguments say of the gates. A gate that is off decides, whatever is unknown of the other.
+fn of(arguments: &[String]) -> CoreGate {
+    let mut unknown = None;
+    for gate in GATES {
+        match last(arguments, gate).map(|value| (value, boolean(value))) {
+            Some((_, Some(true))) => {}
+            Some((_, Some(false))) => return CoreGate::Off(gate),
+            Some((value, None)) => unknown = Some(format!("core's flag has `{gate}={value}`")),
+            // Its default is that of core's version.
+            None => unknown = Some(format!("core's Deployment does not set `{gate}`")),
+        }
+    }
+    unknown.map_or(CoreGate::On, CoreGate::Unknown)
+}
+
+/// The value of a gate: that which comes last, as the manager takes it.
+fn last<'a>(arguments: &'a [String], gate: &str) -> Option<&'a str> {
+    let following = arguments
+        .iter()
+        .skip(1)
+        .map(String::as_str)
+        .map(Some)
+        .chain([None]);
+    let flags = arguments.iter().zip(following).filter_map(|(argument, next)| {
+        let rest = argument.strip_prefix(FLAG)?;
+        if rest.is_empty() {
+            next
+        } else {
+            rest.strip_prefix('=')
+        }
+    });
+    flags
+        .flat_map(|gates| gates.split(','))
+        .filter_map(|pair| pair.split_once('='))
+        .filter(|(name, _)| name.trim() == gate)
+        .map(|(_, value)| value.trim())
+        .last()
+}
+
+/// A value as Go's `strconv.ParseBool` reads it.
+fn boolean(value: &str) -> Option<bool> {
+    match value {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(arguments: &[&str]) -> CoreGate {
+        of(&arguments.iter().map(|&one| one.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_gate_that_is_off_is_named_and_the_last_value_counts() {
+        let on = "--feature-gates=MachinePool=false,RuntimeSDK=true,InPlaceUpdates=true";
+        assert_eq!(said(&["--leader-elect", on]), CoreGate::On);
+        assert_eq!(
+            said(&[on, "--feature-gates=InPlaceUpdates=false"]),
+            CoreGate::Off("InPlaceUpdates")
+        );
+        assert_eq!(said(&["--feature-gates=InPlaceUpdates=0", on]), CoreGate::On);
+        assert_eq!(
+            said(&["--feature-gates", "RuntimeSDK=False, InPlaceUpdates=true"]),
+            CoreGate::Off("RuntimeSDK")
+        );
+        assert_eq!(
+            said(&["--feature-gates=InPlaceUpdates=f"]),
+            CoreGate::Off("InPlaceUpdates")
+        );
+    }
+
+    #[test]
+    fn a_gate_that_is_not_set_or_has_no_such_value_is_unknown() {
+        for arguments in [
+            &[][..],
+            &["--feature-gates"],
+            &["--feature-gates=RuntimeSDK=true"],
+            &["--feature-gates=RuntimeSDK=true,InPlaceUpdates=$(GATE)"],
+            &["--feature-gates-file=RuntimeSDK=true,InPlaceUpdates=false"],
+        ] {
+            assert!(matches!(said(arguments), CoreGate::Unknown(_)), "{arguments:?}");
+        }
+    }
+}
