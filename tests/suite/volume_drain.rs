@@ -22,7 +22,7 @@ use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::backing::with_every_backing;
-use crate::support::by_hand::{event, message, says};
+use crate::support::by_hand::{event, message, says, small};
 use crate::support::fleet::objects;
 use crate::support::provider::service_account;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
@@ -58,8 +58,7 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
     let _kubelets = cloud.kubelets();
     world.cluster("md").await?;
     let fleet = Fleet::of(&world, "md");
-    let small = json!({"vmPool": "default", "size": "small", "tags": {}});
-    fleet.template("md-1", small).await?;
+    fleet.template("md-1", small()).await?;
     fleet.deployment("md-1", 1).await?;
     let template = json!({"spec": {"template": {
         "metadata": {"annotations": {labels::VOLUME_DRAIN: "30m"}},
@@ -129,6 +128,46 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
         .filter(|call| call.phase == Phase::Started && call.operation == Operation::GetVolumeIds);
     ensure!(asked.count() == 4, "the driver was asked for other volumes");
     event(&world, &name, reason::VOLUMES_DRAINED).await.map(drop)
+}
+
+/// CTL-05: the annotation may come from the InfraMachineTemplate as well; core copies it to the InfraMachines
+/// that it makes.
+#[tokio::test]
+async fn a_template_has_the_volumes_of_its_machines_drained() -> Result<()> {
+    let world = World::new("volumes-template").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let _provider = provider(&cloud, json!({})).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    world.cluster("md").await?;
+    let fleet = Fleet::of(&world, "md");
+    fleet.template("md-1", small()).await?;
+    let asks = json!({"spec": {"template": {"metadata": {"annotations": {labels::VOLUME_DRAIN: "30m"}}}}});
+    world.kubectl(&[
+        "patch",
+        "inframachinetemplate",
+        "md-1",
+        "--type=merge",
+        "-p",
+        &asks.to_string(),
+    ])?;
+    fleet.deployment("md-1", 1).await?;
+    let name = fleet.running(1).await?[0].name_any();
+    hook(&world, &name, true).await?;
+    let node = NodeOfCase::new(&world, &name).await?;
+    let volumes = two_volumes(&node).await?;
+
+    fleet.scale(0).await?;
+    node.leaving(&["a"]).await?;
+    node.ends("a").await?;
+    waits_for(&world, &name, &["a", volumes[0]]).await?;
+    node.leaving(&[]).await?;
+    node.attach(&volumes[1..]).await?;
+    node.leaving(&["b"]).await?;
+    node.ends("b").await?;
+    node.attach(&[]).await?;
+    fleet.gone().await?;
+    cloud.holds(0).await.map(drop)
 }
 
 /// The budget decides, and not the time of the annotation; that decides about volumes.
