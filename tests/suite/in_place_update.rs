@@ -673,7 +673,18 @@ async fn killed_at(point: Point) -> Result<()> {
 /// `clusterctl move` waits for a call that changes the VM; what is left of the update is done at the target.
 #[tokio::test]
 async fn an_update_that_failed_goes_on_where_clusterctl_has_moved_the_machine() -> Result<()> {
-    let source = InPlace::new("in-place-move").await?;
+    let lost = json!([{"operation": "UpdateMachine", "loseResponse": "Internal"}]);
+    moved_in_the_middle("in-place-move", lost, "Internal", tier).await
+}
+
+/// Moves a machine whose update ends with a failure of this code, and waits for its end at the target.
+async fn moved_in_the_middle(
+    case: &str,
+    failures: Value,
+    code: &str,
+    spec: impl FnOnce(&str) -> Value,
+) -> Result<()> {
+    let source = InPlace::new(case).await?;
     let target = source.world.elsewhere().await?;
     target.apply(bootstrap::KINDS).await?;
     let cloud = &source.cloud;
@@ -687,15 +698,20 @@ async fn an_update_that_failed_goes_on_where_clusterctl_has_moved_the_machine() 
     let _kubelets = cloud.kubelets();
     let fleet = source.fleet(1).await?;
     let before = cloud.holds(1).await?;
-    cloud.fail(json!([{"operation": "UpdateMachine", "loseResponse": "Internal"}]))?;
-    retemplate(&fleet, "md-2", tier("gold")).await?;
-    says_of_its_update(&source.world, "Internal: UpdateMachine").await?;
+    cloud.fail(failures)?;
+    let gold = spec("gold");
+    retemplate(&fleet, "md-2", gold.clone()).await?;
+    says_of_its_update(&source.world, &format!("{code}: UpdateMachine")).await?;
+    let left = cloud.vms()?;
 
-    cloud.fail(json!([]))?;
     source.world.move_to(&target)?;
+    ensure!(cloud.vms()? == left, "updated before the driver was well again");
+    cloud.fail(json!([]))?;
     let moved = Fleet::of(&target, "md");
     settled(&target, cloud, &moved, "gold").await?;
     moved.running(1).await?;
-    ensure!(ids(&cloud.holds(1).await?) == ids(&before), "the VM was replaced");
+    let after = cloud.holds(1).await?;
+    ensure!(ids(&after) == ids(&before), "the VM was replaced");
+    ensure!(json!(after[0].labels) == gold["labels"], "{:?}", after[0].labels);
     Extension::unregister(&source.world).await
 }

@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{InPlace, ids, retemplate, says_of_its_update, tier, updated};
+use super::{InPlace, ids, moved_in_the_middle, retemplate, says_of_its_update, tier, updated};
 use crate::support::{Cloud, Extension, Fleet, by_hand};
 
 /// UPD-03: one of two changed places of the VM has its new value when the driver fails. The spec of before,
@@ -44,6 +44,16 @@ async fn a_vm_that_is_half_updated_comes_to_the_spec_of_before_and_to_the_one_th
     let deletes = cloud.count(Operation::DeleteMachine, &machines[0].name_any())?;
     ensure!(deletes == 0, "{deletes} deletions");
     Extension::unregister(&in_place.world).await
+}
+
+/// UPD-03: the VM that has one of two new values when `clusterctl move` comes has both at the target.
+#[tokio::test]
+async fn a_vm_that_is_half_updated_when_it_is_moved_comes_to_the_new_spec_at_the_target() -> Result<()> {
+    let half = json!([
+        {"operation": "UpdateMachine", "half": "Aborted", "count": 1},
+        {"operation": "UpdateMachine", "code": "Aborted"},
+    ]);
+    moved_in_the_middle("in-place-half-move", half, "Aborted", both).await
 }
 
 /// The spec of [`tier`] with a second label, which the driver changes after the first.
