@@ -18,13 +18,14 @@ use crate::support::fleet::objects;
 use crate::support::{Authority, DEADLINE, Extension, Fleet, World};
 
 /// UPD-01, UPD-02: as a MachineDeployment, by other hooks. KubeadmControlPlane asks CanUpdateMachine for one
-/// Machine after the other, and writes the new spec into its InfraMachine; core calls UpdateMachine.
+/// Machine after the other, and writes the new spec into its InfraMachine; core calls UpdateMachine. A kill
+/// in the middle of that replaces no VM.
 #[tokio::test]
 async fn a_kubeadm_control_plane_is_updated_in_place_where_the_driver_can_and_rolled_where_not() -> Result<()>
 {
     let in_place = InPlace::new("in-place-kcp").await?;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
-    let _serving = in_place.serve().await?;
+    let (replica, _kubelets) = in_place.serve().await?;
     let _providers = KubeadmProviders::start(&world.management, &world.namespace).await?;
     let fleet = Fleet::of(world, "cp");
     fleet.template("cp-1", tier("bronze")).await?;
@@ -45,7 +46,24 @@ async fn a_kubeadm_control_plane_is_updated_in_place_where_the_driver_can_and_ro
     }
     is_ready(world).await?;
 
-    let mut larger = tier("gold");
+    // Killed when the driver has updated the first of the VMs, and was not heard.
+    cloud.fail(json!([{"operation": "UpdateMachine", "hang": "after", "count": 1}]))?;
+    point_at(&fleet, "cp-platinum", tier("platinum")).await?;
+    eventually(DEADLINE, "a VM that is updated", async || {
+        let vms = cloud.vms()?;
+        let tiers: Vec<_> = vms.iter().map(|vm| &vm.labels["tier"]).collect();
+        ensure!(tiers.iter().any(|tier| *tier == "platinum"), "{tiers:?}");
+        Ok(())
+    })
+    .await?;
+    drop(replica);
+    let _again = in_place.provider.clone().named("again").start(world).await?;
+    settled(world, cloud, &fleet, "platinum").await?;
+    fleet.running(REPLICAS).await?;
+    ensure!(ids(&cloud.vms()?) == before, "a VM was replaced after a kill");
+    is_ready(world).await?;
+
+    let mut larger = tier("platinum");
     larger["size"] = json!("medium");
     point_at(&fleet, "cp-3", larger).await?;
     eventually(DEADLINE, "a VM that is larger, in place of another", async || {
