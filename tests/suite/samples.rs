@@ -4,10 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::v1alpha1::InfraMachineSpec;
 use cmi_driver::Operation;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
 use management_cluster::eventually;
+use management_cluster::kubeadm::KubeadmProviders;
 use serde_json::json;
 
 use crate::remediation::fall_silent;
@@ -88,6 +90,29 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     ensure!(kept == 4, "{kept} machines are left of those that were there");
     let creates = cloud.count(Operation::CreateMachine, &gone.name)?;
     ensure!(creates == 1, "{creates} creates of the lost VM");
+    Ok(())
+}
+
+/// INI-02: a Node that registers with one taint and is freed of another takes no Pods for ever.
+#[tokio::test]
+async fn the_sample_of_the_not_ready_taint_has_kubelets_register_with_the_one_that_is_removed() -> Result<()>
+{
+    let world = World::new("sample-taint").await?;
+    let _providers = KubeadmProviders::start(&world.management, &world.namespace).await?;
+    apply(&world, "not-ready-taint.yaml", &[("my-cluster-md-0", "md-0")])?;
+    let get = async |group: &str, version: &str, kind: &str| {
+        let object = objects(&world, group, version, kind).get("md-0").await?;
+        anyhow::Ok(object.data["spec"]["template"]["spec"].clone())
+    };
+    let kubeadm = get("bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfigTemplate").await?;
+    let infra = get("infrastructure.capcmi.io", "v1alpha1", "InfraMachineTemplate").await?;
+    let infra: InfraMachineSpec = serde_json::from_value(infra)?;
+    let removed = infra.not_ready_taint.context("no taint is removed")?;
+    let registered = &kubeadm["joinConfiguration"]["nodeRegistration"]["taints"];
+    ensure!(
+        registered[0]["key"] == removed.key,
+        "{registered} and {removed:?}"
+    );
     Ok(())
 }
 
