@@ -78,9 +78,11 @@ spec:
   version: $VERSION
   fetchConfig:
     selector:
+      # The operator takes no more than one, and that of the version before stays.
       matchLabels:
         provider.cluster.x-k8s.io/name: ${provider#infrastructure-}
         provider.cluster.x-k8s.io/type: infrastructure
+        provider.cluster.x-k8s.io/version: $VERSION
 OPERATOR
 
 # The same for its `fetchConfig.oci`: an OCI layout as an archive, which `oras cp --from-oci-layout` puts into a registry.

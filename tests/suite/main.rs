@@ -3,6 +3,7 @@
 
 mod adoption;
 mod capacity;
+mod cluster_api_operator;
 mod clusterctl;
 mod codes;
 mod connection;

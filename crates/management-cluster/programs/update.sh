@@ -8,6 +8,7 @@ etcd=v3.6.6
 cluster_api=v1.14.2
 machine_controller_manager=v0.62.1
 helm=v3.21.4
+cluster_api_operator=v0.29.0
 go=1.26.0
 
 start() {
@@ -68,5 +69,14 @@ as_kubernetes() {
     start helm
     go mod edit -require="helm.sh/helm/v3@$helm" -tool=helm.sh/helm/v3/cmd/helm
     as_kubernetes
+    go mod tidy
+)
+
+# Of an older Cluster API, and so of older libraries than those of the other programs.
+(
+    cd cluster-api-operator
+    start cluster-api-operator
+    module=sigs.k8s.io/cluster-api-operator
+    go mod edit -require="$module@$cluster_api_operator" -tool="$module/cmd"
     go mod tidy
 )

@@ -3,13 +3,15 @@
 //!
 //! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines
 //! ([`stand_in`]) and with them ([`kubeadm`]), the guests' kubelets ([`hollow_kubelet`]), a proxy that fails
-//! and delays requests on purpose ([`proxy`]), and another controller of machines, whose machines Cluster API
-//! takes over ([`machine_controller_manager`]).
+//! and delays requests on purpose ([`proxy`]), the operator that installs providers ([`ClusterApiOperator`]),
+//! and another controller of machines, whose machines Cluster API takes over
+//! ([`machine_controller_manager`]).
 
 mod api_server;
 mod apply;
 mod authority;
 mod cluster;
+mod cluster_api_operator;
 mod components;
 mod controller_manager;
 mod core_manager;
@@ -33,13 +35,14 @@ mod workload;
 pub use self::{
     apply::{apply, apply_yaml},
     cluster::{ManagementCluster, ManagementClusterBuilder},
+    cluster_api_operator::ClusterApiOperator,
     core_manager::AGGREGATED_ROLE,
     eventually::eventually,
     kubeconfig::client,
     process::Process,
     programs::{
-        CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION, Programs,
-        helm,
+        CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+        MACHINE_CONTROLLER_MANAGER_VERSION, Programs, helm,
     },
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},

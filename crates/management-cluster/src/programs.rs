@@ -15,13 +15,14 @@ use anyhow::{Context, Result, ensure};
 use self::{
     build::build_missing,
     go_module::{
-        CLUSTER_API, GoModule, HELM, KUBEADM_BOOTSTRAP, KUBEADM_CONTROL_PLANE, KUBERNETES,
-        MACHINE_CONTROLLER_MANAGER, Package,
+        CLUSTER_API, CLUSTER_API_OPERATOR, GoModule, HELM, KUBEADM_BOOTSTRAP, KUBEADM_CONTROL_PLANE,
+        KUBERNETES, MACHINE_CONTROLLER_MANAGER, Package,
     },
 };
 
 pub use self::go_module::{
-    CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION,
+    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+    MACHINE_CONTROLLER_MANAGER_VERSION,
 };
 
 /// Paths of the programs, all of which exist.
@@ -127,6 +128,7 @@ impl KubeadmProgram {
                 components: folder.join(format!("{}-components.json", package.program)),
             };
             build_missing(&CLUSTER_API, &[package], &folder, |sources| {
+                let kustomization = (CLUSTER_API_MODULE, kustomization);
                 render_components(&kubectl, sources, kustomization, &program.components)
             })?;
             Ok(program)
@@ -134,6 +136,43 @@ impl KubeadmProgram {
         tokio::task::spawn_blocking(find)
             .await
             .context("the search for the kubeadm providers was interrupted")?
+    }
+}
+
+/// Paths of the Cluster API operator, both of which exist. They are apart from [`Programs`]: what needs none
+/// of them does not wait for their build.
+#[derive(Debug, Clone)]
+pub(crate) struct OperatorProgram {
+    /// Its manager.
+    pub manager: PathBuf,
+    /// Its own installation, as [`Programs::core_components`].
+    pub components: PathBuf,
+}
+
+impl OperatorProgram {
+    /// As [`Programs::find`], always from the cache.
+    ///
+    /// # Errors
+    /// As those of [`Programs::find`].
+    pub(crate) async fn find(programs: &Programs) -> Result<Self> {
+        const MODULE: &str = "sigs.k8s.io/cluster-api-operator";
+        let kubectl = programs.kubectl.clone();
+        let find = move || {
+            let folder = cache_folder()?.join(CLUSTER_API_OPERATOR.cache_key());
+            let program = Self {
+                manager: folder.join("cluster-api-operator"),
+                components: folder.join("components.json"),
+            };
+            let packages: Vec<_> = CLUSTER_API_OPERATOR.packages.iter().collect();
+            build_missing(&CLUSTER_API_OPERATOR, &packages, &folder, |sources| {
+                let default = (MODULE, "config/default");
+                render_components(&kubectl, sources, default, &program.components)
+            })?;
+            Ok(program)
+        };
+        tokio::task::spawn_blocking(find)
+            .await
+            .context("the search for the Cluster API operator was interrupted")?
     }
 }
 
@@ -226,7 +265,8 @@ fn find() -> Result<Programs> {
         &cluster_api,
         |sources| {
             let components = &programs.core_components;
-            render_components(&programs.kubectl, sources, "core/config/default", components)
+            let default = (CLUSTER_API_MODULE, "core/config/default");
+            render_components(&programs.kubectl, sources, default, components)
         },
     )?;
     Ok(programs)
@@ -243,14 +283,21 @@ fn cache_folder() -> Result<PathBuf> {
     Ok(cache.join("capcmi").join("programs"))
 }
 
-/// Renders one of Cluster API's own kustomizations of its managers, so that names, labels and permissions
+const CLUSTER_API_MODULE: &str = "sigs.k8s.io/cluster-api";
+
+/// Renders the kustomization of a manager that is part of a module, so that names, labels and permissions
 /// are those of a release. Kept as JSON, which parses much faster than a megabyte of YAML in an
 /// unoptimised test binary.
-fn render_components(kubectl: &Path, sources: &Path, kustomization: &str, components: &Path) -> Result<()> {
+fn render_components(
+    kubectl: &Path,
+    sources: &Path,
+    (module, kustomization): (&str, &str),
+    components: &Path,
+) -> Result<()> {
     if components.exists() {
         return Ok(());
     }
-    let module = folder_of("sigs.k8s.io/cluster-api", sources)?;
+    let module = folder_of(module, sources)?;
     let rendered = Command::new(kubectl)
         .arg("kustomize")
         .arg(module.join(kustomization))
@@ -263,7 +310,8 @@ fn render_components(kubectl: &Path, sources: &Path, kustomization: &str, compon
     );
     let objects: Vec<serde_json::Value> = serde_saphyr::from_slice_multiple(&rendered.stdout)
         .context("reading what kubectl kustomize rendered")?;
-    store(components, &serde_json::to_vec(&objects)?).context("storing Cluster API's components")
+    store(components, &serde_json::to_vec(&objects)?)
+        .with_context(|| format!("storing {}", components.display()))
 }
 
 /// The folder with the sources of a module that the `go.mod` in `sources` names.

@@ -10,6 +10,8 @@ pub const CLUSTER_API_VERSION: &str = "v1.14.2";
 pub const MACHINE_CONTROLLER_MANAGER_VERSION: &str = "v0.62.1";
 /// The release of Helm that `programs/helm/go.mod` names.
 pub const HELM_VERSION: &str = "v3.21.4";
+/// The release of the Cluster API operator that `programs/cluster-api-operator/go.mod` names.
+pub const CLUSTER_API_OPERATOR_VERSION: &str = "v0.29.0";
 
 /// A program and the Go package that it is built from.
 pub(super) struct Package {
@@ -122,6 +124,19 @@ pub(super) const HELM: GoModule = GoModule {
     build_flags: &["-ldflags=-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.4"],
 };
 
+/// The Cluster API operator. `go build` calls it `cmd`.
+pub(super) const CLUSTER_API_OPERATOR: GoModule = GoModule {
+    name: "cluster-api-operator",
+    go_mod: include_str!("../../programs/cluster-api-operator/go.mod"),
+    go_sum: include_str!("../../programs/cluster-api-operator/go.sum"),
+    sources: &[],
+    packages: &[package(
+        "cluster-api-operator",
+        "sigs.k8s.io/cluster-api-operator/cmd",
+    )],
+    build_flags: &["-ldflags=-s -w -X sigs.k8s.io/cluster-api-operator/version.gitVersion=v0.29.0"],
+};
+
 impl GoModule {
     /// Names the folder of the cache, so that a change of anything that goes into the
     /// programs builds them anew.
@@ -182,6 +197,12 @@ mod tests {
                 "Version",
             ),
             (&HELM, "helm.sh/helm/v3", HELM_VERSION, "version"),
+            (
+                &CLUSTER_API_OPERATOR,
+                "sigs.k8s.io/cluster-api-operator",
+                CLUSTER_API_OPERATOR_VERSION,
+                "gitVersion",
+            ),
         ];
         for (module, path, version, variable) in pins {
             assert!(
