@@ -9,6 +9,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DELETING, DRIVER_REACHABLE, PAUSED, READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::{GROUP, labels};
+use cmi_driver::Operation;
 use cmi_simulated::{Condition, PlantedVm, VmId};
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -16,19 +17,20 @@ use management_cluster::proxy::{Fault, Proxy};
 use management_cluster::{eventually, stand_in};
 use serde_json::json;
 
-use self::seen::{Failure, hold_against_record, records};
-use crate::support::by_hand::{condition, is_provisioned, says};
+use self::seen::{Failure, Kind, Subject, hold_against_record, records};
+use crate::support::by_hand::{condition, is_provisioned, says, small};
 use crate::support::fleet::objects;
 use crate::support::provider::{Replica, service_account};
-use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, Stage, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Plugin, Provider, Stage, World};
 
 const UP: &str = "on the way up";
 const THERE: &str = "while it is up";
 const DOWN: &str = "on the way down";
+const SHARED: &str = "of InfraClusters and templates";
 const PROVIDER: &str = "of the provider";
 
 /// Names of the records, what has failed, and which table has it.
-const FAILURES: [(&str, &str, &str); 32] = [
+const FAILURES: [(&str, &str, &str); 37] = [
     ("quota", "The quota is used up", UP),
     ("capacity", "Another machine has found that there is no room", UP),
     (
@@ -48,6 +50,12 @@ const FAILURES: [(&str, &str, &str); 32] = [
     ("unreachable", "The driver can't be reached", UP),
     ("create-timeout", "The creation takes longer than it may", UP),
     ("unanswered-create", "The driver does not answer the create", UP),
+    (
+        "deadline-exceeded",
+        "The create takes longer than `timeouts.createMachine`",
+        UP,
+    ),
+    ("permits", "The driver has as many calls as it may", UP),
     (
         "no-bootstrap-secret",
         "The Secret with the bootstrap data is missing",
@@ -92,6 +100,17 @@ const FAILURES: [(&str, &str, &str); 32] = [
         DOWN,
     ),
     ("force-deleted", "The object was let go by force", DOWN),
+    (
+        "infra-cluster-driver",
+        "The InfraCluster names a driver that is not configured",
+        SHARED,
+    ),
+    (
+        "template-driver",
+        "The template names no driver, and there are several",
+        SHARED,
+    ),
+    ("orphan", "A VM has no InfraMachine any more", SHARED),
     ("api-server", "The API server does not answer", PROVIDER),
 ];
 
@@ -113,7 +132,7 @@ async fn all_recorded(world: &World, provider: &Replica, failures: &[(&str, &str
     for &(name, machine) in failures {
         let failure = Failure {
             name,
-            machine: Some(machine),
+            subject: Subject::Object(Kind::Machine, machine),
         };
         hold_against_record(world, provider, failure).await?;
     }
@@ -245,6 +264,98 @@ async fn what_keeps_a_machine_from_coming_up_is_to_be_seen() -> Result<()> {
     }
     let failures: Vec<_> = said.iter().map(|&(name, ..)| (name, name)).collect();
     all_recorded(&world, &provider, &failures).await
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_what_machines_share_is_to_be_seen() -> Result<()> {
+    let world = World::new("failures-shared").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(with_another(&world, &cloud)?).start(&world).await?;
+    world.cluster_with("c", json!({"driver": "nowhere"})).await?;
+    let without = json!({"providerSpec": small()});
+    Fleet::of(&world, "c").template_with("without", without).await?;
+    for (name, kind, object) in [
+        ("infra-cluster-driver", Kind::Cluster, "c"),
+        ("template-driver", Kind::MachineTemplate, "without"),
+    ] {
+        let subject = Subject::Object(kind, object);
+        hold_against_record(&world, &provider, Failure { name, subject }).await?;
+    }
+    Ok(())
+}
+
+/// A driver that hangs: what its calls say that took too long, and the machines for which none is left.
+#[tokio::test]
+async fn a_driver_that_hangs_is_to_be_seen() -> Result<()> {
+    let world = World::new("failures-hang").await?;
+    let clouds = ["slow", "busy"].map(|name| Cloud::named(&world, name));
+    let [slow, busy] = &clouds;
+    let entries = [
+        json!({"name": "slow", "timeouts": {"createMachine": "1s"}, "createSettleTime": "1h"}),
+        // One is kept from creates, and one from a single namespace.
+        json!({"name": "busy", "timeouts": {"createMachine": "1h"}, "maxConcurrentCalls": 3}),
+    ];
+    let [first, second] = entries;
+    let drivers = [
+        slow.drivers_with(first, json!({})),
+        busy.drivers_with(second, json!({})),
+    ];
+    let provider = Provider::new(Cloud::several(drivers)?).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    for cloud in &clouds {
+        cloud.fail(json!([{"operation": "CreateMachine", "hang": "before"}]))?;
+    }
+    let machine = |name: &str, driver: &str| stage.machine(name).infra("/spec/driver", json!(driver));
+    let late = machine("deadline-exceeded", "slow").create().await?;
+    machine("hangs", "busy").create().await?;
+    eventually(DEADLINE, "a create that hangs", async || {
+        ensure!(busy.count(Operation::CreateMachine, "hangs")? == 1, "none yet");
+        Ok(())
+    })
+    .await?;
+    let waiting = machine("permits", "busy").create().await?;
+    for (machine, reason) in [(&late, "DeadlineExceeded"), (&waiting, "WaitingForDriver")] {
+        let what = format!("a machine that says {reason}");
+        let says = |machine: &_| says(machine, READY, "False", reason);
+        machine.until(&what, says).await?;
+    }
+    let names = ["deadline-exceeded", "permits"].map(|name| (name, name));
+    all_recorded(&world, &provider, &names).await
+}
+
+/// Of a VM whose InfraMachine is gone the InfraCluster tells.
+#[tokio::test]
+async fn an_orphan_is_to_be_seen() -> Result<()> {
+    let world = World::new("failures-orphan").await?;
+    let cloud = Cloud::new(&world);
+    let provider = ["--orphans-interval=1s", "--orphans-min-age=1ms"]
+        .into_iter()
+        .fold(Provider::new(cloud.drivers(json!({}))), Provider::flag);
+    let provider = provider.start(&world).await?;
+    world.cluster("c").await?;
+    let machine = ByHand::new(&world, "c", "gone").create().await?;
+    machine.provisioned().await?;
+    cloud.fail(json!([{"operation": "DeleteMachine", "code": "FailedPrecondition"}]))?;
+    machine.delete().await?;
+    machine
+        .until("a deletion that the back end refuses", |machine| {
+            says(machine, DELETING, "True", "FailedPrecondition")
+        })
+        .await?;
+    machine.patch(json!({"metadata": {"finalizers": null}})).await?;
+    machine.gone().await?;
+    eventually(DEADLINE, "an event of the orphan", async || {
+        let selector = "--field-selector=reason=VirtualMachineOrphaned";
+        let found = world.kubectl(&["get", "events", selector, "--output=name"])?;
+        ensure!(!found.is_empty(), "none yet");
+        Ok(())
+    })
+    .await?;
+    let failure = Failure {
+        name: "orphan",
+        subject: Subject::Object(Kind::Cluster, "c"),
+    };
+    hold_against_record(&world, &provider, failure).await
 }
 
 #[tokio::test]
@@ -422,7 +533,7 @@ async fn an_api_server_that_does_not_answer_is_one_line_of_the_log() -> Result<(
     ensure!(told.len() == 1, "{told:#?}");
     let failure = Failure {
         name: "api-server",
-        machine: None,
+        subject: Subject::ApiServer,
     };
     hold_against_record(&world, &provider, failure).await
 }

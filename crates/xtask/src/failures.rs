@@ -8,6 +8,9 @@ use serde::Deserialize;
 
 use crate::markdown;
 
+/// The failures of objects that machines share. `capcmi describe` has no page for these.
+const SHARED: &str = "of InfraClusters and templates";
+
 /// A record of a case.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -22,7 +25,7 @@ struct Record {
     next: Vec<String>,
 }
 
-/// What kubectl shows of the machine.
+/// What kubectl shows of the object.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 enum Shown {
@@ -39,12 +42,19 @@ enum Shown {
     Unanswered,
 }
 
-/// The table of the failures of a part of a machine's life.
+/// The table of the failures of a part of a machine's life, or of what machines share.
 pub(crate) fn table(when: &str) -> Result<String> {
     let mut records: Vec<_> = read()?.into_iter().filter(|record| record.when == when).collect();
     ensure!(!records.is_empty(), "no failure was recorded {when}");
     records.sort_by(|one, other| one.failure.cmp(&other.failure));
-    let rows: Vec<_> = records.iter().map(row).collect();
+    let rows = records.iter().map(row);
+    if when == SHARED {
+        let titles = ["Failure", "`kubectl get -o wide`", "Events", "Log", "Metrics"];
+        let rows: Vec<_> = rows
+            .map(|[title, kubectl, events, log, metrics, _]| [title, kubectl, events, log, metrics])
+            .collect();
+        return Ok(markdown(&titles, &rows));
+    }
     let titles = [
         "Failure",
         "`kubectl get inframachines -o wide`",
@@ -53,7 +63,7 @@ pub(crate) fn table(when: &str) -> Result<String> {
         "Metrics",
         "What to do next",
     ];
-    Ok(markdown(&titles, &rows))
+    Ok(markdown(&titles, &rows.collect::<Vec<_>>()))
 }
 
 fn read() -> Result<Vec<Record>> {
@@ -149,7 +159,13 @@ mod tests {
         for record in read().unwrap() {
             let said = shown(&record).join(" ");
             let title = &record.failure;
-            if matches!(record.kubectl, Shown::Row { .. }) {
+            if record.when == SHARED {
+                assert!(
+                    !record.events.is_empty() || said.contains("MESSAGE"),
+                    "{title}: {said}"
+                );
+                assert!(record.next.is_empty(), "{title}: the table has no place for it");
+            } else if matches!(record.kubectl, Shown::Row { .. }) {
                 assert!(said.contains(": ") || said.contains("MESSAGE"), "{title}: {said}");
                 assert!(!record.next.is_empty(), "{title}");
                 assert!(!record.metrics.is_empty(), "{title}");

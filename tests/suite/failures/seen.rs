@@ -27,17 +27,17 @@ pub struct Seen {
     pub failure: String,
     /// The table that it belongs into.
     pub when: String,
-    /// What `kubectl get inframachines -o wide` says of the machine.
+    /// What `kubectl get -o wide` says of the object.
     pub kubectl: Shown,
     /// Conditions besides `Ready` that are not as they should be, which `kubectl describe` shows.
     pub conditions: Vec<String>,
-    /// Warnings of the machine.
+    /// Warnings about the object.
     pub events: Vec<String>,
     /// Lines of the log at its default level.
     pub log: Vec<String>,
     /// Samples of /metrics.
     pub metrics: Vec<String>,
-    /// What `capcmi describe machine` says is to be done.
+    /// What `capcmi describe machine` says is to be done; of other objects it has no page.
     pub next: Vec<String>,
 }
 
@@ -66,9 +66,58 @@ pub enum Shown {
 pub struct Failure<'a> {
     /// Name of the record.
     pub name: &'a str,
-    /// The machine, where it is one that fails.
-    pub machine: Option<&'a str>,
+    /// What fails.
+    pub subject: Subject<'a>,
 }
+
+/// What fails.
+#[derive(Clone, Copy)]
+pub enum Subject<'a> {
+    /// An object of this name.
+    Object(Kind, &'a str),
+    /// The API server, so that no object can be looked at.
+    ApiServer,
+}
+
+/// The kinds of the provider whose objects say how they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Machine,
+    Cluster,
+    MachineTemplate,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Machine => "InfraMachine",
+            Self::Cluster => "InfraCluster",
+            Self::MachineTemplate => "InfraMachineTemplate",
+        }
+    }
+
+    /// The columns of kubectl that not every kind has.
+    fn has(self, column: &str) -> bool {
+        match self {
+            Self::Machine => true,
+            Self::Cluster => column != NEXT_TRY,
+            Self::MachineTemplate => ![REACHABLE, PAUSED, NEXT_TRY].contains(&column),
+        }
+    }
+
+    /// The fields of the log by which its lines are about an object.
+    const fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Machine => &["machine"],
+            Self::Cluster => &["infra_cluster", "cluster"],
+            Self::MachineTemplate => &[],
+        }
+    }
+}
+
+const REACHABLE: &str = "REACHABLE";
+const PAUSED: &str = "PAUSED";
+const NEXT_TRY: &str = "NEXT TRY";
 
 /// Where the records are.
 pub fn records() -> PathBuf {
@@ -121,49 +170,58 @@ pub async fn hold_against_record(world: &World, provider: &Replica, failure: Fai
 
 async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Result<Seen> {
     let in_common = |text: &str| in_common(text, world);
-    let Some(machine) = failure.machine else {
-        let log = outage_lines(&provider.log()?).into_iter().collect();
-        return Ok(Seen {
-            failure: String::new(),
-            when: String::new(),
-            kubectl: Shown::Unanswered,
-            conditions: Vec::new(),
-            events: Vec::new(),
-            log,
-            metrics: Vec::new(),
-            next: Vec::new(),
-        });
+    let (kind, name) = match failure.subject {
+        Subject::Object(kind, name) => (kind, name),
+        Subject::ApiServer => {
+            let log = outage_lines(&provider.log()?).into_iter().collect();
+            return Ok(Seen {
+                failure: String::new(),
+                when: String::new(),
+                kubectl: Shown::Unanswered,
+                conditions: Vec::new(),
+                events: Vec::new(),
+                log,
+                metrics: Vec::new(),
+                next: Vec::new(),
+            });
+        }
     };
-    let (kubectl, conditions, next, labels) =
-        match world.kubectl(&["get", "inframachines", machine, "-o", "wide"]) {
-            Ok(text) => {
-                let cell = |title| column(&text, title);
-                let row = Shown::Row {
-                    ready: cell("READY")?,
-                    reason: cell("REASON")?,
-                    message: in_common(&cell("MESSAGE")?),
-                    reachable: cell("REACHABLE")?,
-                    paused: cell("PAUSED")?,
-                    next_try: !cell("NEXT TRY")?.is_empty(),
-                };
-                let object: Value =
-                    serde_json::from_str(&world.kubectl(&["get", "inframachine", machine, "-o", "json"])?)?;
-                let next = next_steps(&describe(world, &["machine", machine])?);
-                let next = next.iter().map(|step| in_common(step)).collect();
-                (
-                    row,
-                    abnormal(&object, &in_common),
-                    next,
-                    Some(Labels::of(&object)),
-                )
-            }
-            Err(error) if error.to_string().contains("NotFound") => {
-                (Shown::Gone, Vec::new(), Vec::new(), None)
-            }
-            Err(error) => return Err(error),
-        };
-    let events = warnings(world, machine)?;
-    let log = lines_of(&provider.log()?, &format!("{}/{machine}", world.namespace));
+    let (kubectl, conditions, next, labels) = match world.kubectl(&["get", kind.name(), name, "-o", "wide"]) {
+        Ok(text) => {
+            let cell = |title| {
+                if kind.has(title) {
+                    column(&text, title)
+                } else {
+                    Ok(String::new())
+                }
+            };
+            let row = Shown::Row {
+                ready: cell("READY")?,
+                reason: cell("REASON")?,
+                message: in_common(&cell("MESSAGE")?),
+                reachable: cell(REACHABLE)?,
+                paused: cell(PAUSED)?,
+                next_try: !cell(NEXT_TRY)?.is_empty(),
+            };
+            let object: Value =
+                serde_json::from_str(&world.kubectl(&["get", kind.name(), name, "-o", "json"])?)?;
+            let next = match kind {
+                Kind::Machine => next_steps(&describe(world, &["machine", name])?),
+                Kind::Cluster | Kind::MachineTemplate => Vec::new(),
+            };
+            let next = next.iter().map(|step| in_common(step)).collect();
+            (
+                row,
+                abnormal(&object, &in_common),
+                next,
+                Some(Labels::of(kind, &object)),
+            )
+        }
+        Err(error) if error.to_string().contains("NotFound") => (Shown::Gone, Vec::new(), Vec::new(), None),
+        Err(error) => return Err(error),
+    };
+    let events = warnings(world, kind, name)?;
+    let log = lines_of(&provider.log()?, kind, &format!("{}/{name}", world.namespace));
     let mut reasons: BTreeSet<String> = events.iter().map(|(reason, _)| reason.clone()).collect();
     if let Shown::Row { reason, .. } = &kubectl {
         reasons.insert(reason.clone());
@@ -177,7 +235,7 @@ async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Resul
             .into_iter()
             .map(|(reason, message)| format!("{reason}: {}", in_common(&message)))
             .collect(),
-        log: log.into_iter().collect(),
+        log: log.iter().map(|line| in_common(line)).collect(),
         metrics: match &labels {
             Some(labels) => samples(&provider.metrics().await?, &world.namespace, labels, &reasons),
             None => Vec::new(),
@@ -215,9 +273,10 @@ fn abnormal(object: &Value, in_common: &impl Fn(&str) -> String) -> Vec<String> 
     shown
 }
 
-/// Reason and message of the warnings about a machine.
-fn warnings(world: &World, machine: &str) -> Result<BTreeSet<(String, String)>> {
-    let selector = format!("involvedObject.kind=InfraMachine,involvedObject.name={machine},type=Warning");
+/// Reason and message of the warnings about an object.
+fn warnings(world: &World, kind: Kind, name: &str) -> Result<BTreeSet<(String, String)>> {
+    let kind = kind.name();
+    let selector = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
     let list = world.kubectl(&["get", "events", "--field-selector", &selector, "-o", "json"])?;
     let list: Value = serde_json::from_str(&list)?;
     let text = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
@@ -228,14 +287,17 @@ fn warnings(world: &World, machine: &str) -> Result<BTreeSet<(String, String)>> 
         .collect())
 }
 
-/// The warnings of the log about a machine: what is said, code and condition.
-fn lines_of(log: &str, machine: &str) -> BTreeSet<String> {
-    let marked = format!("machine=\"{machine}\"");
+/// The warnings of the log about an object: what is said, code and condition.
+fn lines_of(log: &str, kind: Kind, name: &str) -> BTreeSet<String> {
+    let about = |line: &str| {
+        let mut marks = kind.fields().iter().map(|field| format!(" {field}=\"{name}\""));
+        marks.find_map(|mark| line.find(&mark))
+    };
     log.lines()
-        .filter(|line| is_warning(line) && line.contains(&marked))
+        .filter(|line| is_warning(line))
         .filter_map(|line| {
-            let (said, fields) = line.split_once(" machine=")?;
-            let said = said.rsplit_once(": ").map_or(said, |(_, said)| said);
+            let (before, fields) = line.split_at(about(line)?);
+            let (_, said) = before.split_once(" capcmi::")?.1.split_once(": ")?;
             let field = |name: &str| {
                 let (_, rest) = fields.split_once(&format!(" {name}=\""))?;
                 Some(format!(" {name}={}", rest.split_once('"')?.0))
@@ -261,37 +323,57 @@ fn is_warning(line: &str) -> bool {
     line.contains(" WARN ") || line.contains(" ERROR ")
 }
 
-/// The labels that the samples of a machine may have: those of another machine of the case are not its own.
+/// The labels that the samples of an object may have: those of another one of the case are not its own.
 struct Labels {
     phases: &'static [&'static str],
-    drivers: Vec<String>,
+    /// None where any will do: machines of several drivers share an InfraCluster.
+    drivers: Option<Vec<String>>,
 }
 
 impl Labels {
-    fn of(machine: &Value) -> Self {
-        let phases: &[_] = if machine["metadata"]["deletionTimestamp"].is_string() {
-            &["Deleting"]
-        } else if machine["status"]["initialization"]["provisioned"] == true {
-            &["Provisioned", "NotReady"]
-        } else {
-            &["Pending", "Failed"]
-        };
-        let noted = &machine["metadata"]["annotations"][labels::DRIVER];
-        let drivers = match noted.as_str().or(machine["spec"]["driver"].as_str()) {
-            Some(driver) => vec![driver.to_owned(), "unknown".to_owned()],
+    fn of(kind: Kind, object: &Value) -> Self {
+        let noted = &object["metadata"]["annotations"][labels::DRIVER];
+        let driver = |spec: &Value| noted.as_str().or(spec["driver"].as_str()).map(str::to_owned);
+        let drivers = |driver: Option<String>| match driver {
+            Some(driver) => vec![driver, "unknown".to_owned()],
             None => vec![String::new()],
         };
-        Self { phases, drivers }
+        match kind {
+            Kind::Machine => Self {
+                phases: phases(object),
+                drivers: Some(drivers(driver(&object["spec"]))),
+            },
+            Kind::Cluster => Self {
+                phases: &[],
+                drivers: driver(&object["spec"]).map(|driver| drivers(Some(driver))),
+            },
+            Kind::MachineTemplate => Self {
+                phases: &[],
+                drivers: Some(drivers(driver(&object["spec"]["template"]["spec"]))),
+            },
+        }
     }
 }
 
-/// The samples that show the failure of a machine with one of these reasons, and what is wrong with its
+/// The phases that a machine may be counted in.
+fn phases(machine: &Value) -> &'static [&'static str] {
+    if machine["metadata"]["deletionTimestamp"].is_string() {
+        &["Deleting"]
+    } else if machine["status"]["initialization"]["provisioned"] == true {
+        &["Provisioned", "NotReady"]
+    } else {
+        &["Pending", "Failed"]
+    }
+}
+
+/// The samples that show the failure of an object with one of these reasons, and what is wrong with its
 /// driver.
 fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<String>) -> Vec<String> {
     let shows = |name: &str, value: f64| {
         let has = |label: &str, text: &str| name.contains(&format!("{label}=\"{text}\""));
         let has_reason = |label| reasons.iter().any(|reason| has(label, reason));
-        if !labels.drivers.iter().any(|driver| has("driver", driver)) {
+        let mut drivers = labels.drivers.iter().flatten();
+        if labels.drivers.is_some() && !drivers.any(|driver| has("driver", driver)) {
             return false;
         }
         match name.split('{').next().unwrap_or_default() {
@@ -299,6 +381,7 @@ fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<Stri
                 value > 0.0 && has_reason("reason") && labels.phases.iter().any(|phase| has("phase", phase))
             }
             "capcmi_driver_calls_total" => value > 0.0 && has_reason("code"),
+            "capcmi_orphans" => value > 0.0 && labels.phases.is_empty(),
             "capcmi_driver_reachable" => value < 1.0,
             "capcmi_driver_breakers" | "capcmi_driver_capacity_queue" => value > 0.0,
             _ => false,
@@ -399,7 +482,7 @@ mod tests {
             capcmi_machines{phase=\"Pending\",driver=\"e\",namespace=\"ns\",reason=\"Internal\"} 1\n\
             capcmi_driver_reachable{driver=\"e\"} 0\n\
             capcmi_driver_reachable{driver=\"d\"} 0\n";
-        let labels = Labels::of(&json!({"spec": {"driver": "d"}}));
+        let labels = Labels::of(Kind::Machine, &json!({"spec": {"driver": "d"}}));
         let kept = samples(text, "ns", &labels, &["Internal".to_owned()].into());
         assert_eq!(
             kept,
