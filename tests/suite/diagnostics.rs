@@ -56,28 +56,31 @@ async fn alerts_and_dashboard_read_metrics_that_a_provider_has() -> Result<()> {
         .await?
         .provisioned()
         .await?;
-    let text = provider.metrics().await?;
     let component = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/components/monitoring");
-    let mut read = 0;
+    let mut read = Vec::new();
     for file in ["prometheus_rule.yaml", "dashboard.json"] {
         let expressions = std::fs::read_to_string(component.join(file))?;
         for rest in expressions.split("capcmi_").skip(1) {
             let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
-            let name = format!(
-                "capcmi_{}",
-                rest.split(|c| !is_part(c)).next().unwrap_or_default()
-            );
+            let name = rest.split(|c| !is_part(c)).next().unwrap_or_default();
+            read.push((file, format!("capcmi_{name}")));
+        }
+    }
+    ensure!(read.len() > 20, "only {} names were found", read.len());
+    // What the machine is counted by comes after the write that shows it.
+    eventually(DEADLINE, "all metrics that are read", async || {
+        let text = provider.metrics().await?;
+        for (file, name) in &read {
             let starts = [format!("{name}{{"), format!("{name} "), format!("# HELP {name} ")];
             let has = |line: &str| starts.iter().any(|start| line.starts_with(start));
             ensure!(
                 text.lines().any(has),
                 "{file} reads {name}, which is not in\n{text}"
             );
-            read += 1;
         }
-    }
-    ensure!(read > 20, "only {read} names were found");
-    Ok(())
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
