@@ -202,8 +202,8 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, in a queue
-    /// that is not served within minutes.
+    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, and gets none
+    /// within minutes.
     pub fn should_report_wait(&self, key: &str) -> bool {
         self.permits.should_report(key)
     }

@@ -152,8 +152,8 @@ impl Permits {
     }
 
     /// Wakes those that have to publish that they wait, so many at most: each of them that has waited for
-    /// some seconds in a queue that is not served within minutes. A fleet that comes up at the pace of its
-    /// driver is not written to for that.
+    /// some seconds and is not served within minutes. A fleet that comes up at the pace of its driver is
+    /// hardly written to for that.
     pub(super) fn wake_to_report(&self, most: usize) {
         let wakers = self.lock().wakers_to_report(most, Instant::now());
         wake_all(wakers);

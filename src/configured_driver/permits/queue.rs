@@ -15,6 +15,8 @@ use crate::configured_driver::waker::Waker;
 pub(super) const RESERVED_FOR: Duration = Duration::from_secs(5);
 /// A wait shorter than this is not published.
 pub(super) const REPORTED_AFTER: Duration = Duration::from_secs(5);
+/// Nor is one that is over within this time, at the rate at which permits are granted.
+const LONG_WAIT: Duration = Duration::from_mins(5);
 
 /// The permits and the waiters of one driver.
 #[derive(Debug, Default)]
@@ -256,15 +258,22 @@ impl Queue {
         Some(woken)
     }
 
-    /// The wakers of those that have waited for some seconds in a queue that is not served within minutes,
-    /// each once, so many at most.
+    /// The wakers of those that have waited for some seconds and get no permit within minutes, each once, so
+    /// many at most. The faster a queue is served, the fewer: the reports would take the API server from
+    /// what the permits are for.
     pub(super) fn wakers_to_report(&mut self, most: usize, now: Instant) -> Vec<Waker> {
         let queues = self.tenants.values_mut().flat_map(Tenant::queues);
         queues
-            .filter(|(waiting, rate)| rate.is_slow(waiting.len(), now))
-            .flat_map(|(waiting, _)| waiting.values_mut())
-            .filter(|waiter| {
-                !waiter.is_reported && now.saturating_duration_since(waiter.since) >= REPORTED_AFTER
+            .flat_map(|(waiting, rate)| {
+                let per_second = rate.per_second(now);
+                let is_reported = move |waiter: &&mut Waiter| {
+                    !waiter.is_reported && now.saturating_duration_since(waiter.since) >= REPORTED_AFTER
+                };
+                waiting
+                    .values_mut()
+                    .skip(whole(per_second * LONG_WAIT.as_secs_f64()))
+                    .filter(is_reported)
+                    .take(most.div_ceil(whole(per_second).saturating_add(1)))
             })
             .take(most)
             .filter_map(|waiter| {
@@ -273,6 +282,16 @@ impl Queue {
             })
             .collect()
     }
+}
+
+/// Without the fraction.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast saturates, and there are no less than none"
+)]
+fn whole(number: f64) -> usize {
+    number as usize
 }
 
 impl Waiter {

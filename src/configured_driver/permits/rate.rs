@@ -1,11 +1,9 @@
-//! At which rate permits are granted, and whether a queue takes long at it.
+//! At which rate permits are granted.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A queue that is served within this time is not worth a status write for each object in it.
-const LONG_QUEUE: Duration = Duration::from_mins(5);
 /// The window in which grants are counted.
 pub(super) const RATE_WINDOW: Duration = Duration::from_secs(5);
 
@@ -37,16 +35,14 @@ impl GrantRate {
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Whether a queue of this length takes long at this rate.
-    pub(super) fn is_slow(self, waiting: usize, now: Instant) -> bool {
+    /// Permits a second; none where the next grant would begin a window of its own.
+    pub(super) fn per_second(self, now: Instant) -> f64 {
         let age = self.age(now);
-        let granted = self.current.saturating_add(self.previous);
-        // The next grant would begin a window of its own.
-        if granted == 0 || age >= RATE_WINDOW * 2 {
-            return true;
+        if age >= RATE_WINDOW * 2 {
+            return 0.0;
         }
+        let granted = self.current.saturating_add(self.previous);
         let counted = if self.previous > 0 { age + RATE_WINDOW } else { age };
-        let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
-        counted.as_secs_f64() * f64::from(waiting) > LONG_QUEUE.as_secs_f64() * f64::from(granted)
+        f64::from(granted) / counted.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }

@@ -266,7 +266,7 @@ async fn one_that_waits_in_a_queue_that_is_not_served_is_called_once_to_say_so_a
 
 /// A fleet that comes up at the pace of its driver costs no writes for its waits.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_in_a_queue_that_is_served_within_minutes_is_not_called_to_say_so() {
+async fn a_waiter_that_is_served_within_minutes_is_not_called_to_say_so() {
     let (permits, woken) = permits(1);
     assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
     for n in 0..600 {
@@ -288,6 +288,38 @@ async fn a_waiter_in_a_queue_that_is_served_within_minutes_is_not_called_to_say_
     assert_eq!(is_reported(&permits), 0);
     tokio::time::advance(Duration::from_secs(30)).await;
     assert_eq!(is_reported(&permits), 500, "nothing was served for half a minute");
+}
+
+/// The API server is what a large fleet waits for: what is said of waits is a few of its writes.
+#[tokio::test(start_paused = true)]
+async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_called_to_say_so() {
+    const WAITERS: usize = 20_000;
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    for n in 0..WAITERS {
+        let key = format!("{n}");
+        assert!(!permits.ask(Priority::Create, &key, woken.waker(&key)));
+    }
+    let mut granted = 0;
+    // Fifty a second, for a minute: 15,000 more are served within five minutes.
+    for _ in 0..60 {
+        for _ in 0..50 {
+            tokio::time::advance(Duration::from_millis(20)).await;
+            permits.release("ns", Priority::Create);
+            let keys = woken.take();
+            assert_eq!(keys.len(), 1, "{keys:?}");
+            assert!(permits.ask(Priority::Create, &keys[0], woken.waker(&keys[0])));
+            granted += 1;
+        }
+        permits.wake_to_report(20);
+        for key in woken.take() {
+            let position: usize = key.parse::<usize>().unwrap() - granted;
+            assert!((14_000..WAITERS).contains(&position), "{position}");
+            assert!(!permits.ask(Priority::Create, &key, woken.waker(&key)));
+        }
+    }
+    let reported = (0..WAITERS).filter(|n| permits.should_report(&n.to_string()));
+    assert!((1..=60).contains(&reported.count()));
 }
 
 #[test]
