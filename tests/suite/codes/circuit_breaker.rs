@@ -84,7 +84,7 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
 /// What ends the cause ends the waits, one machine first: a VM of the class that is deleted, an annotation
 /// that a person sets after a restart, and a create that succeeds.
 #[tokio::test]
-async fn room_that_there_is_again_calls_those_that_wait_for_it() -> Result<()> {
+async fn capacity_that_is_there_again_wakes_the_machines_that_wait_for_it() -> Result<()> {
     const WAITING: usize = 6;
     let world = World::new("room").await?;
     let cloud = Cloud::new(&world);
