@@ -22,8 +22,8 @@ use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
-use crate::driver_query::{Query, QueryResult, Wake};
-use crate::reconciler::{Action, Again, REFRESH, Reconciler};
+use crate::driver_query::{Query, QueryResult};
+use crate::reconciler::{Action, Again, REFRESH, Reconciler, Wake};
 use crate::retry::Stage;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 

@@ -4,21 +4,17 @@
 //! A machine is another matter: what it knows of its driver is planned with, and its permit is held
 //! until its status is published.
 
-use std::sync::Arc;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::runtime::reflector::{Lookup, ObjectRef};
+use kube::runtime::reflector::Lookup;
 
 use crate::apiserver::Error;
 use crate::apiserver::secrets::SECRET_REF;
-use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError, Waker};
+use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError};
 use crate::credentials;
+use crate::reconciler::{Wake, waker};
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
-
-/// Has an object reconciled.
-pub type Wake<K> = Arc<dyn Fn(ObjectRef<K>) + Send + Sync>;
 
 /// A question of an object to its driver.
 pub struct Query<'a, K: Lookup> {
@@ -75,10 +71,7 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
             key: self.object.uid.as_deref().unwrap_or_default(),
             namespace,
         };
-        let name = self.object.name.as_deref().unwrap_or_default();
-        let (wake, reference) = (Arc::clone(self.wake), ObjectRef::new(name).within(namespace));
-        let waker = Waker::new(move || wake(reference));
-        match driver.try_acquire(Priority::Upkeep, requester, waker) {
+        match driver.try_acquire(Priority::Upkeep, requester, waker(self.wake, self.object)) {
             Some(permit) => self.ask_with(&permit, namespace, spec, request).await.map(Some),
             None => Ok(None),
         }

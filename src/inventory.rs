@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
-use tokio::task::JoinSet;
 
 pub use self::groups::CachedMachine;
 use self::groups::{Group, Groups};
@@ -47,20 +46,11 @@ pub async fn run(
     report: impl Fn(Report<'_>) + Send + Sync + 'static,
 ) {
     let (surveyor, report) = (Arc::new(surveyor), Arc::new(report));
-    let mut surveys = JoinSet::new();
-    for driver in surveyor.drivers.iter().map(Arc::clone) {
+    let survey_driver = |driver: Arc<ConfiguredDriver>| {
         let (surveyor, report) = (Arc::clone(&surveyor), Arc::clone(&report));
-        surveys.spawn(async move { keep_surveying(&surveyor, &driver, interval, &*report).await });
-    }
-    while let Some(ended) = surveys.join_next().await {
-        if let Err(error) = ended
-            && let Ok(panic) = error.try_into_panic()
-        {
-            std::panic::resume_unwind(panic);
-        }
-    }
-    // Without a driver there is nothing to do, and what never ends must not.
-    futures::future::pending::<()>().await;
+        async move { keep_surveying(&surveyor, &driver, interval, &*report).await }
+    };
+    surveyor.drivers.run_for_each(survey_driver).await;
 }
 
 async fn keep_surveying(

@@ -10,6 +10,7 @@
 //!                                        not_ready_taint, volume_drain
 //!                                → workload_cluster → apiserver
 //!                                → listing, driver_query → credentials → configured_driver, apiserver
+//!                                → driver_resolution → configured_driver, identity
 //!                                → admission → manifests, metrics, leadership, apiserver
 //!                                → reconciler → configured_driver, caches, identity, apiserver → retry, api
 //!                → runtime_extension → configured_driver, apiserver, hot_update
@@ -30,6 +31,7 @@ pub mod caches; // what is watched, and what is derived from it
 pub mod configured_driver; // a configured driver, and the rules for calling it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side
 pub mod driver_query; // what a driver is asked about a class before there is a machine
+pub mod driver_resolution; // which driver a machine gets
 pub mod hot_update; // what of a changed spec a living VM can take
 pub mod identity; // the identity of a machine at a driver
 pub mod leadership; // whether this replica may act

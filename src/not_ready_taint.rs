@@ -29,11 +29,8 @@ use crate::apiserver::{Error, Events, patch_params, publish_status};
 use crate::caches::Caches;
 use crate::leadership::Leadership;
 use crate::reconciler::{Action, Again, Reconciler};
-use crate::retry::{LONG_WAIT, jitter};
-use crate::workload_cluster::{Visit, WorkloadClusters};
-
-/// When a machine is looked at again for which the workload cluster had no room.
-const BUSY: Duration = Duration::from_secs(1);
+use crate::retry::LONG_WAIT;
+use crate::workload_cluster::{self, Visit, WorkloadClusters};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -166,7 +163,7 @@ async fn publish(
 ) -> Result<Look, Error> {
     let later = |again| Look::Again(Again::After(again));
     let (progress, look) = match visited {
-        Visit::Busy => return Ok(later(BUSY.mul_f64(0.5 + jitter(uid(machine), 0)))),
+        Visit::Busy => return Ok(later(workload_cluster::busy_wait(uid(machine)))),
         Visit::Failed { cause, again } => (Progress::Unreachable(cause), later(again)),
         Visit::Made(removal) => match removal {
             TaintRemoval::Raced | TaintRemoval::NotLeading => {

@@ -22,7 +22,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
-use tokio::task::JoinSet;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
@@ -107,23 +106,14 @@ struct State {
 /// Each driver is looked at by itself, in a task that ends with this future.
 pub async fn run(scanner: Scanner) {
     let scanner = Arc::new(scanner);
-    let mut looks = JoinSet::new();
-    for driver in scanner.drivers.iter().map(Arc::clone) {
+    let scan_driver = |driver: Arc<ConfiguredDriver>| {
         let scanner = Arc::clone(&scanner);
-        looks.spawn(async move { keep_looking(&scanner, &driver).await });
-    }
-    while let Some(ended) = looks.join_next().await {
-        if let Err(error) = ended
-            && let Ok(panic) = error.try_into_panic()
-        {
-            std::panic::resume_unwind(panic);
-        }
-    }
-    // Without a driver there is nothing to do, and what never ends must not.
-    futures::future::pending::<()>().await;
+        async move { keep_scanning(&scanner, &driver).await }
+    };
+    scanner.drivers.run_for_each(scan_driver).await;
 }
 
-async fn keep_looking(scanner: &Scanner, driver: &ConfiguredDriver) {
+async fn keep_scanning(scanner: &Scanner, driver: &ConfiguredDriver) {
     let mut state = State::default();
     loop {
         // A pause between passes rather than a fixed pace: two lists are at least so far apart.

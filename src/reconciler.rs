@@ -10,10 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Resource;
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::{Lookup, ObjectRef};
 
 use crate::api::DeserializeGuard;
 use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
-use crate::configured_driver::ConfiguredDrivers;
+use crate::configured_driver::{ConfiguredDrivers, Waker};
 use crate::metrics::{Kind, Metrics, Outcome};
 use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
 use cmi_driver::Status;
@@ -26,6 +28,17 @@ pub const REFRESH: Duration = Duration::from_mins(10);
 
 /// Of what the API server answers to all objects alike, such as that there are too many requests.
 static REFUSED: OutageLog = OutageLog::new();
+
+/// Has an object reconciled.
+pub type Wake<K> = Arc<dyn Fn(ObjectRef<K>) + Send + Sync>;
+
+/// What has the object of this metadata reconciled.
+pub fn waker<K: Lookup<DynamicType = ()> + 'static>(wake: &Wake<K>, object: &ObjectMeta) -> Waker {
+    let namespace = object.namespace.as_deref().unwrap_or_default();
+    let name = object.name.as_deref().unwrap_or_default();
+    let (wake, reference) = (Arc::clone(wake), ObjectRef::new(name).within(namespace));
+    Waker::new(move || wake(reference))
+}
 
 /// When an object is reconciled again. kube's own can't be read outside of its controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,8 +30,7 @@ use crate::api::v1alpha1::InfraMachineRemediation;
 use crate::apiserver::{Error, Events};
 use crate::caches::{Cache, Caches};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::driver_query::Wake;
-use crate::reconciler::{Action, Again, Reconciler};
+use crate::reconciler::{Action, Again, Reconciler, Wake};
 
 /// What every reconcile works with.
 pub struct Context {

@@ -20,8 +20,8 @@ use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
-use crate::driver_query::{Query, QueryResult, Wake};
-use crate::reconciler::{Action, Again, REFRESH, Reconciler};
+use crate::driver_query::{Query, QueryResult};
+use crate::reconciler::{Action, Again, REFRESH, Reconciler, Wake};
 use crate::retry::{LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec, tags};
 

@@ -41,9 +41,8 @@ use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
 use crate::configured_driver::ConfiguredDrivers;
-use crate::driver_query::Wake;
 use crate::leadership::Leadership;
-use crate::reconciler::{Action, Again, Reconciler};
+use crate::reconciler::{Action, Again, Reconciler, Wake};
 use crate::workload_cluster::WorkloadClusters;
 
 /// Failures further apart than this are not of one outage.

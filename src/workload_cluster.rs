@@ -25,8 +25,15 @@ pub use self::kubeconfig::InvalidKubeconfig;
 const MOST_VISITS: usize = 2;
 /// How long a visit may take, the connection included.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// When a cluster is visited again that had no room for a visit.
+const BUSY: Duration = Duration::from_secs(1);
 /// A visit that took longer leads to a back-off as one that failed: it holds a worker that others wait for.
 const SLOW: Duration = Duration::from_secs(5);
+
+/// When the machine of this UID is looked at again, for which its workload cluster had no room.
+pub fn busy_wait(uid: &str) -> Duration {
+    BUSY.mul_f64(0.5 + retry::jitter(uid, 0))
+}
 
 /// The workload clusters, as one management cluster knows them.
 pub struct WorkloadClusters {

@@ -1,7 +1,10 @@
 //! All configured drivers, and which one a machine gets.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::Arc;
+
+use tokio::task::JoinSet;
 
 use super::ConfiguredDriver;
 
@@ -171,6 +174,24 @@ impl ConfiguredDrivers {
     /// Forgets `key`, which is no more; see [`ConfiguredDriver::forget`].
     pub fn forget(&self, key: &str) {
         self.iter().for_each(|driver| driver.forget(key));
+    }
+
+    /// Runs a task for each driver, for ever: one that hangs does not hold up the others. The tasks end with
+    /// this future, which goes on with the panic of one.
+    pub async fn run_for_each<T>(&self, task: impl Fn(Arc<ConfiguredDriver>) -> T)
+    where
+        T: Future<Output = ()> + Send + 'static,
+    {
+        let mut tasks: JoinSet<()> = self.iter().map(|driver| task(Arc::clone(driver))).collect();
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended
+                && let Ok(panic) = error.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
+        }
+        // Without a driver there is nothing to do, and what never ends must not.
+        pending::<()>().await;
     }
 
     /// All drivers, by name.

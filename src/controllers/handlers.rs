@@ -30,7 +30,7 @@ impl Controllers {
                 if let Some(remediations) = &remediations {
                     remediations.wake_that_of(change.object());
                 }
-                if change.there().is_some() && change.concerns(what_counts_of_a_drain) {
+                if change.there().is_some() && change.concerns(what_counts_of_a_machine_for_a_drain) {
                     look_at_drain(change.object());
                 }
                 if let Some(node_change) = NodeChange::of_change(change) {
@@ -207,7 +207,7 @@ impl Controllers {
                 if let Some(remediations) = &remediations {
                     remediations.wake_that_of_owner(change.object().meta());
                 }
-                if change.concerns(what_a_drain_counts)
+                if change.concerns(what_counts_of_an_infra_machine_for_a_drain)
                     && (volume_drain::asks(change.object())
                         || has_hook(&context.caches, change.object().meta()))
                     && let Some(owner) = context.caches.owner_machine(change.object().meta())
@@ -385,7 +385,7 @@ fn has_node_to_look_at(change: &Change<Machine>) -> bool {
 
 /// Of a Machine whose volumes are drained, that Cluster API waits for the provider is not cached, so that all
 /// that happens to one on its way out counts.
-fn what_counts_of_a_drain(machine: &Machine) -> u64 {
+fn what_counts_of_a_machine_for_a_drain(machine: &Machine) -> u64 {
     let meta = &machine.metadata;
     let version = meta
         .deletion_timestamp
@@ -400,7 +400,7 @@ fn what_counts_of_a_drain(machine: &Machine) -> u64 {
 
 /// Of an InfraMachine: not what the provider itself writes while it drains. Cluster API makes it with one
 /// owner, the MachineSet, and then has the Machine take its place, which may be cached long before that.
-fn what_a_drain_counts(guarded: &DeserializeGuard<InfraMachine>) -> u64 {
+fn what_counts_of_an_infra_machine_for_a_drain(guarded: &DeserializeGuard<InfraMachine>) -> u64 {
     let meta = guarded.meta();
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
     fingerprint((

@@ -5,6 +5,7 @@ use kube::Client;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, Permit, Priority};
+use crate::driver_resolution::driver_of;
 use crate::{credentials, identity};
 use cmi_driver::{
     Code, GetMachineStatusRequest, ListMachinesRequest, Machine, MachineClass, MachineRef, Operation,
@@ -56,11 +57,7 @@ pub(super) async fn of(
         return SeenVm::NotAsked(why.to_owned());
     };
     let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    let resolved = match identity::recorded_driver(machine) {
-        Some(name) => drivers.holder(name),
-        None => drivers.resolve(machine.spec.driver.as_deref(), namespace),
-    };
-    let driver = match resolved {
+    let driver = match driver_of(drivers, machine) {
         Ok(driver) => driver,
         Err(why) => return SeenVm::NotAsked(format!("by the drivers file that was given, {why}")),
     };

@@ -16,6 +16,7 @@ use crate::configured_driver::{
     ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Requester, Waker,
 };
 use crate::metrics::Metrics;
+use crate::reconciler::{Wake, waker};
 use crate::retry::LONG_WAIT;
 use crate::retry::jitter;
 use cmi_driver::MachineClass;
@@ -39,7 +40,7 @@ pub struct Context {
     /// Says whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
     /// Queues a machine for reconciling.
-    pub wake: Arc<dyn Fn(Reference) + Send + Sync>,
+    pub wake: Wake<DeserializeGuard<InfraMachine>>,
 }
 
 /// Names a machine.
@@ -68,10 +69,7 @@ impl Context {
     }
 
     fn waker(&self, machine: &InfraMachine) -> Waker {
-        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-        let name = machine.metadata.name.as_deref().unwrap_or_default();
-        let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
-        Waker::new(move || wake(reference))
+        waker(&self.wake, &machine.metadata)
     }
 
     /// What has a machine tried again, whatever its wait, when there may be room for it.

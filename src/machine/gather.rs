@@ -21,6 +21,7 @@ use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
+use crate::driver_resolution::driver_of;
 use crate::identity;
 use cmi_driver::{Operation, ProviderSpec};
 
@@ -192,31 +193,8 @@ pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> 
     }
 }
 
-/// Which driver a machine gets.
-#[derive(Debug, PartialEq, Eq)]
-enum Choice<'a> {
-    /// The one that has its VM, also where the namespace may not use it any more: what is there has to be
-    /// looked after, and deleted.
-    Holder(&'a str),
-    /// The one it asks for, if its namespace may use that.
-    Asked(Option<&'a str>),
-}
-
-fn choice(machine: &InfraMachine) -> Choice<'_> {
-    let exists = machine.metadata.deletion_timestamp.is_some() || identity::provider_id(machine).is_some();
-    match identity::recorded_driver(machine) {
-        Some(name) if exists => Choice::Holder(name),
-        identified => Choice::Asked(identified.or(machine.spec.driver.as_deref())),
-    }
-}
-
 async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    let resolved = match choice(machine) {
-        Choice::Holder(name) => ctx.drivers.holder(name),
-        Choice::Asked(name) => ctx.drivers.resolve(name, namespace),
-    };
-    let driver = resolved?;
+    let driver = driver_of(&ctx.drivers, machine)?;
     let state = ctx.driver_state(machine, &driver).await;
     Ok((driver, state))
 }

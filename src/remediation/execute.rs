@@ -8,7 +8,7 @@ use kube::api::Api;
 use serde_json::json;
 
 use super::Context;
-use super::gather::{Gathered, waker};
+use super::gather::Gathered;
 use super::plan::{Report, Restart, hand_over, not_done, restarted, unanswered};
 use super::publish::publish;
 use super::record::Record;
@@ -20,7 +20,7 @@ use crate::apiserver::{Error, Note, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
 use crate::credentials;
 use crate::identity;
-use crate::reconciler::Again;
+use crate::reconciler::{Again, waker};
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
@@ -39,7 +39,8 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
         key: remediation.metadata.uid.as_deref().unwrap_or_default(),
         namespace: gathered.namespace(),
     };
-    let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker(ctx, remediation)) else {
+    let waker = waker(&ctx.wake, &remediation.metadata);
+    let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ok(Again::After(PERMIT_WAIT));
     };
     let uid = infra.metadata.uid.as_deref().unwrap_or_default();

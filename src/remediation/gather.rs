@@ -14,8 +14,9 @@ use super::plan::{Observed, Owner};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation};
 use crate::apiserver::Error;
-use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError, Waker};
-use crate::identity;
+use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
+use crate::driver_resolution::driver_of;
+use crate::reconciler::waker;
 
 /// What was read, and keeps alive what [`Observed`] borrows.
 pub struct Gathered {
@@ -147,31 +148,13 @@ fn infra_of(ctx: &Context, namespace: &str, machine: &RemediatedMachine) -> Opti
     found.0.as_ref().ok().cloned()
 }
 
-/// The driver that has the VM, also where the namespace may not use it any more: what is there has to be
-/// looked after.
 async fn resolve(
     ctx: &Context,
     remediation: &InfraMachineRemediation,
     infra: &InfraMachine,
 ) -> Result<(Arc<ConfiguredDriver>, DriverState), ResolveError> {
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let recorded = identity::recorded_driver(infra);
-    let driver = match recorded.and_then(|name| ctx.drivers.named(name)) {
-        Some(driver) => driver,
-        None => ctx
-            .drivers
-            .resolve(recorded.or(infra.spec.driver.as_deref()), namespace)?,
-    };
+    let driver = driver_of(&ctx.drivers, infra)?;
     let key = remediation.metadata.uid.as_deref().unwrap_or_default();
-    let state = driver.state(key, waker(ctx, remediation)).await;
+    let state = driver.state(key, waker(&ctx.wake, &remediation.metadata)).await;
     Ok((driver, state))
-}
-
-/// Has the remediation reconciled.
-pub fn waker(ctx: &Context, remediation: &InfraMachineRemediation) -> Waker {
-    let meta = &remediation.metadata;
-    let reference = ObjectRef::new(meta.name.as_deref().unwrap_or_default())
-        .within(meta.namespace.as_deref().unwrap_or_default());
-    let wake = Arc::clone(&ctx.wake);
-    Waker::new(move || wake(reference))
 }

@@ -1,11 +1,9 @@
 //! The writes to the Machine, what is done in the workload cluster, and the one call of a driver.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::Api;
-use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
 use super::Context;
@@ -20,15 +18,13 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, patch_metadata};
-use crate::configured_driver::{PERMIT_WAIT, Priority, Requester, Waker};
-use crate::identity;
-use crate::reconciler::Again;
-use crate::retry::{self, Disposition, LONG_WAIT, Stage, jitter};
-use crate::workload_cluster::{Unreachable, Visit};
+use crate::configured_driver::{PERMIT_WAIT, Priority, Requester};
+use crate::driver_resolution::driver_of;
+use crate::reconciler::{Again, waker};
+use crate::retry::{self, Disposition, LONG_WAIT, Stage};
+use crate::workload_cluster::{self, Unreachable, Visit};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
 
-/// When a machine is looked at again for which the workload cluster had no room.
-const BUSY: Duration = Duration::from_secs(1);
 /// How often a Node is looked at while a pod is waited for: the longer that takes, the more rarely.
 const OFTEN: Duration = Duration::from_secs(1);
 const RARELY: Duration = Duration::from_secs(10);
@@ -214,7 +210,7 @@ async fn away(
 }
 
 fn busy(uid: &str) -> Again {
-    Again::After(BUSY.mul_f64(0.5 + jitter(uid, 0)))
+    Again::After(workload_cluster::busy_wait(uid))
 }
 
 /// A wait that ends when the whole drain has to be over.
@@ -245,16 +241,11 @@ enum Ids {
 /// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others.
 async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
     let (namespace, name, uid) = gathered.machine_names();
-    let recorded = identity::recorded_driver(infra);
-    let found = recorded.and_then(|name| ctx.drivers.named(name)).or_else(|| {
-        let name = recorded.or(infra.spec.driver.as_deref());
-        ctx.drivers.resolve(name, namespace).ok()
-    });
+    let found = driver_of(&ctx.drivers, infra).ok();
     let Some(driver) = found.filter(|_| !specs.is_empty()) else {
         return Ids::Known(Vec::new());
     };
-    let (wake, reference) = (Arc::clone(&ctx.wake), ObjectRef::new(name).within(namespace));
-    let waker = Waker::new(move || wake(reference));
+    let waker = waker(&ctx.wake, gathered.machine_metadata());
     let requester = Requester { key: uid, namespace };
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ids::Busy;

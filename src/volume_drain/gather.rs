@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::{Api, GetParams, ListParams};
+use kube::api::{Api, GetParams, ListParams, ObjectMeta};
 use kube::core::Request;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
@@ -105,6 +105,11 @@ impl Gathered {
             FoundInfra::Found(guarded) => guarded.0.as_ref().ok(),
             FoundInfra::Gone | FoundInfra::Unknown => None,
         }
+    }
+
+    /// The Machine's metadata.
+    pub fn machine_metadata(&self) -> &ObjectMeta {
+        &self.machine.metadata
     }
 
     /// The Machine's namespace, name and UID.

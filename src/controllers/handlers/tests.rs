@@ -492,8 +492,8 @@ fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
         infra_machine("m", 1, &json!({"metadata": {"ownerReferences": [owner]}}))
     };
     assert_ne!(
-        what_a_drain_counts(&owned_by("MachineSet")),
-        what_a_drain_counts(&owned_by("Machine"))
+        what_counts_of_an_infra_machine_for_a_drain(&owned_by("MachineSet")),
+        what_counts_of_an_infra_machine_for_a_drain(&owned_by("Machine"))
     );
 }
 

@@ -16,6 +16,7 @@ use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
+use crate::driver_resolution::{Choice, choice};
 use crate::machine::cause::Cause;
 use crate::machine::fixtures::{MachineFixture, machine};
 use crate::machine::runtime_state::{Retry, UnimplementedCall};

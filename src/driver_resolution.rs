@@ -1,0 +1,41 @@
+//! Which driver a machine gets.
+
+use std::sync::Arc;
+
+use crate::api::v1alpha1::InfraMachine;
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, ResolveError};
+use crate::identity;
+
+/// Which driver a machine gets.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Choice<'a> {
+    /// The one that has its VM, also where the namespace may not use it any more: what is there has to be
+    /// looked after, and deleted.
+    Holder(&'a str),
+    /// The one it asks for, if its namespace may use that.
+    Asked(Option<&'a str>),
+}
+
+/// The driver of a machine, whatever the machine needs of it.
+///
+/// # Errors
+/// [`ResolveError`]: what of the configuration keeps it from having one.
+pub fn driver_of(
+    drivers: &ConfiguredDrivers,
+    machine: &InfraMachine,
+) -> Result<Arc<ConfiguredDriver>, ResolveError> {
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    match choice(machine) {
+        Choice::Holder(name) => drivers.holder(name),
+        Choice::Asked(name) => drivers.resolve(name, namespace),
+    }
+}
+
+/// Which driver that is, by the machine alone.
+pub fn choice(machine: &InfraMachine) -> Choice<'_> {
+    let exists = machine.metadata.deletion_timestamp.is_some() || identity::provider_id(machine).is_some();
+    match identity::recorded_driver(machine) {
+        Some(name) if exists => Choice::Holder(name),
+        identified => Choice::Asked(identified.or(machine.spec.driver.as_deref())),
+    }
+}
