@@ -6,26 +6,35 @@
 //!   left for requests under way.
 //! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its
 //!   duration, on the monotonic clock of this process.
-//! * Every write names the version it replaces: of two replicas that want the lease, one gets it.
+//! * To take the lease names the version that it replaces: of two replicas that want it, one gets it. To renew
+//!   it tests that this process holds it, whose name no other has, so that renewals may overtake each other.
+//! * An API server that answers slowly does not cost the lease: a renewal that waits for its answer keeps no
+//!   other from being sent, and each counts from when it was sent.
 //!
 //! It is written by hand since no crate has the first of these: a deadline on the monotonic clock that only
 //! renewals move, and that is checked before every call and write.
 
+use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use serde_json::json;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{OutageLog, outage_log};
 use crate::leadership::Leadership;
 use crate::telemetry::Chain;
 
+/// How many renewals may wait for an answer at the same time.
+const MOST_RENEWALS: usize = 8;
 /// How long handing over may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -134,6 +143,21 @@ enum ElectionError {
     TimedOut,
 }
 
+/// Why a renewal did not renew.
+#[derive(Debug)]
+enum RenewalError {
+    /// This replica does not hold the lease, or there is none.
+    NotOurs,
+    /// It may hold it still.
+    Failed(ElectionError),
+}
+
+impl From<ElectionError> for RenewalError {
+    fn from(error: ElectionError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl Elector {
     pub(super) fn new(client: Client, election: Election) -> Self {
         Self {
@@ -188,38 +212,79 @@ impl Elector {
         }
     }
 
-    /// Renews the lease until that fails for too long, or another replica holds it.
+    /// Renews the lease until that fails for too long, or another replica holds it. A renewal is sent each
+    /// `retry_period`, whether or not the one before was answered: its connection may be dead.
     async fn keep(&mut self, leadership: &Leadership, mut renewed: Instant) {
-        let mut is_unanswered = false;
+        let Timing {
+            renew_deadline,
+            retry_period,
+            ..
+        } = self.election.timing;
+        let mut renewals = FuturesUnordered::new();
+        let mut next = renewed + retry_period;
         loop {
-            // What was given up has waited long enough, and the deadline is near.
-            if !is_unanswered {
-                sleep(self.election.timing.retry_period).await;
+            tokio::select! {
+                biased;
+                Some((sent, answer)) = renewals.next() => match answer {
+                    Ok(lease) => {
+                        self.answered();
+                        self.observe(lease);
+                        renewed = renewed.max(sent);
+                        leadership.renew(sent + renew_deadline);
+                    }
+                    Err(RenewalError::NotOurs) => {
+                        // It was taken, deleted or changed by hand.
+                        let sent = Instant::now();
+                        match timeout_at(renewed + renew_deadline, self.attempt()).await {
+                            Ok(Ok(Attempt::Held)) => {
+                                renewed = renewed.max(sent);
+                                leadership.renew(sent + renew_deadline);
+                            }
+                            Ok(Ok(Attempt::HeldBy(holder))) => {
+                                tracing::error!(holder, "the lease was taken");
+                                return;
+                            }
+                            Ok(Err(error)) => self.warn(&error),
+                            Err(_elapsed) => self.warn(&ElectionError::TimedOut),
+                        }
+                    }
+                    Err(RenewalError::Failed(error)) => self.warn(&error),
+                },
+                () = sleep_until(renewed + renew_deadline) => {}
+                () = sleep_until(next), if renewals.len() < MOST_RENEWALS => {
+                    let sent = Instant::now();
+                    next = sent + retry_period;
+                    let renewal = self.renewal(sent + renew_deadline);
+                    renewals.push(async move { (sent, renewal.await) });
+                }
             }
-            is_unanswered = false;
             if !leadership.is_held() {
                 tracing::error!("the lease was not renewed in time");
                 return;
             }
-            let sent = Instant::now();
-            let renew_deadline = self.election.timing.renew_deadline;
-            // An attempt that gets no answer leaves time for another, over another connection: its own may
-            // be dead, and ends with it.
-            let deadline = (sent + renew_deadline / 2).min(renewed + renew_deadline);
-            match timeout_at(deadline, self.attempt()).await {
-                Ok(Ok(Attempt::Held)) => {
-                    renewed = sent;
-                    leadership.renew(sent + renew_deadline);
+        }
+    }
+
+    /// One renewal, which is given up at the deadline.
+    fn renewal(&self, deadline: Instant) -> impl Future<Output = Result<Lease, RenewalError>> + use<> {
+        let (leases, name) = (self.leases.clone(), self.election.lease.clone());
+        let renewal = json!([
+            {"op": "test", "path": "/spec/holderIdentity", "value": self.election.identity},
+            {"op": "add", "path": "/spec/renewTime", "value": MicroTime(Timestamp::now())},
+        ]);
+        async move {
+            // Its form is that of RFC 6902, which is above.
+            let patch = serde_json::from_value(renewal).map_err(kube::Error::SerdeError);
+            let patch: Patch<()> = Patch::Json(patch.map_err(ElectionError::Write)?);
+            let params = PatchParams::default();
+            match timeout_at(deadline, leases.patch(&name, &params, &patch)).await {
+                Ok(Ok(lease)) => Ok(lease),
+                // A test that fails is answered as an object that is invalid.
+                Ok(Err(kube::Error::Api(status))) if status.is_invalid() || status.is_not_found() => {
+                    Err(RenewalError::NotOurs)
                 }
-                Ok(Ok(Attempt::HeldBy(holder))) => {
-                    tracing::error!(holder, "the lease was taken");
-                    return;
-                }
-                Ok(Err(error)) => self.warn(&error),
-                Err(_elapsed) => {
-                    self.warn(&ElectionError::TimedOut);
-                    is_unanswered = true;
-                }
+                Ok(Err(error)) => Err(ElectionError::Write(error).into()),
+                Err(_elapsed) => Err(ElectionError::TimedOut.into()),
             }
         }
     }
@@ -228,25 +293,17 @@ impl Elector {
     async fn attempt(&mut self) -> Result<Attempt, ElectionError> {
         let attempted = self.try_to_hold().await;
         if attempted.is_ok() {
-            self.outage.answered();
-            outage_log::log_answered();
+            self.answered();
         }
         attempted
     }
 
+    fn answered(&self) {
+        self.outage.answered();
+        outage_log::log_answered();
+    }
+
     async fn try_to_hold(&mut self) -> Result<Attempt, ElectionError> {
-        // While it is ours, no other replica writes it: no need to read it first.
-        if let Some(observed) = &self.observed
-            && observed.holder() == Some(&self.election.identity)
-        {
-            let lease = observed.lease.clone();
-            match self.write(lease).await {
-                // It was changed all the same, or deleted.
-                Err(ElectionError::Write(kube::Error::Api(status)))
-                    if status.is_conflict() || status.is_not_found() => {}
-                written => return written,
-            }
-        }
         let Some(lease) = self
             .leases
             .get_opt(&self.election.lease)

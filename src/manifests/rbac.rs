@@ -111,7 +111,7 @@ pub const SECRETS: &[Rule] = &[Rule {
 pub const LEADER_ELECTION: &[Rule] = &[Rule {
     group: "coordination.k8s.io",
     resources: &["leases"],
-    verbs: &["get", "create", "update"],
+    verbs: &["get", "create", "update", "patch"],
     why: "One lease says which replica works.",
 }];
 

@@ -36,7 +36,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
             testbed::NAMESPACE
         ));
     let credential = Credential::new(&world).await?;
-    let provider = provider
+    let mut provider = provider
         .through(credential.kubeconfig.clone())
         .start(&world)
         .await?;
@@ -75,6 +75,8 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
         Ok(())
     })
     .await?;
+    // A lease is renewed by a patch, and handed over by an update.
+    provider.process.terminate(DEADLINE).await?;
     uses_all_of(&world, &credential, &always()).await?;
     uses_no_more_than(&world, &credential, &always())
 }

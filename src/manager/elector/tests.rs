@@ -17,6 +17,8 @@ struct Store {
     is_down: bool,
     /// So many requests are not answered, as over a connection that is dead.
     unanswered: usize,
+    /// How long an answer takes.
+    delay: Duration,
 }
 
 type Shared = Arc<Mutex<Store>>;
@@ -31,7 +33,10 @@ fn api_server(store: &Shared) -> Client {
                 store.lock().unwrap().unanswered = left;
                 std::future::pending::<()>().await;
             }
-            answering.send(request).await
+            let answer = answering.send(request).await;
+            let delay = store.lock().unwrap().delay;
+            sleep(delay).await;
+            answer
         }
     });
     Client::new(service, "default")
@@ -50,15 +55,22 @@ fn answering(store: &Shared) -> Client {
             .map(|l| l["metadata"]["resourceVersion"].clone());
         match (request.method.as_str(), current) {
             ("GET", Some(_)) => (200, store.lease.clone().unwrap()),
-            ("GET" | "PUT", None) => failure(404, "NotFound"),
+            ("GET" | "PUT" | "PATCH", None) => failure(404, "NotFound"),
             ("POST", Some(_)) => failure(409, "AlreadyExists"),
             ("PUT", Some(current)) if body["metadata"]["resourceVersion"] != current => {
                 failure(409, "Conflict")
             }
-            ("POST" | "PUT", _) => {
+            ("POST" | "PUT" | "PATCH", current) => {
+                let mut lease = body.clone();
+                if current.is_some() && request.method == "PATCH" {
+                    lease = store.lease.clone().unwrap();
+                    let patch: json_patch::Patch = serde_json::from_value(body.clone()).unwrap();
+                    if json_patch::patch(&mut lease, &patch).is_err() {
+                        return failure(422, "Invalid");
+                    }
+                }
                 store.version += 1;
                 store.writes += 1;
-                let mut lease = body.clone();
                 lease["metadata"]["resourceVersion"] = json!(store.version.to_string());
                 store.lease = Some(lease.clone());
                 (200, lease)
@@ -193,6 +205,24 @@ async fn a_renewal_that_gets_no_answer_is_tried_once_more_before_the_lease_is_lo
         pass(12).await;
         assert!(one.leadership.is_held());
     }
+}
+
+/// Each renewal counts from when it was sent, and none waits for the answer to the one before.
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_takes_five_seconds_to_answer_does_not_cost_the_lease() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    let two = start(&store, "two");
+    store.lock().unwrap().delay = Duration::from_secs(5);
+    pass(120).await;
+    assert!(one.leadership.is_held() && !two.leadership.is_held());
+    store.lock().unwrap().delay = Duration::from_secs(6);
+    pass(60).await;
+    assert!(
+        !one.leadership.is_held(),
+        "a renewal that is answered after the deadline renews nothing"
+    );
 }
 
 #[tokio::test(start_paused = true)]
