@@ -195,15 +195,15 @@ impl ConfiguredDriver {
                 // The receiver may be gone.
                 let _ = call.send(());
             });
-            if let Some(permit) = self.try_acquire(priority, Requester { key, namespace }, waker) {
+            if let Some(permit) = self.try_acquire(priority, Requester::new(key, namespace), waker) {
                 return permit;
             }
             let _ = timeout(PERMIT_WAIT, woken).await;
         }
     }
 
-    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, and gets none
-    /// within minutes.
+    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, and gets
+    /// none within minutes.
     pub fn should_report_wait(&self, key: &str) -> bool {
         self.permits.should_report(key)
     }

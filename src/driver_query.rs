@@ -67,10 +67,7 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
             Ok(driver) => driver,
             Err(error) => return Ok(Some(QueryResult::NotResolved(error))),
         };
-        let requester = Requester {
-            key: self.object.uid.as_deref().unwrap_or_default(),
-            namespace,
-        };
+        let requester = Requester::new(self.object.uid.as_deref().unwrap_or_default(), namespace);
         match driver.try_acquire(Priority::Upkeep, requester, waker(self.wake, self.object)) {
             Some(permit) => self.ask_with(&permit, namespace, spec, request).await.map(Some),
             None => Ok(None),

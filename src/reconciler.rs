@@ -306,7 +306,7 @@ mod tests {
         let drivers = ConfiguredDrivers::new(vec![driver]).unwrap();
         let driver = drivers.named("pool").unwrap();
         let ask = |key: &'static str| {
-            let requester = Requester { key, namespace: "ns" };
+            let requester = Requester::new(key, "ns");
             driver.try_acquire(Priority::Create, requester, Waker::new(|| {}))
         };
         let events = recorded().0;

@@ -35,6 +35,19 @@ pub struct Requester<'a> {
     pub key: &'a str,
     /// The namespace that the permit is counted for; empty for a task of the provider's own.
     pub namespace: &'a str,
+    /// Whether the object's status shows that it waits for something else.
+    pub shows_another_wait: bool,
+}
+
+impl<'a> Requester<'a> {
+    /// One that shows no other wait.
+    pub fn new(key: &'a str, namespace: &'a str) -> Self {
+        Self {
+            key,
+            namespace,
+            shows_another_wait: false,
+        }
+    }
 }
 
 /// How many permits of a priority are held, and how many requesters wait for one.

@@ -511,7 +511,7 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
         let woken = Arc::clone(&woken);
         driver.try_acquire(
             priority,
-            Requester { key, namespace: "ns" },
+            Requester::new(key, "ns"),
             Waker::new(move || {
                 woken.fetch_add(1, Ordering::SeqCst);
             }),
@@ -630,14 +630,7 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_wi
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
     assert!(
         driver
-            .try_acquire(
-                Priority::Create,
-                Requester {
-                    key: "create",
-                    namespace: "ns"
-                },
-                waker()
-            )
+            .try_acquire(Priority::Create, Requester::new("create", "ns"), waker())
             .is_some(),
         "no place in the line is taken"
     );

@@ -1,6 +1,7 @@
 //! What every reconcile works with.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
@@ -9,6 +10,7 @@ use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
+use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
@@ -20,6 +22,9 @@ use crate::reconciler::{Wake, waker};
 use crate::retry::LONG_WAIT;
 use crate::retry::jitter;
 use cmi_driver::MachineClass;
+
+/// When a machine that waits for a permit asks again, should its wake-up get lost.
+const LOST_WAKE_UP: Duration = Duration::from_hours(1);
 
 /// What every reconcile works with.
 pub struct Context {
@@ -58,6 +63,7 @@ impl Context {
         let requester = Requester {
             key: uid_of(machine),
             namespace: machine.metadata.namespace.as_deref().unwrap_or_default(),
+            shows_another_wait: shows_another_wait(machine),
         };
         driver.try_acquire(priority, requester, self.waker(machine))
     }
@@ -130,13 +136,28 @@ impl Context {
             "the driver is busy: waiting for a permit"
         );
         // It is woken when there is a permit: a fleet that waits asks no more often than that.
-        let again = LONG_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
+        let again = LOST_WAKE_UP.mul_f64(1.0 - 0.5 * jitter(uid, 0));
         if driver.should_report_wait(uid) {
             Outcome::Queued { again }
         } else {
             Outcome::Waiting(Some(again))
         }
     }
+}
+
+/// Whether its status shows that it waits for what comes before a permit. That wait is over once it asks for
+/// one.
+fn shows_another_wait(machine: &InfraMachine) -> bool {
+    let status = machine.status.as_ref();
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    ready.is_some_and(|ready| {
+        [
+            reason::WAITING_FOR_OWNER,
+            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
+            reason::WAITING_FOR_BOOTSTRAP_DATA,
+        ]
+        .contains(&&*ready.reason)
+    })
 }
 
 fn uid_of(machine: &InfraMachine) -> &str {

@@ -35,10 +35,8 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     let Some((infra, driver)) = gathered.infra_and_driver() else {
         return Ok(Again::After(PERMIT_WAIT));
     };
-    let requester = Requester {
-        key: remediation.metadata.uid.as_deref().unwrap_or_default(),
-        namespace: gathered.namespace(),
-    };
+    let uid = remediation.metadata.uid.as_deref().unwrap_or_default();
+    let requester = Requester::new(uid, gathered.namespace());
     let waker = waker(&ctx.wake, &remediation.metadata);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ok(Again::After(PERMIT_WAIT));

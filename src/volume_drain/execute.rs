@@ -246,7 +246,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
         return Ids::Known(Vec::new());
     };
     let waker = waker(&ctx.wake, gathered.machine_metadata());
-    let requester = Requester { key: uid, namespace };
+    let requester = Requester::new(uid, namespace);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ids::Busy;
     };

@@ -58,6 +58,8 @@ pub(super) struct Waiter {
     key: Arc<str>,
     waker: Option<Waker>,
     since: Instant,
+    /// Whether its status shows that it waits for something else.
+    shows_another_wait: bool,
     /// Whether it was woken to publish that it waits.
     is_reported: bool,
     /// Whether it has asked since its reconcile began.
@@ -160,6 +162,7 @@ impl Queue {
             key: Arc::clone(&key),
             waker: Some(waker),
             since,
+            shows_another_wait: requester.shows_another_wait,
             is_reported,
             is_current: true,
         };
@@ -259,22 +262,39 @@ impl Queue {
     }
 
     /// The wakers of those that have waited for some seconds and get no permit within minutes, each once, so
-    /// many at most. The faster a queue is served, the fewer: the reports would take the API server from
-    /// what the permits are for.
+    /// many at most, and those first that have waited longest, of whatever namespace. The faster the driver
+    /// is called, the fewer: the reports would take the API server from what the permits are for. Only what
+    /// shows another wait, which is over, is reported however fast that is.
     pub(super) fn wakers_to_report(&mut self, most: usize, now: Instant) -> Vec<Waker> {
+        let mut wakers = self.report(most, now, |waiter| waiter.shows_another_wait);
+        let rates = self.tenants.values().map(|tenant| tenant.rate.per_second(now));
+        let fewer = most.div_ceil(whole(rates.sum()).saturating_add(1));
+        wakers.extend(self.report(fewer.min(most - wakers.len()), now, |_| true));
+        wakers
+    }
+
+    fn report(&mut self, most: usize, now: Instant, which: impl Fn(&Waiter) -> bool) -> Vec<Waker> {
         let queues = self.tenants.values_mut().flat_map(Tenant::queues);
-        queues
-            .flat_map(|(waiting, rate)| {
-                let per_second = rate.per_second(now);
-                let is_reported = move |waiter: &&mut Waiter| {
-                    !waiter.is_reported && now.saturating_duration_since(waiter.since) >= REPORTED_AFTER
+        let mut queues: Vec<_> = queues
+            .map(|(waiting, rate)| {
+                let soon = whole(rate.per_second(now) * LONG_WAIT.as_secs_f64());
+                let is_to_report = |waiter: &&mut Waiter| {
+                    !waiter.is_reported
+                        && now.saturating_duration_since(waiter.since) >= REPORTED_AFTER
+                        && which(waiter)
                 };
-                waiting
-                    .values_mut()
-                    .skip(whole(per_second * LONG_WAIT.as_secs_f64()))
-                    .filter(is_reported)
-                    .take(most.div_ceil(whole(per_second).saturating_add(1)))
+                waiting.values_mut().skip(soon).filter(is_to_report).peekable()
             })
+            .collect();
+        let longest_waiting = || {
+            let first = queues.iter_mut().filter_map(|queue| {
+                let since = queue.peek()?.since;
+                Some((since, queue))
+            });
+            let (_, queue) = first.min_by_key(|(since, _)| *since)?;
+            queue.next()
+        };
+        std::iter::from_fn(longest_waiting)
             .take(most)
             .filter_map(|waiter| {
                 waiter.is_reported = true;

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::priority::PerPriority;
+
 /// The window in which grants are counted.
 pub(super) const RATE_WINDOW: Duration = Duration::from_secs(5);
 
@@ -44,5 +46,12 @@ impl GrantRate {
         let granted = self.current.saturating_add(self.previous);
         let counted = if self.previous > 0 { age + RATE_WINDOW } else { age };
         f64::from(granted) / counted.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+}
+
+impl PerPriority<GrantRate> {
+    /// Permits of both a second.
+    pub(super) fn per_second(self, now: Instant) -> f64 {
+        self.upkeep.per_second(now) + self.create.per_second(now)
     }
 }

@@ -37,7 +37,7 @@ impl Permits {
     }
 
     fn ask_in(&self, namespace: &str, priority: Priority, key: &str, waker: Waker) -> bool {
-        self.acquire_or_queue(priority, Requester { key, namespace }, waker)
+        self.acquire_or_queue(priority, Requester::new(key, namespace), waker)
     }
 }
 
@@ -320,6 +320,76 @@ async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_called_to_say_so
     }
     let reported = (0..WAITERS).filter(|n| permits.should_report(&n.to_string()));
     assert!((1..=60).contains(&reported.count()));
+}
+
+/// Many namespaces are served as fast together as one is.
+#[tokio::test(start_paused = true)]
+async fn of_many_namespaces_that_are_served_fast_together_a_few_are_called_and_those_first_that_waited_longest()
+ {
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    let mut namespace_of = std::collections::HashMap::from([("first".to_owned(), "ns".to_owned())]);
+    for n in 0..30 {
+        // The last namespaces came first.
+        let namespace = format!("ns-{:02}", 29 - n);
+        for m in 0..1000 {
+            let key = format!("{namespace}/{m}");
+            assert!(!permits.ask_in(&namespace, Priority::Create, &key, woken.waker(&key)));
+            namespace_of.insert(key, namespace.clone());
+        }
+        tokio::time::advance(Duration::from_millis(1)).await;
+    }
+    let mut holder = "first".to_owned();
+    // Sixty a second, two for each namespace.
+    for second in 0..30 {
+        for _ in 0..60 {
+            tokio::time::advance(Duration::from_millis(16)).await;
+            permits.release(&namespace_of[&holder], Priority::Create);
+            let [next] = &woken.take()[..] else {
+                panic!("one is next")
+            };
+            assert!(permits.ask_in(&namespace_of[next], Priority::Create, next, woken.waker(next)));
+            next.clone_into(&mut holder);
+        }
+        permits.wake_to_report(20);
+        let reported = woken.take();
+        assert!(reported.len() <= 1, "{} in a second", reported.len());
+        if second >= 6 {
+            assert_eq!(namespace_of[&reported[0]], "ns-29", "it has waited longest");
+        }
+        for key in reported {
+            assert!(!permits.ask_in(&namespace_of[&key], Priority::Create, &key, woken.waker(&key)));
+        }
+    }
+}
+
+/// What it shows is wrong by now.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_shows_another_wait_is_called_to_say_so_however_fast_the_queue_is_served() {
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    for n in 0..10_000 {
+        let key = format!("{n}");
+        let requester = Requester {
+            shows_another_wait: n % 2 == 0,
+            ..Requester::new(&key, "ns")
+        };
+        assert!(!permits.acquire_or_queue(Priority::Create, requester, woken.waker(&key)));
+    }
+    // Twenty a second, for ten.
+    for _ in 0..200 {
+        tokio::time::advance(Duration::from_millis(50)).await;
+        permits.release("ns", Priority::Create);
+        for key in woken.take() {
+            assert!(permits.ask(Priority::Create, &key, woken.waker(&key)));
+        }
+    }
+    permits.wake_to_report(20);
+    let reported: Vec<usize> = woken.take().iter().map(|key| key.parse().unwrap()).collect();
+    assert_eq!(reported.len(), 20);
+    let others = reported.iter().filter(|number| *number % 2 == 1).count();
+    assert_eq!(others, 0, "{reported:?}");
+    assert!(reported.iter().all(|number| *number > 6000), "{reported:?}");
 }
 
 #[test]

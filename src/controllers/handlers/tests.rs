@@ -359,10 +359,7 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
         let called = Arc::clone(&called);
         pool.try_acquire(
             Priority::Create,
-            Requester {
-                key: uid,
-                namespace: "ns",
-            },
+            Requester::new(uid, "ns"),
             Waker::new(move || called.lock().unwrap().push(uid)),
         )
     };
