@@ -24,8 +24,12 @@ pub async fn publish_status<K, S>(
 ) -> Result<Option<K>, Error>
 where
     K: Clone + Resource + Parts + DeserializeOwned,
-    S: Serialize,
+    S: Serialize + PartialEq,
 {
+    // Most reconciles have nothing to say: they need not encode it.
+    if before == Some(after) {
+        return Ok(None);
+    }
     let action = "writing status";
     let encode = |status: &S| serde_json::to_value(status).map_err(|source| Error::Encode { action, source });
     let before = before.map(encode).transpose()?.unwrap_or_else(|| json!({}));
