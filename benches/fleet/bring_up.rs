@@ -10,7 +10,7 @@ use super::floor::{self, Kind};
 use super::machines::Fleet;
 use super::measure::{self, ControlPlane, Measured, Requests, Usage};
 use super::report::{Report, Rest, Row, Run};
-use super::{Args, WINDOW, provider};
+use super::{Args, provider, window};
 
 /// How long nothing is written when all is done.
 const QUIET: Duration = Duration::from_secs(1);
@@ -167,10 +167,11 @@ impl Bench {
     async fn idle(&self, replica: &Measured) -> Result<Rest> {
         let (requests, usage) = (Requests::read(&self.admin).await?, replica.usage()?);
         let calls = replica.driver_calls().await?;
-        tokio::time::sleep(WINDOW).await;
+        let window = window(self.size);
+        tokio::time::sleep(window).await;
         Ok(Rest {
             what: "idle",
-            window: WINDOW,
+            window,
             usage: replica.usage()?.since(usage),
             requests: Requests::read(&self.admin).await?.since(&requests),
             driver_calls: replica.driver_calls().await?.saturating_sub(calls),
@@ -185,11 +186,11 @@ impl Bench {
         let mut replica =
             provider::start(&self.management, "restarted", &self.cloud, &self.fleet, flags).await?;
         provider::looked_at(&mut replica, self.size).await?;
-        let window = started.elapsed();
-        tokio::time::sleep(WINDOW).await;
+        let looked_at = started.elapsed();
+        tokio::time::sleep(window(self.size)).await;
         let rest = Rest {
             what: "restart",
-            window,
+            window: looked_at,
             usage: replica.usage()?,
             requests: Requests::read(&self.admin).await?.since(&requests),
             driver_calls: replica.driver_calls().await?,

@@ -31,8 +31,12 @@ use self::cloud::Place;
 
 /// Machines at a time, for the provider and for the floor.
 const CONCURRENCY: usize = 32;
-/// How long the idle fleet and the restarted provider are watched.
+/// How long a small fleet is watched that idles, or whose provider was restarted.
 const WINDOW: Duration = Duration::from_secs(10);
+/// How long a large one is: the inventory lists all VMs twice meanwhile.
+const LONG_WINDOW: Duration = Duration::from_mins(2);
+/// What is a large one.
+const LARGE: usize = 10_000;
 /// Writes that bring a machine up, without its Event.
 const WRITES: u8 = 2;
 
@@ -91,6 +95,11 @@ enum Scenario {
     Shards,
     /// Where the CPU goes while a fleet comes up.
     Profile,
+}
+
+/// How long a fleet of so many machines is watched.
+const fn window(machines: usize) -> Duration {
+    if machines < LARGE { WINDOW } else { LONG_WINDOW }
 }
 
 fn main() -> Result<()> {

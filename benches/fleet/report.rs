@@ -67,10 +67,13 @@ impl Row {
         median(self.runs.iter().map(figure).collect())
     }
 
-    /// The median of the ratios to another contestant in the same round.
-    fn ratio(&self, other: &Self, figure: impl Fn(&Run) -> f64) -> f64 {
-        let pairs = self.runs.iter().zip(&other.runs);
-        median(pairs.map(|(own, other)| figure(own) / figure(other)).collect())
+    /// The median of the ratios to the best floor of the same round: which one that is, each figure says anew.
+    fn ratio(&self, floors: &[Self], figure: impl Fn(&Run) -> f64) -> f64 {
+        let rounds = self.runs.iter().enumerate().map(|(round, own)| {
+            let floors = floors.iter().filter_map(|floor| floor.runs.get(round));
+            figure(own) / floors.map(&figure).fold(f64::INFINITY, f64::min)
+        });
+        median(rounds.collect())
     }
 }
 
@@ -78,14 +81,14 @@ impl Row {
 pub struct Report {
     /// They, the floors among them.
     pub rows: Vec<Row>,
-    /// How many of them are floors: the first ones, the last of which the others are compared with.
+    /// How many of them are floors: the first ones, with the best of which the others are compared.
     pub floors: usize,
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of thousands
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let floor = self.floors.checked_sub(1).and_then(|index| self.rows.get(index));
+        let floors = self.rows.get(..self.floors).unwrap_or_default();
         writeln!(
             f,
             "| what | machines | seconds | machines a second | time / floor | CPU ms a machine | CPU / floor | \
@@ -94,12 +97,12 @@ impl fmt::Display for Report {
         )?;
         for (index, row) in self.rows.iter().enumerate() {
             let size = row.runs.first().map_or(0, |run| run.size) as f64;
-            let floor = floor.filter(|_| index >= self.floors);
             let ratio = |figure: fn(&Run) -> f64| {
-                floor.map_or_else(
-                    || "–".to_owned(),
-                    |floor| format!("{:.2}", row.ratio(floor, figure)),
-                )
+                if floors.is_empty() || index < self.floors {
+                    "–".to_owned()
+                } else {
+                    format!("{:.2}", row.ratio(floors, figure))
+                }
             };
             let calls = row.runs.iter().all(|run| run.driver_calls.is_some()).then(|| {
                 let calls = row.median(|run| run.driver_calls.unwrap_or_default() as f64);
