@@ -4,7 +4,7 @@
 #   conformance.sh suite.yaml COMMAND [ARGUMENT…]
 #
 # The exit code is that of `capcmi conformance`; conformance.xml has the cases as JUnit XML, driver.log what the
-# driver writes, and driver.pid its process, for the hook `restart: [restart.sh, driver.pid, driver.log, …]`.
+# driver writes, and driver.pid its process, for the hook `restart: [sh, restart.sh, driver.pid, driver.log, …]`.
 # Environment: CAPCMI, the program (default: capcmi); CMI_ENDPOINT, where the driver is to listen.
 set -eu
 
