@@ -22,37 +22,37 @@ pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::C
 /// The calls that need no machine.
 pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass, Stage::VolumeIds];
 
-/// What each class means.
-pub(crate) fn classes() -> String {
-    let rows = Disposition::ALL.map(|class| {
-        let explained = explanation(class);
+/// What each disposition means.
+pub(crate) fn dispositions() -> String {
+    let rows = Disposition::ALL.map(|disposition| {
+        let explained = explanation(disposition);
         [
-            format!("`{class:?}`"),
+            format!("`{disposition:?}`"),
             explained.meaning.to_owned(),
             explained.wait.to_owned(),
             explained.remedy.to_owned(),
         ]
     });
     markdown(
-        &["Class", "What it means", "When it is tried again", "What to do"],
+        &["Disposition", "What it means", "When it is tried again", "What to do"],
         &rows,
     )
 }
 
-/// The class that each code has as an answer to each of these calls.
+/// The disposition that each code has as an answer to each of these calls.
 pub(crate) fn matrix(calls: &[Stage]) -> String {
     let titles = calls.iter().map(|call| description(*call).to_owned());
     let rows = Code::ALL.map(|code| -> Vec<_> {
-        let classes = calls
+        let dispositions = calls
             .iter()
             .map(|call| format!("`{:?}`", disposition(*call, code)));
-        std::iter::once(format!("`{code}`")).chain(classes).collect()
+        std::iter::once(format!("`{code}`")).chain(dispositions).collect()
     });
     let titles: Vec<_> = std::iter::once("Code".to_owned()).chain(titles).collect();
     markdown(&titles, &rows)
 }
 
-/// What a person has to know of a class, in half sentences and sentences.
+/// What a person has to know of a disposition, in half sentences and sentences.
 struct Explanation {
     /// What it means, and what happens.
     meaning: &'static str,
@@ -62,9 +62,9 @@ struct Explanation {
     remedy: &'static str,
 }
 
-/// What a person has to know of a class.
-const fn explanation(class: Disposition) -> Explanation {
-    match class {
+/// What a person has to know of a disposition.
+const fn explanation(disposition: Disposition) -> Explanation {
+    match disposition {
         Disposition::Retry => Explanation {
             meaning: "The driver or its back end could not do it this time.",
             wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks \
@@ -181,8 +181,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_class_says_what_is_to_be_done() {
-        for line in classes().lines().skip(2) {
+    fn every_disposition_says_what_is_to_be_done() {
+        for line in dispositions().lines().skip(2) {
             assert!(!line.contains("|  |"), "{line}");
         }
     }

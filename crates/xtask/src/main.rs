@@ -85,7 +85,7 @@ fn block(name: &str) -> Result<String> {
         "error codes of the interface" => compliance::table(Rows::Codes("PLG")),
         "rules of initialization" => compliance::table(Rows::Prose(&["INI", "UPD"])),
         "rules of this provider" => compliance::table(Rows::Prose(&["CAP"])),
-        "error classes" => errors::classes(),
+        "dispositions" => errors::dispositions(),
         "codes on the way up" => errors::matrix(errors::WAY_UP),
         "codes of lists on the way up" => errors::matrix(errors::LISTS),
         "codes of a VM that is up" => errors::matrix(errors::UP),
