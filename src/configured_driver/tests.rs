@@ -543,7 +543,7 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
     assert_eq!(
         woken.load(Ordering::SeqCst),
         1,
-        "the fourth create is called, once"
+        "the fourth create is woken, once"
     );
 }
 
@@ -637,7 +637,7 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_wi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_question_is_given_up() {
+async fn a_waiter_for_the_answer_is_woken_also_when_there_is_none_and_when_the_question_is_given_up() {
     let driver = FakeDriver {
         takes: Duration::from_hours(1),
         ..FakeDriver::default()

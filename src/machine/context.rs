@@ -78,8 +78,8 @@ impl Context {
         waker(&self.wake, &machine.metadata)
     }
 
-    /// What has a machine tried again, whatever its wait, when there may be room for it.
-    fn alarm(&self, machine: &InfraMachine) -> Waker {
+    /// Wakes a machine, whatever its wait, when there may be room for it.
+    fn capacity_waker(&self, machine: &InfraMachine) -> Waker {
         let (states, uid) = (Arc::clone(&self.states), uid_of(machine).to_owned());
         let waker = self.waker(machine);
         Waker::new(move || {
@@ -97,16 +97,16 @@ impl Context {
         class: &MachineClass,
         reason: HalfOpenReason,
     ) -> Option<Outcome> {
-        let has_capacity = permit.has_capacity(class, uid_of(machine), reason, self.alarm(machine));
+        let has_capacity = permit.has_capacity(class, uid_of(machine), reason, self.capacity_waker(machine));
         (!has_capacity).then(|| Self::awaiting_capacity(machine))
     }
 
     /// Has a machine tried again that was refused for want of capacity, when there may be room.
     pub fn await_capacity(&self, machine: &InfraMachine, permit: &Permit<'_>, class: &MachineClass) {
-        permit.await_capacity(class, uid_of(machine), self.alarm(machine));
+        permit.await_capacity(class, uid_of(machine), self.capacity_waker(machine));
     }
 
-    /// The outcome of a machine that is called when there may be room.
+    /// The outcome of a machine that is woken when there may be room.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
         Outcome::AwaitingCapacity {
             again: LONG_WAIT.mul_f64(1.0 - 0.1 * jitter(uid_of(machine), 0)),

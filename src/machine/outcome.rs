@@ -36,13 +36,13 @@ pub enum Outcome {
     Waiting(Option<Duration>),
     /// Waiting for a permit to call the driver, and for so long that this is said.
     Queued {
-        /// When to look again, should nothing call.
+        /// When to look again, should nothing wake it.
         again: Duration,
     },
-    /// Capacity was exhausted for another machine of the class: no create was made, and something
-    /// calls when there may be room.
+    /// Capacity was exhausted for another machine of the class: no create was made, and the
+    /// machine is woken when there may be room.
     AwaitingCapacity {
-        /// When to look again, should nothing call.
+        /// When to look again, should nothing wake it.
         again: Duration,
     },
     /// The spec was not even shown to the driver.

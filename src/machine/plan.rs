@@ -187,7 +187,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             plan_provisioning(machine, seen, driver, ownership, wanted, bootstrap)
         }
         (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused { invalid, again: None }.into(),
-        // It is asked anew first; a machine that waits for that is called.
+        // It is asked anew first; a machine that waits for that is woken.
         (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     }
 }

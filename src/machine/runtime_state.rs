@@ -54,7 +54,7 @@ pub struct RuntimeState {
     pub failed_shut_downs: u32,
     /// There may be capacity, and that came before the wait for it: the reconcile that is
     /// to wait has not ended yet.
-    pub called: bool,
+    pub woken: bool,
 }
 
 /// A create that is over: the back end will not carry it out any more.
@@ -156,7 +156,7 @@ impl RuntimeState {
             hint_number: _,
             answered,
             failed_shut_downs,
-            called,
+            woken,
         } = self;
         written.is_none()
             && retry.is_none()
@@ -166,7 +166,7 @@ impl RuntimeState {
             && hint.is_none()
             && answered.is_none()
             && *failed_shut_downs == 0
-            && !called
+            && !woken
     }
 }
 
@@ -286,7 +286,7 @@ impl RuntimeStates {
     /// after the call began: the newest by then was that of the number `hint`.
     pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
-            if std::mem::take(&mut known.called) && retry.cause == Cause::Capacity {
+            if std::mem::take(&mut known.woken) && retry.cause == Cause::Capacity {
                 retry.until = Until::Moment(Instant::now());
             }
             known.retry = Some(retry);
@@ -298,7 +298,7 @@ impl RuntimeStates {
     /// There may be capacity for a machine that waits for it, or is about to.
     pub fn signal_capacity(&self, uid: &str) {
         self.with(uid, |known| {
-            known.called = !known.end_wait(Cause::Capacity);
+            known.woken = !known.end_wait(Cause::Capacity);
         });
     }
 
@@ -335,7 +335,7 @@ impl RuntimeStates {
     pub fn succeeded(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
-            known.called = false;
+            known.woken = false;
             known.absent_since = None;
             known.settle_until = None;
             known.clear_hint(hint);

@@ -34,7 +34,12 @@ pub(crate) fn dispositions() -> String {
         ]
     });
     markdown(
-        &["Disposition", "What it means", "When it is tried again", "What to do"],
+        &[
+            "Disposition",
+            "What it means",
+            "When it is tried again",
+            "What to do",
+        ],
         &rows,
     )
 }

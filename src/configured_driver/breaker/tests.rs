@@ -63,8 +63,8 @@ struct Woken(Arc<Mutex<Vec<String>>>);
 
 impl Woken {
     fn waker(&self, uid: &str) -> Waker {
-        let (calls, uid) = (self.clone(), uid.to_owned());
-        Waker::new(move || calls.0.lock().unwrap().push(uid))
+        let (woken, uid) = (self.clone(), uid.to_owned());
+        Waker::new(move || woken.0.lock().unwrap().push(uid))
     }
 
     fn take(&self) -> Vec<String> {
@@ -83,14 +83,14 @@ const NONE: HalfOpenReason = HalfOpenReason {
 
 /// One whose driver has answered that capacity is exhausted, with so many machines that wait.
 fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
-    let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+    let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
     breakers.attempt(&key).unwrap().record(&exhausted());
     for n in 0..waiting {
         let uid = format!("m-{n}");
         assert!(!breakers.allows(&key, &uid, NONE));
-        breakers.wait(&key, &uid, calls.waker(&uid));
+        breakers.wait(&key, &uid, woken.waker(&uid));
     }
-    (breakers, key, calls)
+    (breakers, key, woken)
 }
 
 async fn tick(breakers: &Breakers, seconds: u64) {
@@ -142,16 +142,16 @@ async fn a_create_that_is_under_way_and_not_made_is_held_back_too() {
 
 #[tokio::test(start_paused = true)]
 async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doubling_numbers() {
-    let (breakers, key, calls) = open(20);
+    let (breakers, key, woken) = open(20);
     tick(&breakers, 599).await;
-    assert!(calls.take().is_empty());
+    assert!(woken.take().is_empty());
     tick(&breakers, 1).await;
-    assert_eq!(calls.take(), ["m-0"]);
+    assert_eq!(woken.take(), ["m-0"]);
     assert!(!breakers.allows(&key, "another", NONE), "one finds out");
     let mut rounds = Vec::new();
-    let mut called = vec!["m-0".to_owned()];
-    while !called.is_empty() {
-        let attempts: Vec<_> = called
+    let mut uids = vec!["m-0".to_owned()];
+    while !uids.is_empty() {
+        let attempts: Vec<_> = uids
             .iter()
             .map(|uid| {
                 assert!(breakers.allows(&key, uid, NONE), "{uid}");
@@ -159,12 +159,12 @@ async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doub
             })
             .collect();
         let more = breakers.allows(&key, "another", NONE);
-        assert_eq!(more, called.len() == 5, "{called:?} are under way");
+        assert_eq!(more, uids.len() == 5, "{uids:?} are under way");
         for attempt in attempts {
             attempt.record(&Ok(()));
         }
-        rounds.push(called.len());
-        called = calls.take();
+        rounds.push(uids.len());
+        uids = woken.take();
     }
     assert_eq!(rounds, [1, 2, 4, 8, 5]);
     tick(&breakers, 1).await;
@@ -173,88 +173,88 @@ async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doub
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_that_finds_no_room_opens_it_again() {
-    let (breakers, key, calls) = open(2);
+    let (breakers, key, woken) = open(2);
     tick(&breakers, 600).await;
-    assert_eq!(calls.take(), ["m-0"]);
+    assert_eq!(woken.take(), ["m-0"]);
     assert!(breakers.allows(&key, "m-0", NONE));
     breakers.attempt(&key).unwrap().record(&exhausted());
-    breakers.wait(&key, "m-0", calls.waker("m-0"));
+    breakers.wait(&key, "m-0", woken.waker("m-0"));
     tick(&breakers, 599).await;
-    assert!(calls.take().is_empty());
+    assert!(woken.take().is_empty());
     tick(&breakers, 1).await;
-    assert_eq!(calls.take(), ["m-1"], "one after the other");
+    assert_eq!(woken.take(), ["m-1"], "one after the other");
 }
 
 /// It may have been deleted meanwhile, and its create given up.
 #[tokio::test(start_paused = true)]
 async fn one_that_does_not_find_out_holds_the_others_up_for_seconds() {
-    let (breakers, key, calls) = open(3);
+    let (breakers, key, woken) = open(3);
     tick(&breakers, 600).await;
-    assert_eq!(calls.take(), ["m-0"]);
+    assert_eq!(woken.take(), ["m-0"]);
     tick(&breakers, ATTEMPT_EXPECTED_WITHIN.as_secs()).await;
-    assert_eq!(calls.take(), ["m-1"], "the first one did not come");
+    assert_eq!(woken.take(), ["m-1"], "the first one did not come");
     drop(breakers.attempt(&key).unwrap());
     tick(&breakers, backoff(2, 0.0).as_secs()).await;
-    assert_eq!(calls.take(), ["m-2"], "the second one was not answered");
+    assert_eq!(woken.take(), ["m-2"], "the second one was not answered");
 }
 
 #[tokio::test(start_paused = true)]
 async fn room_that_a_vm_leaves_may_be_for_any_class_of_its_account_and_for_no_other_account() {
     let breakers = Breakers::default();
-    let calls = Woken::default();
+    let woken = Woken::default();
     let theirs = key(&json!({"size": "s"}), &[("token", "theirs")]);
     let ours = [json!({"size": "s"}), json!({"size": "l"})].map(|spec| key(&spec, &[("token", "ours")]));
     for (n, key) in ours.iter().chain([&theirs]).enumerate() {
         breakers.attempt(key).unwrap().record(&exhausted());
         for m in 0..2 {
             let uid = format!("{n}-{m}");
-            breakers.wait(key, &uid, calls.waker(&uid));
+            breakers.wait(key, &uid, woken.waker(&uid));
         }
     }
     breakers.on_freed(&ours[0].credentials);
     tick(&breakers, backoff(1, 0.0).as_secs()).await;
-    let mut called = calls.take();
-    called.sort_unstable();
-    assert_eq!(called, ["0-0", "1-0"], "one of each class");
+    let mut uids = woken.take();
+    uids.sort_unstable();
+    assert_eq!(uids, ["0-0", "1-0"], "one of each class");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_sign_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
-    let (breakers, key, calls) = open(2);
+    let (breakers, key, woken) = open(2);
     tick(&breakers, 600).await;
-    assert_eq!(calls.take(), ["m-0"]);
+    assert_eq!(woken.take(), ["m-0"]);
     let attempt = breakers.attempt(&key).unwrap();
     breakers.on_freed(&key.credentials);
     attempt.record(&exhausted());
     tick(&breakers, backoff(1, 0.0).as_secs()).await;
-    assert_eq!(calls.take(), ["m-1"]);
+    assert_eq!(woken.take(), ["m-1"]);
 }
 
 /// A roll-out of another class deletes a VM every second.
 #[tokio::test(start_paused = true)]
 async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
-    let (breakers, key, calls) = open(1);
+    let (breakers, key, woken) = open(1);
     let start = Instant::now();
     let mut tries = Vec::new();
     while start.elapsed() < Duration::from_mins(5) {
         tick(&breakers, 1).await;
         breakers.on_freed(&key.credentials);
-        for uid in calls.take() {
+        for uid in woken.take() {
             tries.push(start.elapsed().as_secs());
             breakers.attempt(&key).unwrap().record(&exhausted());
-            breakers.wait(&key, &uid, calls.waker(&uid));
+            breakers.wait(&key, &uid, woken.waker(&uid));
         }
     }
     assert_eq!(tries, [5, 15, 35, 75, 155]);
     breakers.lock().get_mut(&key).unwrap().state = State::HalfOpen(None, Instant::now());
     breakers.attempt(&key).unwrap().record(&Ok(()));
-    assert_eq!(calls.take(), ["m-0"]);
+    assert_eq!(woken.take(), ["m-0"]);
     breakers.attempt(&key).unwrap().record(&exhausted());
     breakers.on_freed(&key.credentials);
-    breakers.wait(&key, "m-0", calls.waker("m-0"));
+    breakers.wait(&key, "m-0", woken.waker("m-0"));
     tick(&breakers, 5).await;
     assert_eq!(
-        calls.take(),
+        woken.take(),
         ["m-0"],
         "a create that succeeds makes signs believed again"
     );
@@ -272,7 +272,7 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
         attempt.record(&Ok(()));
     };
     for is_freed in [true, false] {
-        let (breakers, key, calls) = open(3);
+        let (breakers, key, woken) = open(3);
         for _ in 0..2 {
             if is_freed {
                 freed(&breakers, &key);
@@ -281,9 +281,9 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
             }
         }
         tick(&breakers, backoff(1, 0.0).as_secs() - 1).await;
-        assert!(calls.take().is_empty(), "not in a loop");
+        assert!(woken.take().is_empty(), "not in a loop");
         tick(&breakers, 2).await;
-        assert_eq!(calls.take(), ["m-0"]);
+        assert_eq!(woken.take(), ["m-0"]);
     }
 }
 
@@ -304,7 +304,7 @@ async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
-    let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+    let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
     let recalled = HalfOpenReason {
         recalled: true,
         ..NONE
@@ -316,16 +316,16 @@ async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_re
     );
     for uid in ["m-1", "m-2"] {
         assert!(!breakers.allows(&key, uid, recalled));
-        breakers.wait(&key, uid, calls.waker(uid));
+        breakers.wait(&key, uid, woken.waker(uid));
     }
     breakers.attempt(&key).unwrap().record(&Ok(()));
-    assert_eq!(calls.take(), ["m-1", "m-2"]);
+    assert_eq!(woken.take(), ["m-1", "m-2"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_is_no_more_is_not_called() {
-    let (breakers, _, calls) = open(2);
+async fn a_machine_that_is_no_more_is_not_woken() {
+    let (breakers, _, woken) = open(2);
     breakers.forget("m-0");
     tick(&breakers, 600).await;
-    assert_eq!(calls.take(), ["m-1"]);
+    assert_eq!(woken.take(), ["m-1"]);
 }

@@ -75,7 +75,7 @@ fn a_waiter_is_woken_in_order_and_finds_the_permit_reserved() {
 }
 
 #[test]
-fn a_deletion_is_called_before_the_creates_that_came_first() {
+fn a_deletion_is_woken_before_the_creates_that_came_first() {
     let (permits, woken) = permits(2);
     for key in ["a", "b", "c"] {
         permits.ask(Priority::Create, key, woken.waker(key));
@@ -120,11 +120,11 @@ async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does(
     for _ in 0..4 {
         permits.release("ns", Priority::Upkeep);
     }
-    let mut called = Vec::new();
-    while !called.iter().any(|key| key == "create") {
-        called = woken.take();
-        assert!(!called.is_empty(), "a permit is held and not used");
-        for key in called.iter().filter(|key| key.starts_with("idle")) {
+    let mut keys = Vec::new();
+    while !keys.iter().any(|key| key == "create") {
+        keys = woken.take();
+        assert!(!keys.is_empty(), "a permit is held and not used");
+        for key in keys.iter().filter(|key| key.starts_with("idle")) {
             permits.begin(key);
             permits.end(key);
         }
@@ -240,7 +240,7 @@ fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_waits_in_a_queue_that_is_not_served_is_called_once_to_say_so_and_keeps_its_place() {
+async fn one_that_waits_in_a_queue_that_is_not_served_is_woken_once_to_say_so_and_keeps_its_place() {
     let (permits, woken) = permits(2);
     assert!(permits.ask(Priority::Create, "hangs", woken.waker("hangs")));
     for key in ["a", "b"] {
@@ -266,7 +266,7 @@ async fn one_that_waits_in_a_queue_that_is_not_served_is_called_once_to_say_so_a
 
 /// A fleet that comes up at the pace of its driver costs no writes for its waits.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_served_within_minutes_is_not_called_to_say_so() {
+async fn a_waiter_that_is_served_within_minutes_is_not_woken_to_say_so() {
     let (permits, woken) = permits(1);
     assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
     for n in 0..600 {
@@ -292,7 +292,7 @@ async fn a_waiter_that_is_served_within_minutes_is_not_called_to_say_so() {
 
 /// The API server is what a large fleet waits for: what is said of waits is a few of its writes.
 #[tokio::test(start_paused = true)]
-async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_called_to_say_so() {
+async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_woken_to_say_so() {
     const WAITERS: usize = 20_000;
     let (permits, woken) = permits(1);
     assert!(permits.ask(Priority::Create, "first", woken.waker("first")));

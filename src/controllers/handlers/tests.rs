@@ -354,20 +354,20 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
 async fn a_machine_that_is_gone_stands_in_no_queue() {
     let mut watched = settled();
     let pool = watched.controllers.drivers.named("pool").unwrap();
-    let called = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let woken = Arc::new(std::sync::Mutex::new(Vec::new()));
     let permit = |uid: &'static str| {
-        let called = Arc::clone(&called);
+        let woken = Arc::clone(&woken);
         pool.try_acquire(
             Priority::Create,
             Requester::new(uid, "ns"),
-            Waker::new(move || called.lock().unwrap().push(uid)),
+            Waker::new(move || woken.lock().unwrap().push(uid)),
         )
     };
     let first = permit("first").unwrap();
     assert!(permit("u-m").is_none() && permit("next").is_none());
     watched.infra_machine(&Event::Delete(infra_machine("m", 2, &json!({}))));
     drop(first);
-    assert_eq!(*called.lock().unwrap(), ["next"]);
+    assert_eq!(*woken.lock().unwrap(), ["next"]);
 }
 
 /// One that was refused by what a driver said of itself has not been shown to it, and

@@ -237,9 +237,9 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
     }
 }
 
-/// Something calls a machine while its reconcile has not ended that is to wait.
+/// A machine is woken while its reconcile has not ended that is to wait.
 #[test]
-fn a_call_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
+fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     let later = || Until::Moment(Instant::now() + Duration::from_mins(10));
     let retry = |cause| Retry {
         attempts: 3,
@@ -258,9 +258,9 @@ fn a_call_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     let states = RuntimeStates::default();
     states.signal_capacity("u");
     states.failed("u", 0, retry(Cause::Capacity));
-    assert!(!waits(&states), "it was called already");
+    assert!(!waits(&states), "it was woken already");
     states.failed("u", 0, retry(Cause::Capacity));
-    assert!(waits(&states), "one call ends one wait");
+    assert!(waits(&states), "one wake ends one wait");
     states.end_transient_wait("u");
     assert!(waits(&states) && states.waiting_for_transient(|_| 1).is_empty());
     states.signal_capacity("u");
