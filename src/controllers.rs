@@ -88,15 +88,17 @@ pub struct Controllers {
     caches: Caches,
     drivers: ConfiguredDrivers,
     metrics: Arc<Metrics>,
-    machines: Trigger<DeserializeGuard<InfraMachine>>,
-    clusters: Trigger<DeserializeGuard<InfraCluster>>,
-    templates: Trigger<DeserializeGuard<InfraMachineTemplate>>,
-    nodes: Trigger<DeserializeGuard<InfraMachine>>,
-    drained_machines: Trigger<Machine>,
+    infra_machine_trigger: Trigger<DeserializeGuard<InfraMachine>>,
+    infra_cluster_trigger: Trigger<DeserializeGuard<InfraCluster>>,
+    template_trigger: Trigger<DeserializeGuard<InfraMachineTemplate>>,
+    /// The InfraMachines whose Nodes are to be looked at.
+    node_trigger: Trigger<DeserializeGuard<InfraMachine>>,
+    /// The Machines whose volumes are to be drained.
+    drain_trigger: Trigger<Machine>,
     remediations: Option<Remediations>,
-    context: Arc<machine::Context>,
-    taints: Arc<not_ready_taint::Context>,
-    drains: Arc<volume_drain::Context>,
+    machine_context: Arc<machine::Context>,
+    taint_context: Arc<not_ready_taint::Context>,
+    drain_context: Arc<volume_drain::Context>,
     deletion_log: Arc<orphans::DeletionLog>,
 }
 
@@ -137,12 +139,12 @@ impl Controllers {
         metrics: Arc<Metrics>,
         leadership: Leadership,
     ) -> Self {
-        let machines = Trigger::default();
-        let drained_machines = Trigger::default();
+        let infra_machine_trigger = Trigger::default();
+        let drain_trigger = Trigger::default();
         let events = Events::new(client.clone(), options.reporter.clone());
         // Of both, so that a workload cluster has as many visits at a time as it may have.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
-        let drains = Arc::new(volume_drain::Context {
+        let drain_context = Arc::new(volume_drain::Context {
             enabled: options.volume_drain,
             client: client.clone(),
             caches: caches.clone(),
@@ -156,10 +158,10 @@ impl Controllers {
                 drivers.clone(),
                 events.clone(),
             ),
-            wake: waking(&drained_machines),
+            wake: waking(&drain_trigger),
             outages: Outages::default(),
         });
-        let taints = Arc::new(not_ready_taint::Context {
+        let taint_context = Arc::new(not_ready_taint::Context {
             client: client.clone(),
             caches: caches.clone(),
             workload_clusters,
@@ -174,7 +176,7 @@ impl Controllers {
             ),
             changed_nodes: ChangedNodes::default(),
         });
-        let context = Arc::new(machine::Context {
+        let machine_context = Arc::new(machine::Context {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
@@ -186,7 +188,7 @@ impl Controllers {
                 AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
                     .within(options.namespace.clone()),
             ),
-            wake: waking(&machines),
+            wake: waking(&infra_machine_trigger),
         });
         Self {
             client,
@@ -194,15 +196,15 @@ impl Controllers {
             caches,
             drivers,
             metrics,
-            machines,
-            clusters: Trigger::default(),
-            templates: Trigger::default(),
-            nodes: Trigger::default(),
-            drained_machines,
+            infra_machine_trigger,
+            infra_cluster_trigger: Trigger::default(),
+            template_trigger: Trigger::default(),
+            node_trigger: Trigger::default(),
+            drain_trigger,
             remediations: None,
-            context,
-            taints,
-            drains,
+            machine_context,
+            taint_context,
+            drain_context,
             deletion_log: Arc::default(),
         }
     }
@@ -237,7 +239,7 @@ impl Controllers {
             filtered,
             writers.infra_machine_templates,
             slim,
-            self.on_waiting(self.templates.clone()),
+            self.on_waiting(self.template_trigger.clone()),
         );
         vec![
             machines.boxed(),
@@ -259,7 +261,7 @@ impl Controllers {
 
     /// Says whether identities may be trusted; has to be polled, see [`AdmissionPolicies::keep`].
     pub fn policies(&self) -> Arc<AdmissionPolicies> {
-        Arc::clone(&self.context.policies)
+        Arc::clone(&self.machine_context.policies)
     }
 
     /// What is watched.
@@ -269,7 +271,7 @@ impl Controllers {
 
     /// Counts the machines by phase, driver, namespace and reason, from the cache.
     pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
-        let machines = self.caches.infra_machines.clone();
+        let infra_machines = self.caches.infra_machines.clone();
         let drivers = self.drivers.clone();
         let count = |((phase, driver, namespace, reason), count): ((_, &str, &str, &str), _)| MachineCount {
             phase,
@@ -279,7 +281,7 @@ impl Controllers {
             count,
         };
         move || {
-            machines.scan(|all| {
+            infra_machines.scan(|all| {
                 let mut counts = BTreeMap::new();
                 for entry in all {
                     let (facts, namespace) = (entry.facts(), entry.key().namespace());
@@ -334,16 +336,16 @@ impl Controllers {
         let workers = |asked| self.workers(asked);
         let (caches, options) = (&self.caches, &self.options);
         let of_machines = workers(options.machine_concurrency);
-        let machines = Runner::new(&caches.infra_machines, &self.machines, of_machines)
+        let machines = Runner::new(&caches.infra_machines, &self.infra_machine_trigger, of_machines)
             .and_all(|facts| !facts.is_provisioned)
             .run(
                 machine::reconcile,
                 machine::error_policy,
-                Arc::clone(&self.context),
+                Arc::clone(&self.machine_context),
                 shutdown.clone(),
             );
         let of_clusters = workers(options.cluster_concurrency);
-        let clusters = Runner::new(&caches.infra_clusters, &self.clusters, of_clusters)
+        let clusters = Runner::new(&caches.infra_clusters, &self.infra_cluster_trigger, of_clusters)
             .and_all(|()| true)
             .run(
                 cluster::reconcile,
@@ -352,24 +354,28 @@ impl Controllers {
                 shutdown.clone(),
             );
         let of_templates = workers(options.template_concurrency);
-        let templates = Runner::new(&caches.infra_machine_templates, &self.templates, of_templates)
-            .and_all(|()| true)
-            .run(
-                template::reconcile,
-                template::error_policy,
-                self.template_context(),
-                shutdown.clone(),
-            );
-        let nodes = Runner::new(&caches.infra_machines, &self.nodes, NODE_CONCURRENCY).run(
-            not_ready_taint::reconcile,
-            not_ready_taint::error_policy,
-            Arc::clone(&self.taints),
+        let templates = Runner::new(
+            &caches.infra_machine_templates,
+            &self.template_trigger,
+            of_templates,
+        )
+        .and_all(|()| true)
+        .run(
+            template::reconcile,
+            template::error_policy,
+            self.template_context(),
             shutdown.clone(),
         );
-        let drains = Runner::new(&caches.machines, &self.drained_machines, NODE_CONCURRENCY).run(
+        let nodes = Runner::new(&caches.infra_machines, &self.node_trigger, NODE_CONCURRENCY).run(
+            not_ready_taint::reconcile,
+            not_ready_taint::error_policy,
+            Arc::clone(&self.taint_context),
+            shutdown.clone(),
+        );
+        let drains = Runner::new(&caches.machines, &self.drain_trigger, NODE_CONCURRENCY).run(
             volume_drain::reconcile,
             volume_drain::error_policy,
-            Arc::clone(&self.drains),
+            Arc::clone(&self.drain_context),
             shutdown.clone(),
         );
         let remediations = self.remediations.as_ref().map(|remediations| {
@@ -407,11 +413,11 @@ impl Controllers {
         Arc::new(cluster::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
-            cluster_ids: Arc::clone(&self.context.cluster_ids),
+            cluster_ids: Arc::clone(&self.machine_context.cluster_ids),
             drivers: self.drivers.clone(),
-            events: self.context.events.clone(),
+            events: self.machine_context.events.clone(),
             reconciler: self.reconciler(Kind::InfraCluster),
-            wake: waking(&self.clusters),
+            wake: waking(&self.infra_cluster_trigger),
             watch_filter: self.options.watch_filter.clone(),
         })
     }
@@ -422,7 +428,7 @@ impl Controllers {
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
             reconciler: self.reconciler(Kind::InfraMachineTemplate),
-            wake: waking(&self.templates),
+            wake: waking(&self.template_trigger),
         })
     }
 
@@ -432,7 +438,7 @@ impl Controllers {
             caches: self.caches.clone(),
             remediations: remediations.cache.clone(),
             drivers: self.drivers.clone(),
-            events: self.context.events.clone(),
+            events: self.machine_context.events.clone(),
             policies: self.policies(),
             reconciler: self.reconciler(Kind::InfraMachineRemediation),
             wake: waking(&remediations.trigger),
@@ -444,7 +450,7 @@ impl Controllers {
             kind,
             Arc::clone(&self.metrics),
             self.drivers.clone(),
-            self.context.events.clone(),
+            self.machine_context.events.clone(),
         )
     }
 
@@ -463,7 +469,10 @@ impl Controllers {
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
         };
-        let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
+        let (trigger, machine_context) = (
+            self.infra_machine_trigger.clone(),
+            Arc::clone(&self.machine_context),
+        );
         let cache = self.caches.infra_machines.clone();
         let report = move |said: Report<'_>| match said {
             Report::Contradicted(machine, presence) => {
@@ -473,13 +482,13 @@ impl Controllers {
                     Presence::Unchanged => return,
                 };
                 if let Some(object) = machine.object() {
-                    shared.states.hint(uid(&*object), hint);
-                    machines.send_key(machine.key().clone());
+                    machine_context.states.hint(uid(&*object), hint);
+                    trigger.send_key(machine.key().clone());
                 }
             }
             Report::Confirmed(confirmed) => {
                 let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
-                shared.states.drop_list_hints(is_confirmed);
+                machine_context.states.drop_list_hints(is_confirmed);
             }
         };
         inventory::run(context, self.options.inventory_interval, report).await;
@@ -491,7 +500,7 @@ impl Controllers {
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
             metrics: Arc::clone(&self.metrics),
-            events: self.context.events.clone(),
+            events: self.machine_context.events.clone(),
             policies: self.policies(),
             deletion_log: Arc::clone(&self.deletion_log),
             namespace: self.options.namespace.clone(),

@@ -22,7 +22,8 @@ use crate::{not_ready_taint, volume_drain};
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
-        let (trigger, ask, look) = (self.machines.clone(), self.ask_about(), self.look_at_node());
+        let infra_machine_trigger = self.infra_machine_trigger.clone();
+        let (ask, look) = (self.ask_about(), self.look_at_node());
         let remediations = self.remediations.clone();
         let look_at_drain = self.look_at_drain();
         move |update| {
@@ -44,7 +45,7 @@ impl Controllers {
                     && infra.api_group == api::GROUP
                     && infra.kind == "InfraMachine"
                 {
-                    trigger.send(infra_machine_of(change.object()));
+                    infra_machine_trigger.send(infra_machine_of(change.object()));
                 }
             }
         }
@@ -53,14 +54,17 @@ impl Controllers {
     /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile
     /// to say: it may not have been asked yet.
     fn ask_about(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
-        let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
+        let (trigger, machine_context) = (
+            self.infra_machine_trigger.clone(),
+            Arc::clone(&self.machine_context),
+        );
         move |machine, node_change| {
-            let (reference, cache) = (infra_machine_of(machine), &context.caches.infra_machines);
+            let (reference, cache) = (infra_machine_of(machine), &machine_context.caches.infra_machines);
             let is_in_doubt = cache.look_at(&reference, |entry| node_change.concerns(entry.facts()));
             if is_in_doubt == Some(true)
                 && let Some(found) = cache.get(&reference)
             {
-                context.states.hint(uid(&*found), LookUpHint::Signal);
+                machine_context.states.hint(uid(&*found), LookUpHint::Signal);
                 trigger.send(reference);
             }
         }
@@ -69,7 +73,7 @@ impl Controllers {
     /// What was notified before this replica leads may be long past, or have come before the InfraMachine it
     /// was about: what counts is what is so now.
     pub(super) async fn ask_about_nodes(&self) {
-        self.context.states.forget_all_but(|_| false);
+        self.machine_context.states.forget_all_but(|_| false);
         let ask = self.ask_about();
         let has_any_vanished = self
             .caches
@@ -91,17 +95,17 @@ impl Controllers {
 
     /// Has the Node of a Machine looked at, where it may have a taint to remove.
     fn look_at_node(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
-        let (trigger, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
+        let (trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
         move |change| {
             let reference = infra_machine_of(change.object());
-            let cache = &taints.caches.infra_machines;
+            let cache = &taint_context.caches.infra_machines;
             if cache.look_at(&reference, |entry| entry.facts().has_taint) == Some(true)
                 && let Some(found) = cache.get(&reference)
                 && let Ok(infra) = &found.0
                 && infra.spec.not_ready_taint.is_some()
             {
                 if matches!(change, Change::Updated { .. }) {
-                    taints.changed_nodes.insert(uid(infra));
+                    taint_context.changed_nodes.insert(uid(infra));
                 }
                 trigger.send(reference);
             }
@@ -113,15 +117,15 @@ impl Controllers {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
             yield_periodically(index).await;
-            if awaits_look(&self.taints, entry) {
-                self.nodes.send_key(entry.key().clone());
+            if awaits_look(&self.taint_context, entry) {
+                self.node_trigger.send_key(entry.key().clone());
             }
         }
     }
 
     /// Has a Machine looked at whose volumes are to be drained.
     fn look_at_drain(&self) -> impl Fn(&Machine) + Send + 'static {
-        let (trigger, drains) = (self.drained_machines.clone(), Arc::clone(&self.drains));
+        let (trigger, drain_context) = (self.drain_trigger.clone(), Arc::clone(&self.drain_context));
         let cache = self.caches.infra_machines.clone();
         move |machine| {
             // Of most, neither: to take out the InfraMachine of each would cost a start as much as all else.
@@ -129,7 +133,7 @@ impl Controllers {
                 let infra = infra_machine_of(machine);
                 cache.look_at(&infra, |entry| entry.facts().asks_for_drain) == Some(true)
             };
-            if (volume_drain::has_hook(machine) || asks()) && drains.concerns(machine) {
+            if (volume_drain::has_hook(machine) || asks()) && drain_context.concerns(machine) {
                 trigger.send(ObjectRef::from_obj(machine));
             }
         }
@@ -144,17 +148,20 @@ impl Controllers {
     }
 
     pub(super) fn on_cluster(&self) -> impl Fn(&CacheUpdate<Cluster>) + Send + 'static {
-        let (machines, clusters) = (self.machines.clone(), self.clusters.clone());
-        let (templates, caches) = (self.templates.clone(), self.caches.clone());
-        let cluster_ids = Arc::clone(&self.context.cluster_ids);
-        let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
+        let infra_machine_trigger = self.infra_machine_trigger.clone();
+        let infra_cluster_trigger = self.infra_cluster_trigger.clone();
+        let (template_trigger, caches) = (self.template_trigger.clone(), self.caches.clone());
+        let cluster_ids = Arc::clone(&self.machine_context.cluster_ids);
+        let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
         let look_at_drain = self.look_at_drain();
         move |update| {
             if update.complete || update.changes.iter().any(|change| change.there().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
                 cluster_ids.forget_all_but(|uid| there.contains(uid));
-                taints.workload_clusters.forget_all_but(|uid| there.contains(uid));
+                taint_context
+                    .workload_clusters
+                    .forget_all_but(|uid| there.contains(uid));
             }
             let concerned = Concerned::by(&update.changes);
             if concerned.is_empty() {
@@ -166,12 +173,12 @@ impl Controllers {
                     && infra.kind == "InfraCluster"
                 {
                     let namespace = cluster.namespace().unwrap_or_default();
-                    clusters.send(ObjectRef::new(&infra.name).within(&namespace));
+                    infra_cluster_trigger.send(ObjectRef::new(&infra.name).within(&namespace));
                 }
             }
             for guarded in caches.infra_machine_templates.state() {
                 if concerned.owns(guarded.meta()) || concerned.labels(guarded.meta()) {
-                    templates.send(ObjectRef::from_obj(&*guarded));
+                    template_trigger.send(ObjectRef::from_obj(&*guarded));
                 }
             }
             let labelled = caches.infra_machines.select(|entry| {
@@ -179,9 +186,9 @@ impl Controllers {
                 cluster.is_some_and(|cluster| concerned.names(entry.key().namespace(), cluster))
             });
             for entry in labelled {
-                machines.send_key(entry.key().clone());
-                if entry.facts().has_taint && awaits_look(&taints, &entry) {
-                    nodes.send_key(entry.key().clone());
+                infra_machine_trigger.send_key(entry.key().clone());
+                if entry.facts().has_taint && awaits_look(&taint_context, &entry) {
+                    node_trigger.send_key(entry.key().clone());
                 }
             }
             for machine in to_drain(&caches, |namespace, cluster| concerned.names(namespace, cluster)) {
@@ -196,21 +203,22 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
+        let on_own = on_own(self.infra_machine_trigger.clone());
+        let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
-        let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
+        let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
         let look_at_drain = self.look_at_drain();
         move |update| {
-            let states = &context.states;
+            let states = &machine_context.states;
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
                     remediations.wake_that_of_owner(change.object().meta());
                 }
                 if change.concerns(what_counts_of_an_infra_machine_for_a_drain)
                     && (volume_drain::asks(change.object())
-                        || has_hook(&context.caches, change.object().meta()))
-                    && let Some(owner) = context.caches.owner_machine(change.object().meta())
+                        || has_hook(&machine_context.caches, change.object().meta()))
+                    && let Some(owner) = machine_context.caches.owner_machine(change.object().meta())
                 {
                     look_at_drain(&owner);
                 }
@@ -222,11 +230,16 @@ impl Controllers {
                 match change {
                     Change::Deleted(guarded) => {
                         states.forget(uid(&**guarded));
-                        taints.changed_nodes.remove(uid(&**guarded));
-                        context.drivers.forget(uid(&**guarded));
-                        let cluster = context.caches.labelled_cluster(guarded.meta());
+                        taint_context.changed_nodes.remove(uid(&**guarded));
+                        machine_context.drivers.forget(uid(&**guarded));
+                        let cluster = machine_context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
-                        deletion_log.record(guarded, is_frozen, Timestamp::now(), context.policies.epoch());
+                        deletion_log.record(
+                            guarded,
+                            is_frozen,
+                            Timestamp::now(),
+                            machine_context.policies.epoch(),
+                        );
                     }
                     Change::Added(guarded) | Change::Updated { now: guarded, .. } => {
                         if matches!(change, Change::Added(_)) {
@@ -234,18 +247,18 @@ impl Controllers {
                         }
                         if let Ok(machine) = &guarded.0 {
                             states.caught_up(uid(machine), machine);
-                            if taints.awaits_look(machine) {
-                                nodes.send(ObjectRef::from_obj(&**guarded));
+                            if taint_context.awaits_look(machine) {
+                                node_trigger.send(ObjectRef::from_obj(&**guarded));
                             }
                         }
                     }
                 }
             }
             for erased in erased(update) {
-                tokio::spawn(machine::remove_vm(Arc::clone(&context), erased.clone()));
+                tokio::spawn(machine::remove_vm(Arc::clone(&machine_context), erased.clone()));
             }
             if update.complete {
-                let cache = &context.caches.infra_machines;
+                let cache = &machine_context.caches.infra_machines;
                 let there: HashSet<u64> = cache.scan(|all| all.map(Entry::uid).collect());
                 states.forget_all_but(|uid| there.contains(&cache.number(uid)));
             }
@@ -258,8 +271,8 @@ impl Controllers {
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
-        let on_waiting = self.on_waiting(self.clusters.clone());
-        let (machines, caches) = (self.machines.clone(), self.caches.clone());
+        let on_waiting = self.on_waiting(self.infra_cluster_trigger.clone());
+        let (infra_machine_trigger, caches) = (self.infra_machine_trigger.clone(), self.caches.clone());
         move |update| {
             on_waiting(update);
             let says_another_reason = |change: &&Change<_>| match change {
@@ -281,7 +294,7 @@ impl Controllers {
                         && cluster.is_some_and(|cluster| names.contains(cluster))
                 });
                 for entry in waiting {
-                    machines.send_key(entry.key().clone());
+                    infra_machine_trigger.send_key(entry.key().clone());
                 }
             }
         }
@@ -305,10 +318,13 @@ impl Controllers {
 }
 
 /// Whether the Node of a machine may have a taint to remove.
-fn awaits_look(taints: &not_ready_taint::Context, entry: &Entry<DeserializeGuard<InfraMachine>>) -> bool {
+fn awaits_look(
+    taint_context: &not_ready_taint::Context,
+    entry: &Entry<DeserializeGuard<InfraMachine>>,
+) -> bool {
     entry.object().is_some_and(|guarded| {
         let machine = guarded.0.as_ref();
-        machine.is_ok_and(|machine| taints.awaits_look(machine))
+        machine.is_ok_and(|machine| taint_context.awaits_look(machine))
     })
 }
 

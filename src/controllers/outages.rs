@@ -65,7 +65,7 @@ impl Controllers {
     async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
         let behind = self.machines_of(driver, |machine| has_to_publish(machine, now));
         for machine in behind.await {
-            self.machines.send(machine);
+            self.infra_machine_trigger.send(machine);
             sleep(Duration::from_secs(1) / PUBLISHED_IN_A_SECOND).await;
         }
     }
@@ -108,7 +108,10 @@ impl Controllers {
     /// The machines that wait for something to pass by itself, such as an outage of their driver.
     fn waiting_for(&self, driver: &str) -> Vec<Reference> {
         let cache = &self.caches.infra_machines;
-        let waiting = self.context.states.waiting_for_transient(|uid| cache.number(uid));
+        let waiting = self
+            .machine_context
+            .states
+            .waiting_for_transient(|uid| cache.number(uid));
         let machines = self.all_machines_of(driver).into_iter();
         machines
             .filter(|machine| waiting.contains(&machine.uid()))
@@ -121,8 +124,8 @@ impl Controllers {
         for machine in machines {
             if let Some(found) = self.caches.infra_machines.get(&machine) {
                 let uid = found.meta().uid.as_deref().unwrap_or_default();
-                self.context.states.end_transient_wait(uid);
-                self.machines.send(machine);
+                self.machine_context.states.end_transient_wait(uid);
+                self.infra_machine_trigger.send(machine);
             }
         }
     }
@@ -131,7 +134,7 @@ impl Controllers {
     /// them from being shown to it.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
         for machine in self.all_machines_of(driver) {
-            self.machines.send_key(machine.key().clone());
+            self.infra_machine_trigger.send_key(machine.key().clone());
         }
     }
 
@@ -183,7 +186,7 @@ impl Controllers {
                     name.is_some_and(|name| labelled.contains(&name))
                 }))
             {
-                self.clusters.send(ObjectRef::from_obj(&*guarded));
+                self.infra_cluster_trigger.send(ObjectRef::from_obj(&*guarded));
             }
         }
     }
@@ -194,7 +197,7 @@ impl Controllers {
                 && let named = template.spec.template.spec.driver.as_deref()
                 && self.is_served_by(driver, named, namespace_of(&template.metadata))
             {
-                self.templates.send(ObjectRef::from_obj(&*guarded));
+                self.template_trigger.send(ObjectRef::from_obj(&*guarded));
             }
         }
     }

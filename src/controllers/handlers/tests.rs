@@ -56,10 +56,10 @@ fn watched() -> Watched {
         Leadership::unelected(),
     );
     let mut triggers = [
-        ("machine", controllers.machines.receive()),
-        ("cluster", controllers.clusters.receive()),
-        ("template", controllers.templates.receive()),
-        ("node of", controllers.nodes.receive()),
+        ("machine", controllers.infra_machine_trigger.receive()),
+        ("cluster", controllers.infra_cluster_trigger.receive()),
+        ("template", controllers.template_trigger.receive()),
+        ("node of", controllers.node_trigger.receive()),
     ];
     let woken = move || {
         let mut woken = BTreeSet::new();
@@ -279,7 +279,7 @@ async fn a_machine_that_comes_or_goes_wakes_its_infra_machine_and_its_status_alo
 #[tokio::test]
 async fn our_own_write_is_kept_until_a_list_that_holds_it_is_in_the_cache() {
     let mut watched = settled();
-    let context = Arc::clone(&watched.controllers.context);
+    let context = Arc::clone(&watched.controllers.machine_context);
     let written = infra_machine("m", 7, &json!({})).0.unwrap();
     context.states.record_write("u-m", Arc::new(written));
     watched.infra_machine(&Event::Init);
@@ -293,7 +293,7 @@ async fn our_own_write_is_kept_until_a_list_that_holds_it_is_in_the_cache() {
 #[tokio::test]
 async fn a_machine_that_went_away_unseen_is_forgotten() {
     let mut watched = settled();
-    let context = Arc::clone(&watched.controllers.context);
+    let context = Arc::clone(&watched.controllers.machine_context);
     context.states.hint("u-m", LookUpHint::Signal);
     watched.infra_machine(&Event::Init);
     watched.infra_machine(&Event::InitDone);
@@ -317,7 +317,7 @@ async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_
         ("Other", None),
     ] {
         let mut watched = settled();
-        let context = Arc::clone(&watched.controllers.context);
+        let context = Arc::clone(&watched.controllers.machine_context);
         watched.machine(&Event::Apply(machine("m", 1, &silent)));
         context.states.forget("u-m");
         watched.infra_machine(&Event::Apply(infra_machine("m", 2, &ready(reason))));
@@ -334,7 +334,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let mut cache_writer = CacheWriter::new(writers.infra_clusters);
     let notify = watched
         .controllers
-        .on_waiting(watched.controllers.clusters.clone());
+        .on_waiting(watched.controllers.infra_cluster_trigger.clone());
     let mut woken = watched.woken;
     let infra: DeserializeGuard<InfraCluster> = read(
         "ic",
@@ -452,7 +452,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
     );
     watched.cluster(&cluster(4, true));
     assert!(looked_at(&watched.cluster(&cluster(5, false))), "unpaused");
-    watched.controllers.taints.changed_nodes.remove("u-m");
+    watched.controllers.taint_context.changed_nodes.remove("u-m");
     // Freed: nothing is a reason but that the Node came back.
     assert!(!looked_at(&watched.infra_machine(&infra(6, "True", Some("u/k")))));
     assert!(!looked_at(&watched.cluster(&cluster(7, true))));
@@ -460,7 +460,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
         looked_at(&watched.machine(&machine(8, Some("n"), "True"))),
         "came up"
     );
-    watched.controllers.taints.changed_nodes.remove("u-m");
+    watched.controllers.taint_context.changed_nodes.remove("u-m");
     assert!(
         !looked_at(&watched.machine(&machine(9, Some("n"), "Unknown"))),
         "silent"
