@@ -78,8 +78,8 @@ pub async fn initialize(
             .clone()
             .or_else(|| identity::last_known_state(object.get())),
     };
-    let stage = permit.driver().initialize_machine(request);
-    let answer = object.awaiting(Operation::InitializeMachine, stage).await;
+    let call = permit.driver().initialize_machine(request);
+    let answer = object.awaiting(Operation::InitializeMachine, call).await;
     let outcome = initialized(vm, answer);
     if let Outcome::Failed(failure) = &outcome
         && failure.disposition == Disposition::AwaitCapacity

@@ -49,17 +49,17 @@ pub async fn provision(
     {
         return Ok(circuit_open);
     }
-    let call = if plan.vm_may_exist() {
+    let stage = if plan.vm_may_exist() {
         Stage::LookUpAgain
     } else {
         Stage::LookUp
     };
     let mut known = plan.provider_id.clone();
-    let mut seen = look_up(object, permit, known.as_ref(), call, class.clone()).await;
+    let mut seen = look_up(object, permit, known.as_ref(), stage, class.clone()).await;
     if let Seen::Absent(named) = &seen
         && let Some(superseded) = plan.superseded(named.as_ref())
     {
-        let before = look_up(object, permit, Some(superseded), call, class.clone()).await;
+        let before = look_up(object, permit, Some(superseded), stage, class.clone()).await;
         if !matches!(before, Seen::Absent(_)) {
             known = Some(superseded.clone());
             seen = before;
