@@ -66,7 +66,7 @@ pub enum Zones {
 }
 
 /// What has to be done for an InfraCluster.
-pub fn plan(infra: &InfraCluster, seen: &Observed<'_>) -> Plan {
+pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
     let annotated = |key: &str| {
         infra
             .metadata
@@ -78,7 +78,7 @@ pub fn plan(infra: &InfraCluster, seen: &Observed<'_>) -> Plan {
     if annotated(labels::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
     }
-    let (Some(owner), Some(cluster_id)) = (seen.owner, &seen.cluster_id) else {
+    let (Some(owner), Some(cluster_id)) = (observed.owner, &observed.cluster_id) else {
         return Plan::NoOp;
     };
     match paused_by(infra, owner.is_paused()) {

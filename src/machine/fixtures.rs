@@ -559,7 +559,7 @@ impl World {
         if state.retry.is_none() {
             state.retry = plan::restored(&machine, self.now, self.instant, INPUTS);
         }
-        let seen = Observed {
+        let observed = Observed {
             owner: match self.owner_is {
                 OwnerIs::There => Owner::Found(&self.owner),
                 OwnerIs::NotCached => Owner::Missing,
@@ -577,6 +577,6 @@ impl World {
             now: self.now,
             instant: self.instant,
         };
-        plan::plan(&machine, &seen)
+        plan::plan(&machine, &observed)
     }
 }

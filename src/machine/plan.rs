@@ -96,32 +96,32 @@ pub enum Owner<'a> {
 const LONG_WAIT: Duration = crate::retry::LONG_WAIT;
 
 /// What has to be done for a machine.
-pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+pub fn plan(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     if machine.metadata.deletion_timestamp.is_some() {
-        plan_deletion(machine, seen)
+        plan_deletion(machine, observed)
     } else {
-        plan_normal(machine, seen)
+        plan_normal(machine, observed)
     }
 }
 
-fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
-    let owner = match seen.owner {
-        Owner::None => return plan_unowned(machine, seen, &owner_is_none(machine)),
-        Owner::Missing => return plan_unowned(machine, seen, &owner_is_missing(machine)),
+fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
+    let owner = match observed.owner {
+        Owner::None => return plan_unowned(machine, observed, &owner_is_none(machine)),
+        Owner::Missing => return plan_unowned(machine, observed, &owner_is_missing(machine)),
         Owner::Found(owner) => owner,
     };
     // Before anything else that there is to say: a person who paused it looks for this.
-    if let Some(block) = paused(machine, seen.cluster) {
+    if let Some(block) = paused(machine, observed.cluster) {
         return Outcome::Blocked(block).into();
     }
     let finalizer_missing = has_lost_finalizer(machine);
     if has_failed_for_good(machine) && !finalizer_missing {
         return left_for_good(machine);
     }
-    let Some(cluster) = seen.cluster else {
-        return plan_without_cluster(machine, seen, owner);
+    let Some(cluster) = observed.cluster else {
+        return plan_without_cluster(machine, observed, owner);
     };
-    let Some(cluster_id) = &seen.cluster_id else {
+    let Some(cluster_id) = &observed.cluster_id else {
         return Outcome::NoOp("the Cluster has no UID").into();
     };
     let Some(ownership) = Ownership::of(machine, cluster_id) else {
@@ -144,7 +144,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         return Plan::RestoreFinalizer(Box::new(ownership));
     }
     if adoption != Adoption::None
-        && let Some(obstacle) = obstacle(machine, seen, owner, &ownership)
+        && let Some(obstacle) = obstacle(machine, observed, owner, &ownership)
     {
         return Outcome::Blocked(obstacle).into();
     }
@@ -153,7 +153,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     {
         return blocked(None, conditions::READY, reason::NOT_REFERRED_TO, message);
     }
-    let bootstrap = match bootstrap_of(owner, cluster, seen.infra_cluster) {
+    let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster) {
         // A VM that is there needs none.
         _ if machine.is_provisioned() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
@@ -162,7 +162,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             return blocked(ownership, conditions::READY, reason, message);
         }
     };
-    let driver = match seen.driver {
+    let driver = match observed.driver {
         Ok(DriverState::Known(driver)) => driver,
         // Nothing is known that could take the refusal back.
         Ok(DriverState::Unknown(_)) if is_refused_uncalled(machine) => {
@@ -178,13 +178,14 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             return no_driver(machine, ownership, unresolved);
         }
     };
-    match (bootstrap, wanted_spec(machine, owner, seen, driver, &ownership)) {
+    let wanted = wanted_spec(machine, owner, observed, driver, &ownership);
+    match (bootstrap, wanted) {
         (None, wanted) if adoption != Adoption::None => {
-            plan_adoption(machine, seen, driver, ownership, wanted)
+            plan_adoption(machine, observed, driver, ownership, wanted)
         }
-        (None, wanted) => plan_provisioned(machine, seen, driver, wanted),
+        (None, wanted) => plan_provisioned(machine, observed, driver, wanted),
         (Some(bootstrap), Ok(wanted)) => {
-            plan_provisioning(machine, seen, driver, ownership, wanted, bootstrap)
+            plan_provisioning(machine, observed, driver, ownership, wanted, bootstrap)
         }
         (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused { invalid, again: None }.into(),
         // It is asked anew first; a machine that waits for that is woken.
@@ -194,18 +195,18 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 
 /// A machine that no Machine owns. Nothing is said at once: Cluster API makes the object first and then the
 /// Machine that owns it, and what a move or a restore puts back comes one after the other.
-fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> Plan {
-    if let Some(left) = rest_of_first_minute(machine, seen.now) {
+fn plan_unowned(machine: &InfraMachine, observed: &Observed<'_>, message: &str) -> Plan {
+    if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
     let labels = machine.metadata.labels.as_ref();
     let named = labels.and_then(|labels| labels.get(labels::CLUSTER_NAME));
     let message = match named {
-        Some(name) if seen.cluster.is_none() => format!("{message}; {}", cluster_is_missing(name)),
+        Some(name) if observed.cluster.is_none() => format!("{message}; {}", cluster_is_missing(name)),
         _ => message.to_owned(),
     };
     // Of what is paused nothing else is written. clusterctl moves it with the rest, and waits for it.
-    if let Some(paused) = paused(machine, seen.cluster) {
+    if let Some(paused) = paused(machine, observed.cluster) {
         return Outcome::Blocked(Blocked {
             message: format!("{}; besides, {message}", paused.message),
             is_worth_an_event: true,
@@ -221,8 +222,8 @@ fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> P
 }
 
 /// A machine whose Machine is there, and the Cluster of that is not.
-fn plan_without_cluster(machine: &InfraMachine, seen: &Observed<'_>, owner: &Machine) -> Plan {
-    if let Some(left) = rest_of_first_minute(machine, seen.now) {
+fn plan_without_cluster(machine: &InfraMachine, observed: &Observed<'_>, owner: &Machine) -> Plan {
+    if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
     let message = format!(
@@ -360,13 +361,13 @@ fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String
 
 fn plan_provisioning(
     machine: &InfraMachine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     driver: &KnownDriver,
     ownership: Ownership,
     wanted: ProviderSpec,
     bootstrap: String,
 ) -> Plan {
-    if let Some(wait) = retry_wait(seen) {
+    if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.again()).into();
     }
     let noted = identity::instance(machine);
@@ -375,13 +376,13 @@ fn plan_provisioning(
         Instance::Refused | Instance::None => (None, None),
     };
     let longest = driver.create_timeout.saturating_add(driver.create_settle_time);
-    let may_have_lost_status = may_have_lost_status(machine, seen, unanswered.as_ref(), longest);
+    let may_have_lost_status = may_have_lost_status(machine, observed, unanswered.as_ref(), longest);
     let unanswered = unanswered
         .unwrap_or_default()
-        .without(seen.state.answered)
-        .within(longest, seen.now);
+        .without(observed.state.answered)
+        .within(longest, observed.now);
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
-    let settling = settling(machine, seen, driver).filter(|_| changed);
+    let settling = settling(machine, observed, driver).filter(|_| changed);
     let ownership = Ownership {
         instance: Instance::MayExist,
         driver: Some(driver.name.to_string()),
@@ -402,7 +403,7 @@ fn plan_provisioning(
         noted,
         unanswered,
         settling,
-        half_open: half_open_reason(machine, seen),
+        half_open: half_open_reason(machine, observed),
     }))
     .into()
 }
@@ -415,19 +416,19 @@ fn plan_provisioning(
 /// way, a VM that is absent may be about to come, whatever a lost status has said.
 fn may_have_lost_status(
     machine: &InfraMachine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     creates: Option<&UnansweredCreates>,
     longest: Duration,
 ) -> bool {
     let is_named = identity::is_id_unconfirmed(machine) && identity::instance(machine) == Instance::MayExist;
-    if !is_named || seen.state.answered.is_some() {
+    if !is_named || observed.state.answered.is_some() {
         return false;
     }
     let Some(latest) = creates.and_then(UnansweredCreates::latest) else {
         // When it was cannot be read.
         return true;
     };
-    if elapsed(latest, seen.now).is_none_or(|passed| passed < longest) {
+    if elapsed(latest, observed.now).is_none_or(|passed| passed < longest) {
         return false;
     }
     let Some(status) = &machine.status else {
@@ -444,14 +445,15 @@ fn may_have_lost_status(
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
-fn half_open_reason(machine: &InfraMachine, seen: &Observed<'_>) -> HalfOpenReason {
-    let retry = seen.state.retry.as_ref();
+fn half_open_reason(machine: &InfraMachine, observed: &Observed<'_>) -> HalfOpenReason {
+    let retry = observed.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let last = status.and_then(|status| status.last_operation.as_ref());
     let exhausted = Code::ResourceExhausted.name();
     HalfOpenReason {
-        requested: retry.is_some_and(|retry| retry.cause == Cause::Capacity && retry.inputs != seen.inputs),
+        requested: retry
+            .is_some_and(|retry| retry.cause == Cause::Capacity && retry.inputs != observed.inputs),
         recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
             || last.is_some_and(|last| {
                 last.state == OperationState::Failed && last.code.as_deref() == Some(exhausted)
@@ -561,11 +563,11 @@ fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> 
 fn wanted_spec(
     machine: &InfraMachine,
     owner: &Machine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     driver: &KnownDriver,
     ownership: &Ownership,
 ) -> Result<ProviderSpec, InvalidSpec> {
-    if let Some(violation) = &seen.violation {
+    if let Some(violation) = &observed.violation {
         return Err(InvalidSpec::Violation(violation.clone()));
     }
     let role = role_of(owner);

@@ -366,8 +366,8 @@ impl RuntimeStates {
         })
     }
 
-    /// The VM was seen.
-    pub fn seen(&self, uid: &str) {
+    /// The VM was seen, or may be there again: what was absent before is no longer.
+    pub fn clear_absence(&self, uid: &str) {
         self.with_known(uid, |known| known.absent_since = None);
     }
 

@@ -101,11 +101,11 @@ struct Vm {
 }
 
 /// What has to be done for a remediation.
-pub fn plan(remediation: &InfraMachineRemediation, seen: &Observed<'_>) -> Plan {
+pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> Plan {
     if remediation.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
     }
-    let machine = match seen.owner {
+    let machine = match observed.owner {
         Owner::Found(machine) => machine,
         Owner::None => {
             return waiting(
@@ -120,10 +120,10 @@ pub fn plan(remediation: &InfraMachineRemediation, seen: &Observed<'_>) -> Plan 
             );
         }
     };
-    let Some(cluster) = seen.cluster else {
+    let Some(cluster) = observed.cluster else {
         return Plan::Later(Again::OnChange);
     };
-    if let Some(by) = paused(remediation, machine, cluster, seen.infra) {
+    if let Some(by) = paused(remediation, machine, cluster, observed.infra) {
         return Plan::Pause(by);
     }
     if machine.metadata.deletion_timestamp.is_some() || machine.is_left_to_its_owner() {
@@ -133,21 +133,21 @@ pub fn plan(remediation: &InfraMachineRemediation, seen: &Observed<'_>) -> Plan 
     if machine.is_healthy() {
         return Plan::Later(Again::OnChange);
     }
-    let vm = match vm_of(machine, seen.infra) {
+    let vm = match vm_of(machine, observed.infra) {
         Ok(vm) => vm,
-        Err(why) => return without_vm(remediation, machine, why, seen.now),
+        Err(why) => return without_vm(remediation, machine, why, observed.now),
     };
     let record = Record::of(remediation.metadata.annotations.as_ref());
     if let Some(left) = record
         .issued_at
-        .and_then(|at| rest(at, remediation.spec.timeout(), seen.now))
+        .and_then(|at| rest(at, remediation.spec.timeout(), observed.now))
     {
         return restarting(remediation, record, left);
     }
     if record.count >= remediation.spec.retry_limit() {
-        return exhausted(remediation, machine, seen.now);
+        return exhausted(remediation, machine, observed.now);
     }
-    let driver = match seen.driver {
+    let driver = match observed.driver {
         Some(Ok(DriverState::Known(driver))) => driver,
         Some(Ok(DriverState::Unknown(status))) => {
             let message = format!("nothing is known of the driver: {}", status.message());
@@ -168,7 +168,7 @@ pub fn plan(remediation: &InfraMachineRemediation, seen: &Observed<'_>) -> Plan 
         };
     }
     Plan::Restart(Box::new(Restart {
-        record: record.and_one_at(seen.now),
+        record: record.and_one_at(observed.now),
         before: record,
         provider_id: vm.provider_id,
         spec: vm.spec,

@@ -168,11 +168,11 @@ pub struct Target {
 ///   may be past it.
 /// * Pods are evicted only while Cluster API says that it waits. It does not where it would not drain, such
 ///   as when the whole Cluster is deleted.
-pub fn plan<'a>(seen: &Observed<'a>) -> Plan<'a> {
-    let has_hook = super::has_hook(seen.machine);
-    let is_leaving = seen.machine.metadata.deletion_timestamp.is_some();
-    let infra = match seen.infra {
-        Infra::Unknown => return release_in_the_end(seen),
+pub fn plan<'a>(observed: &Observed<'a>) -> Plan<'a> {
+    let has_hook = super::has_hook(observed.machine);
+    let is_leaving = observed.machine.metadata.deletion_timestamp.is_some();
+    let infra = match observed.infra {
+        Infra::Unknown => return release_in_the_end(observed),
         Infra::Unreadable if is_leaving => {
             return release_if(has_hook, End::Skipped("the InfraMachine can't be read"));
         }
@@ -180,13 +180,17 @@ pub fn plan<'a>(seen: &Observed<'a>) -> Plan<'a> {
         Infra::Gone => return release_if(has_hook, End::NoInfraMachine),
         Infra::Found(infra) => infra,
     };
-    if paused_by(infra, seen.cluster.is_some_and(Cluster::is_paused)).is_some() {
+    if paused_by(infra, observed.cluster.is_some_and(Cluster::is_paused)).is_some() {
         return Plan::NoOp;
     }
     if infra.metadata.deletion_timestamp.is_some() {
         return release_if(has_hook, End::NoInfraMachine);
     }
-    let opt_in = if seen.enabled { OptIn::of(infra) } else { OptIn::No };
+    let opt_in = if observed.enabled {
+        OptIn::of(infra)
+    } else {
+        OptIn::No
+    };
     let Some(timeout) = opt_in.timeout() else {
         return if has_hook {
             Plan::Release(End::NotAskedFor)
@@ -198,17 +202,17 @@ pub fn plan<'a>(seen: &Observed<'a>) -> Plan<'a> {
         (false, true) => Plan::NoOp,
         (false, false) => Plan::SetHook,
         (true, false) => Plan::Show(status::invalid(&opt_in)),
-        (true, true) => drain(seen, infra, timeout),
+        (true, true) => drain(observed, infra, timeout),
     }
 }
 
 /// The hook of a Machine whose InfraMachine is for another to look after: it may hold a deletion up for as
 /// long as any, since the other may be no more.
-fn release_in_the_end(seen: &Observed<'_>) -> Plan<'static> {
-    let Some((deadline, limit)) = seen.live.and_then(LiveMachine::deadline) else {
+fn release_in_the_end(observed: &Observed<'_>) -> Plan<'static> {
+    let Some((deadline, limit)) = observed.live.and_then(LiveMachine::deadline) else {
         return Plan::NoOp;
     };
-    match Duration::try_from(deadline.duration_since(seen.now)) {
+    match Duration::try_from(deadline.duration_since(observed.now)) {
         Ok(left) if !left.is_zero() => Plan::Wait(left),
         Ok(_) | Err(_) => Plan::Release(End::TimedOut(limit)),
     }
@@ -224,8 +228,8 @@ pub fn awaits_vm(infra: &InfraMachine) -> bool {
     identity::is_id_unconfirmed(infra) && !infra.has_vanished()
 }
 
-fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
-    let (Some(cluster), Some(machine)) = (seen.cluster, seen.live) else {
+fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
+    let (Some(cluster), Some(machine)) = (observed.cluster, observed.live) else {
         return Plan::NoOp;
     };
     if machine.has_annotation(labels::PAUSED) {
@@ -243,10 +247,10 @@ fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Pl
     let Some((deadline, limit)) = machine.deadline() else {
         return Plan::NoOp;
     };
-    if deadline <= seen.now {
+    if deadline <= observed.now {
         return Plan::Release(End::TimedOut(limit));
     }
-    if seen.outage.is_some_and(|outage| outage >= LONGEST_OUTAGE) {
+    if observed.outage.is_some_and(|outage| outage >= LONGEST_OUTAGE) {
         return Plan::Release(End::Outage);
     }
     // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that
@@ -257,7 +261,7 @@ fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Pl
     let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));
     if !node.is_empty() && identity::is_id_unconfirmed(infra) {
         return if awaits_vm(infra) {
-            Plan::Wait(Duration::try_from(deadline.duration_since(seen.now)).unwrap_or_default())
+            Plan::Wait(Duration::try_from(deadline.duration_since(observed.now)).unwrap_or_default())
         } else {
             Plan::Release(End::Skipped("the VM is gone"))
         };
@@ -271,7 +275,7 @@ fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Pl
         timeout: machine.bounded(timeout),
         last: Eviction::of(infra),
         deadline,
-        rules: seen.rules.cloned().unwrap_or_else(DrainRules::unknown),
+        rules: observed.rules.cloned().unwrap_or_else(DrainRules::unknown),
     };
     Plan::Drain(target, cluster)
 }

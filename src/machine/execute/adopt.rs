@@ -2,7 +2,7 @@
 
 use super::consistency::gone_or_behind;
 use super::initialize::{initialize, uninitialized};
-use super::look_up::{Seen, look_up};
+use super::look_up::{LookUpResult, look_up};
 use super::machine_class::{self, Stopped};
 use crate::api::conditions::{self, reason};
 use crate::configured_driver::Permit;
@@ -27,24 +27,28 @@ pub async fn adopt(
     let class = machine_class::with_credentials(ctx, object, driver, plan.look_up).await?;
     let known = Some(&plan.provider_id);
     match look_up(object, permit, known, Stage::Refresh, class.clone()).await {
-        Seen::Machine(machine) => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Machine(machine) => {
+            ctx.states.clear_absence(object.uid());
             object.ensure_finalizer_and_identity(&plan.ownership).await?;
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
-        Seen::Uninitialized(failure) => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Uninitialized(failure) => {
+            ctx.states.clear_absence(object.uid());
             object.ensure_finalizer_and_identity(&plan.ownership).await?;
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, permit, class, vm).await
         }
-        Seen::Absent(_) if plan.is_claimed => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
-        Seen::Absent(_) => Ok(Outcome::Blocked(unconfirmed(
+        LookUpResult::Absent(_) if plan.is_claimed => {
+            Ok(gone_or_behind(ctx, object, permit, plan.provider_id))
+        }
+        LookUpResult::Absent(_) => Ok(Outcome::Blocked(unconfirmed(
             object.name(),
             plan.provider_id.as_str(),
         ))),
-        Seen::Listed(_) | Seen::CannotLook => Ok(Outcome::Blocked(cannot_look_up(driver.name()))),
-        Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+        LookUpResult::Listed(_) | LookUpResult::CannotLook => {
+            Ok(Outcome::Blocked(cannot_look_up(driver.name())))
+        }
+        LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::consistency::behind_for;
 use super::look_up::{another_vm, own_in_list};
-use super::vm::{Observation, look, remove_vm};
+use super::vm::{VmPresence, look, remove_vm};
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
@@ -29,32 +29,32 @@ pub async fn confirm_gone(
         return confirm_without_look_up(ctx, object, permit, plan, class).await;
     }
     let known = plan.provider_id.as_ref();
-    let mut observation = look(object, permit, known, class.clone()).await;
-    if plan.strays && matches!(observation, Ok(Observation::Absent(_))) {
-        observation = look(object, permit, None, class.clone()).await;
+    let mut presence = look(object, permit, known, class.clone()).await;
+    if plan.strays && matches!(presence, Ok(VmPresence::Absent(_))) {
+        presence = look(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
-        if let Ok(Observation::There(stray)) = &observation
+        if let Ok(VmPresence::Present(stray)) = &presence
             && let Some(failure) = remove_stray(object, permit, stray.clone(), class.clone()).await?
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
     }
-    if let Ok(Observation::Absent(named)) = &observation
+    if let Ok(VmPresence::Absent(named)) = &presence
         && let Some(superseded) = plan.superseded(named.as_ref())
     {
-        observation = remove_named(ctx, object, permit, superseded, class).await?;
+        presence = remove_named(ctx, object, permit, superseded, class).await?;
     }
-    Ok(match observation {
+    Ok(match presence {
         Err(failure) => Outcome::Failed(Box::new(failure)),
-        Ok(Observation::There(_)) => {
-            ctx.states.seen(object.uid());
+        Ok(VmPresence::Present(_)) => {
+            ctx.states.clear_absence(object.uid());
             Outcome::Deleting {
                 reason: reason::DELETING,
                 message: "the driver accepted the deletion and still sees the VM".to_owned(),
                 again: plan.again,
             }
         }
-        Ok(Observation::Absent(_)) => {
+        Ok(VmPresence::Absent(_)) => {
             let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
             after_absence(plan.settling, behind, plan.again)
         }
@@ -80,7 +80,7 @@ async fn confirm_without_look_up(
                 return Ok(after_absence(plan.settling, behind, plan.again));
             }
             Ok(Some(listed)) => {
-                ctx.states.seen(object.uid());
+                ctx.states.clear_absence(object.uid());
                 return remove_listed(object, permit, plan, listed, class).await;
             }
             Ok(None) => {}
@@ -146,19 +146,19 @@ async fn remove_named(
     permit: &Permit<'_>,
     named: &ProviderId,
     class: MachineClass,
-) -> Result<Result<Observation, Failure>, Error> {
+) -> Result<Result<VmPresence, Failure>, Error> {
     if is_anothers(ctx, object, named) {
-        return Ok(Ok(Observation::Absent(None)));
+        return Ok(Ok(VmPresence::Absent(None)));
     }
-    let seen = look(object, permit, Some(named), class.clone()).await;
-    let Ok(Observation::There(id)) = &seen else {
-        return Ok(seen);
+    let presence = look(object, permit, Some(named), class.clone()).await;
+    let Ok(VmPresence::Present(id)) = &presence else {
+        return Ok(presence);
     };
     let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
         Some(failure) => Some(failure),
         None => remove_stray(object, permit, Some(named.clone()), class).await?,
     };
-    Ok(failure.map_or(seen, Err))
+    Ok(failure.map_or(presence, Err))
 }
 
 /// Whether another machine has the id: then its VM is that one's.

@@ -3,7 +3,7 @@
 use super::confirm_deletion::confirm_gone;
 use super::machine_class::{self, Stopped};
 use super::shut_down::shut_down;
-use super::vm::{Observation, look, remove_vm};
+use super::vm::{VmPresence, look, remove_vm};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::InvalidSecret;
@@ -146,8 +146,8 @@ async fn do_without(
         return Ok(None);
     }
     match look(object, permit, plan.provider_id.as_ref(), class).await {
-        Ok(Observation::There(_)) => {}
-        Ok(Observation::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
+        Ok(VmPresence::Present(_)) => {}
+        Ok(VmPresence::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
         Err(mut failure) => {
             let said = failure.status.message();
             let message = format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");

@@ -96,11 +96,11 @@ fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>
     } else {
         Stage::Initialize
     };
-    let seen = match &answer {
+    let vm_of_answer = match &answer {
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    if let Some(failure) = another_vm(stage, vm.known.as_ref(), seen.map(|vm| &vm.provider_id)) {
+    if let Some(failure) = another_vm(stage, vm.known.as_ref(), vm_of_answer.map(|vm| &vm.provider_id)) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {

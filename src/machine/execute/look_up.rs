@@ -13,7 +13,7 @@ use cmi_driver::{
 };
 
 /// What a look-up saw.
-pub enum Seen {
+pub enum LookUpResult {
     /// The VM is there.
     Machine(cmi_driver::Machine),
     /// It is there and not initialized.
@@ -36,7 +36,7 @@ pub async fn look_up(
     known: Option<&ProviderId>,
     stage: Stage,
     class: MachineClass,
-) -> Seen {
+) -> LookUpResult {
     let capabilities = permit.known_capabilities();
     if !capabilities.offers(stage.operation()) {
         return match (stage, known) {
@@ -46,7 +46,7 @@ pub async fn look_up(
             (Stage::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
                 list(object, permit, Stage::ListAgain, class).await
             }
-            _ => Seen::CannotLook,
+            _ => LookUpResult::CannotLook,
         };
     }
     let request = GetMachineStatusRequest {
@@ -57,30 +57,35 @@ pub async fn look_up(
     let status = match object.awaiting(stage.operation(), answer).await {
         Ok(machine) => {
             return match another_vm(stage, known, Some(&machine.provider_id)) {
-                Some(failure) => Seen::Failed(failure),
-                None => Seen::Machine(machine),
+                Some(failure) => LookUpResult::Failed(failure),
+                None => LookUpResult::Machine(machine),
             };
         }
         Err(status) => status,
     };
     if let Some(failure) = another_vm(stage, known, status.machine().map(|machine| &machine.provider_id)) {
-        return Seen::Failed(failure);
+        return LookUpResult::Failed(failure);
     }
     let failure = Failure::new(stage, status);
     match failure.disposition {
         Disposition::Create | Disposition::Vanished => {
             let named = failure.status.named_provider_id();
-            Seen::Absent(named.filter(|_| capabilities.names_provider_ids).cloned())
+            LookUpResult::Absent(named.filter(|_| capabilities.names_provider_ids).cloned())
         }
-        Disposition::Fallback => Seen::CannotLook,
-        Disposition::Initialize => Seen::Uninitialized(failure),
+        Disposition::Fallback => LookUpResult::CannotLook,
+        Disposition::Initialize => LookUpResult::Uninitialized(failure),
         // The table has no other answer to a look-up that says anything about the VM.
-        _ => Seen::Failed(failure),
+        _ => LookUpResult::Failed(failure),
     }
 }
 
 /// Looks for the VM in the driver's list of the cluster.
-async fn list(object: &mut Object<'_>, permit: &Permit<'_>, stage: Stage, class: MachineClass) -> Seen {
+async fn list(
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    stage: Stage,
+    class: MachineClass,
+) -> LookUpResult {
     let answer = permit.driver().list_machines(ListMachinesRequest { class });
     let status = match object.awaiting(stage.operation(), answer).await {
         Ok(machines) => {
@@ -92,9 +97,9 @@ async fn list(object: &mut Object<'_>, permit: &Permit<'_>, stage: Stage, class:
     };
     let failure = Failure::new(stage, status);
     if failure.disposition == Disposition::Fallback {
-        Seen::CannotLook
+        LookUpResult::CannotLook
     } else {
-        Seen::Failed(failure)
+        LookUpResult::Failed(failure)
     }
 }
 
@@ -133,7 +138,7 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
 
 /// What a list says of the machine of this name, which drivers know as `own`. Where a list does not say
 /// whose a VM is, one of the name is the machine's only if a create was issued for it.
-fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> Seen {
+fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> LookUpResult {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {
         Some(id) => own == Some(id),
         None => stage == Stage::ListAgain,
@@ -149,10 +154,10 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let failed = |code, message| Seen::Failed(Failure::new(stage, Status::new(code, message)));
+    let failed = |code, message| LookUpResult::Failed(Failure::new(stage, Status::new(code, message)));
     match (own.first_key_value(), others.is_empty()) {
-        (None, true) => Seen::Absent(None),
-        (Some((id, _)), _) if own.len() == 1 => Seen::Listed(id.clone()),
+        (None, true) => LookUpResult::Absent(None),
+        (Some((id, _)), _) if own.len() == 1 => LookUpResult::Listed(id.clone()),
         (Some(_), _) => failed(
             Code::OutOfRange,
             format!(
@@ -173,11 +178,16 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
 
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is
 /// done to that one, and its id is not written, since it may be another machine's.
-pub fn another_vm(stage: Stage, known: Option<&ProviderId>, seen: Option<&ProviderId>) -> Option<Failure> {
-    let (known, seen) = (known?, seen?);
-    (known != seen).then(|| {
-        let message =
-            format!("the driver answered providerID `{seen}` for the machine whose providerID is `{known}`");
+pub fn another_vm(
+    stage: Stage,
+    known: Option<&ProviderId>,
+    answered: Option<&ProviderId>,
+) -> Option<Failure> {
+    let (known, answered) = (known?, answered?);
+    (known != answered).then(|| {
+        let message = format!(
+            "the driver answered providerID `{answered}` for the machine whose providerID is `{known}`"
+        );
         Failure::new(stage, Status::new(Code::Internal, message))
     })
 }
@@ -208,12 +218,14 @@ mod tests {
         of.iter().map(listed).collect()
     }
 
-    fn seen(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
+    fn outcome_of(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
         match among(listed(of), "m", Some("u-1"), stage) {
-            Seen::Absent(_) => Ok(None),
-            Seen::Listed(id) => Ok(Some(id)),
-            Seen::Failed(failure) => Err(failure.status.code()),
-            Seen::Machine(_) | Seen::Uninitialized(_) | Seen::CannotLook => panic!("no answer of a list"),
+            LookUpResult::Absent(_) => Ok(None),
+            LookUpResult::Listed(id) => Ok(Some(id)),
+            LookUpResult::Failed(failure) => Err(failure.status.code()),
+            LookUpResult::Machine(_) | LookUpResult::Uninitialized(_) | LookUpResult::CannotLook => {
+                panic!("no answer of a list")
+            }
         }
     }
 
@@ -223,31 +235,31 @@ mod tests {
         let one: ProviderId = "sim://1".parse().unwrap();
         for stage in [Stage::List, Stage::ListAgain] {
             assert_eq!(
-                seen(&[("sim://2", "m-2", None), ("sim://3", "", None)], stage),
+                outcome_of(&[("sim://2", "m-2", None), ("sim://3", "", None)], stage),
                 Ok(None)
             );
             let own = ("sim://1", "m", Some("u-1"));
             assert_eq!(
-                seen(&[own, own, ("sim://2", "m", Some("u-2"))], stage),
+                outcome_of(&[own, own, ("sim://2", "m", Some("u-2"))], stage),
                 Ok(Some(one.clone()))
             );
             let another = [("sim://1", "m", Some("u-2"))];
             assert_eq!(
-                seen(&another, stage),
+                outcome_of(&another, stage),
                 Err(Code::AlreadyExists),
                 "it says whose it is"
             );
             let twice = [own, ("sim://2", "m", Some("u-1"))];
-            assert_eq!(seen(&twice, stage), Err(Code::OutOfRange));
+            assert_eq!(outcome_of(&twice, stage), Err(Code::OutOfRange));
         }
         let unclaimed = [("sim://1", "m", None)];
         assert_eq!(
-            seen(&unclaimed, Stage::ListAgain),
+            outcome_of(&unclaimed, Stage::ListAgain),
             Ok(Some(one)),
             "a create was issued for it"
         );
         assert_eq!(
-            seen(&unclaimed, Stage::List),
+            outcome_of(&unclaimed, Stage::List),
             Err(Code::AlreadyExists),
             "no create was issued: it is another's"
         );

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::consistency::{behind_for, gone_or_behind};
 use super::initialize::{initialize, made, uninitialized};
-use super::look_up::{Seen, another_vm, look_up};
+use super::look_up::{LookUpResult, another_vm, look_up};
 use super::machine_class::{self, Stopped};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
@@ -55,34 +55,34 @@ pub async fn provision(
         Stage::LookUp
     };
     let mut known = plan.provider_id.clone();
-    let mut seen = look_up(object, permit, known.as_ref(), stage, class.clone()).await;
-    if let Seen::Absent(named) = &seen
+    let mut result = look_up(object, permit, known.as_ref(), stage, class.clone()).await;
+    if let LookUpResult::Absent(named) = &result
         && let Some(superseded) = plan.superseded(named.as_ref())
     {
         let before = look_up(object, permit, Some(superseded), stage, class.clone()).await;
-        if !matches!(before, Seen::Absent(_)) {
+        if !matches!(before, LookUpResult::Absent(_)) {
             known = Some(superseded.clone());
-            seen = before;
+            result = before;
         }
     }
-    match seen {
-        Seen::Machine(machine) => {
-            ctx.states.seen(object.uid());
+    match result {
+        LookUpResult::Machine(machine) => {
+            ctx.states.clear_absence(object.uid());
             object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
-        Seen::Uninitialized(failure) => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Uninitialized(failure) => {
+            ctx.states.clear_absence(object.uid());
             object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             initialize(ctx, object, permit, class, uninitialized(known, failure)).await
         }
-        Seen::Listed(id) => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Listed(id) => {
+            ctx.states.clear_absence(object.uid());
             object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             initialize(ctx, object, permit, class, made(cmi_driver::Machine::new(id, ""))).await
         }
-        Seen::Absent(named) => absent(ctx, object, permit, plan, class, named).await,
-        Seen::CannotLook => match plan.id_of_vm().cloned() {
+        LookUpResult::Absent(named) => absent(ctx, object, permit, plan, class, named).await,
+        LookUpResult::CannotLook => match plan.id_of_vm().cloned() {
             // The id is known, so a create has succeeded: another one would make a
             // second VM if the first is gone.
             Some(id) => {
@@ -91,7 +91,7 @@ pub async fn provision(
             }
             None => create(ctx, object, permit, plan, class, None).await,
         },
-        Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+        LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }
 
@@ -155,7 +155,7 @@ async fn create(
     }
     written?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
-    ctx.states.seen(object.uid());
+    ctx.states.clear_absence(object.uid());
     let request = CreateMachineRequest {
         machine: MachineRef::new(object.name(), class),
         last_known_state: identity::last_known_state(object.get()),

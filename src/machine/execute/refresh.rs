@@ -2,7 +2,7 @@
 
 use super::consistency::gone_or_behind;
 use super::initialize::{initialize, uninitialized};
-use super::look_up::{Seen, look_up};
+use super::look_up::{LookUpResult, look_up};
 use super::machine_class::{self, Stopped};
 use crate::configured_driver::Permit;
 use crate::machine::Context;
@@ -30,22 +30,24 @@ pub async fn refresh(
     )
     .await
     {
-        Seen::Machine(machine) => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Machine(machine) => {
+            ctx.states.clear_absence(object.uid());
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
-        Seen::Uninitialized(_) if !plan.may_initialize => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Uninitialized(_) if !plan.may_initialize => {
+            ctx.states.clear_absence(object.uid());
             Ok(Outcome::NotOffered(Operation::InitializeMachine))
         }
-        Seen::Uninitialized(failure) => {
-            ctx.states.seen(object.uid());
+        LookUpResult::Uninitialized(failure) => {
+            ctx.states.clear_absence(object.uid());
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, permit, class, vm).await
         }
-        Seen::Absent(_) => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
+        LookUpResult::Absent(_) => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
         // The id is known: no list is asked for.
-        Seen::Listed(_) | Seen::CannotLook => Ok(Outcome::NotOffered(Operation::GetMachineStatus)),
-        Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+        LookUpResult::Listed(_) | LookUpResult::CannotLook => {
+            Ok(Outcome::NotOffered(Operation::GetMachineStatus))
+        }
+        LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }

@@ -45,12 +45,12 @@ pub async fn shut_down(
     match answer {
         Ok(response) => {
             ctx.states.shut_down_accepted(object.uid());
-            let seen = if permit.known_capabilities().offers(Operation::GetMachineStatus) {
+            let vm = if permit.known_capabilities().offers(Operation::GetMachineStatus) {
                 Some(read(object, permit, plan.provider_id.as_ref(), class).await)
             } else {
                 None
             };
-            let outcome = after_acceptance(seen, until, plan.again);
+            let outcome = after_acceptance(vm, until, plan.again);
             let waits = outcome.is_some();
             record_acceptance(
                 object,
@@ -118,11 +118,11 @@ impl std::fmt::Display for Until {
 /// means either (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its
 /// power state can't be seen.
 fn after_acceptance(
-    seen: Option<cmi_driver::Result<Machine>>,
+    answer: Option<cmi_driver::Result<Machine>>,
     until: Until,
     again: Duration,
 ) -> Option<Outcome> {
-    let power = match seen {
+    let power = match answer {
         None => None,
         Some(Ok(machine)) => machine.power_state,
         Some(Err(status)) => match status.machine() {
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    fn seen(power: Option<PowerState>) -> Machine {
+    fn vm(power: Option<PowerState>) -> Machine {
         let mut machine = Machine::new("simulated://zone-a/1".parse().unwrap(), "a");
         machine.power_state = power;
         machine
@@ -294,14 +294,14 @@ mod tests {
     fn a_guest_that_has_accepted_to_stop_and_still_may_run_gets_its_time() {
         let running = [PowerState::Starting, PowerState::Running, PowerState::Stopping];
         let powers = running.map(Some).into_iter().chain([None]);
-        let observations = powers.flat_map(|power| {
-            let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(seen(power));
-            [Some(Ok(seen(power))), Some(Err(uninitialized))]
+        let answers = powers.flat_map(|power| {
+            let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(vm(power));
+            [Some(Ok(vm(power))), Some(Err(uninitialized))]
         });
         let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
-        for seen in observations.chain([None, denied]) {
-            let text = format!("{seen:?}");
-            let outcome = after_acceptance(seen, until(), PACE);
+        for answer in answers.chain([None, denied]) {
+            let text = format!("{answer:?}");
+            let outcome = after_acceptance(answer, until(), PACE);
             assert!(
                 matches!(
                     outcome,
@@ -324,8 +324,8 @@ mod tests {
     #[test]
     fn a_guest_that_is_stopped_or_gone_is_deleted_now() {
         for power in [PowerState::Stopped, PowerState::Failed] {
-            let seen = Some(Ok(seen(Some(power))));
-            assert!(after_acceptance(seen, until(), PACE).is_none(), "{power:?}");
+            let answer = Some(Ok(vm(Some(power))));
+            assert!(after_acceptance(answer, until(), PACE).is_none(), "{power:?}");
         }
         let gone = Status::new(Code::NotFound, "there is none");
         assert!(after_acceptance(Some(Err(gone)), until(), PACE).is_none());

@@ -26,9 +26,9 @@ pub async fn read(
 }
 
 /// Whether the driver sees a VM.
-pub enum Observation {
+pub enum VmPresence {
     /// It does; its id, where the driver says it.
-    There(Option<ProviderId>),
+    Present(Option<ProviderId>),
     /// It does not; the id that a create would give the VM, where it says so.
     Absent(Option<ProviderId>),
 }
@@ -39,9 +39,9 @@ pub async fn look(
     permit: &Permit<'_>,
     provider_id: Option<&ProviderId>,
     class: MachineClass,
-) -> Result<Observation, Failure> {
+) -> Result<VmPresence, Failure> {
     let status = match read(object, permit, provider_id, class).await {
-        Ok(machine) => return Ok(Observation::There(Some(machine.provider_id))),
+        Ok(machine) => return Ok(VmPresence::Present(Some(machine.provider_id))),
         Err(status) => status,
     };
     let id = status.machine().map(|machine| machine.provider_id.clone());
@@ -50,9 +50,9 @@ pub async fn look(
         Disposition::Gone => {
             let named = failure.status.named_provider_id();
             let names_ids = permit.known_capabilities().names_provider_ids;
-            Ok(Observation::Absent(named.filter(|_| names_ids).cloned()))
+            Ok(VmPresence::Absent(named.filter(|_| names_ids).cloned()))
         }
-        Disposition::StillThere => Ok(Observation::There(id)),
+        Disposition::StillThere => Ok(VmPresence::Present(id)),
         _ => Err(failure),
     }
 }

@@ -25,7 +25,7 @@ const UNTIL_CACHED: Duration = Duration::from_secs(1);
 /// What keeps a machine from adopting its VM, whatever the driver says.
 pub(super) fn obstacle(
     machine: &InfraMachine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     owner: &Machine,
     ownership: &Ownership,
 ) -> Option<Blocked> {
@@ -43,13 +43,13 @@ pub(super) fn obstacle(
         (reason::ADOPTION_INVALID, provider_id_missing(), None)
     } else if let Err(message) = adoption::given_tags(machine, &ownership.cluster_id, super::role_of(owner)) {
         (reason::ADOPTION_INVALID, message, None)
-    } else if let Rival::Named(rival) = &seen.rival {
+    } else if let Rival::Named(rival) = &observed.rival {
         (
             reason::ADOPTION_CONTESTED,
             contested(machine, rival),
             Some(LOOK_AGAIN),
         )
-    } else if let Rival::Unconfirmed(rival) = &seen.rival {
+    } else if let Rival::Unconfirmed(rival) = &observed.rival {
         (
             reason::ADOPTION_CONTESTED,
             contested_by_a_create(machine, rival),
@@ -68,7 +68,7 @@ pub(super) fn obstacle(
 /// handed to Cluster API yet. `wanted` is its spec with the tags that the VM carries.
 pub(super) fn plan_adoption(
     machine: &InfraMachine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     driver: &KnownDriver,
     ownership: Ownership,
     wanted: Result<ProviderSpec, InvalidSpec>,
@@ -87,10 +87,10 @@ pub(super) fn plan_adoption(
         // It is asked anew first.
         (None, Err(_)) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     };
-    if let Some(wait) = retry_wait(seen) {
+    if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.again()).into();
     }
-    if !is_claimed && seen.rival == Rival::Unknown {
+    if !is_claimed && observed.rival == Rival::Unknown {
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
     let ownership = Ownership {

@@ -28,17 +28,17 @@ const SHUTDOWN_TIMEOUT: i32 = 60;
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// What has to be done for a machine that is being deleted.
-pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     let is_forced = identity::annotation(machine, labels::FORCE_DELETE) == Some("true");
     // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
     let is_moved = identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some();
     if !has_finalizer(machine) {
-        return let_go(machine, seen);
+        return let_go(machine, observed);
     }
     if is_moved && !is_forced {
-        return moved_away(machine, seen);
+        return moved_away(machine, observed);
     }
-    if let Some(block) = paused(machine, seen.cluster) {
+    if let Some(block) = paused(machine, observed.cluster) {
         return Outcome::Blocked(block).into();
     }
     if is_forced {
@@ -64,7 +64,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         }
         instance => instance == Instance::Refused && provider_id.is_none(),
     };
-    let driver = match seen.driver {
+    let driver = match observed.driver {
         Ok(DriverState::Known(driver)) => driver,
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
@@ -72,7 +72,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Err(_) if refused => return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into(),
         Err(unresolved) => return no_driver(machine, None, unresolved),
     };
-    if let Some(wait) = retry_wait(seen) {
+    if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.again()).into();
     }
     let Some(spec) = identity::applied_spec(machine) else {
@@ -84,9 +84,9 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         );
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
-    let shut_down = shut_down(machine, seen)
+    let shut_down = shut_down(machine, observed)
         .filter(|_| driver.capabilities.offers(Operation::ShutDownMachine) && !refused);
-    let left = shut_down.map(|shut_down| shut_down.left(seen.now));
+    let left = shut_down.map(|shut_down| shut_down.left(observed.now));
     Step::Delete(Box::new(Delete {
         provider_id: provider_id.and_then(|id| id.parse().ok()),
         named: identity::named_provider_id(machine)
@@ -94,23 +94,23 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             .and_then(|id| id.parse().ok()),
         spec,
         shut_down,
-        settling: settling(machine, seen, driver).filter(|_| !refused),
+        settling: settling(machine, observed, driver).filter(|_| !refused),
         strays: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
         refused,
-        again: pace_of_deletion(deleted_for(machine, seen.now), left),
+        again: pace_of_deletion(deleted_for(machine, observed.now), left),
     }))
     .into()
 }
 
 /// The provider does not hold the object, or not any more. Where it has said something of it, it
 /// says which finalizers do.
-fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+fn let_go(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     let has_said_something = machine
         .status
         .as_ref()
         .is_some_and(|status| !status.conditions.is_empty());
     let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
-    if !has_said_something || holders.is_empty() || paused(machine, seen.cluster).is_some() {
+    if !has_said_something || holders.is_empty() || paused(machine, observed.cluster).is_some() {
         return Outcome::NoOp("it is being deleted and does not wait for this provider").into();
     }
     let message = format!(
@@ -128,9 +128,9 @@ fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 /// clusterctl has made the object at another management cluster, marked this one and deleted it, and
 /// removes the finalizers next, which is not worth a write. The VM is the other's: it is left alone,
 /// also when the mark stays.
-fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
-    let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, seen.now));
+    let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, observed.now));
     if let Some(left) = left {
         return Outcome::Requeue(left).into();
     }
@@ -150,26 +150,26 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 /// process's call or with the process.
 pub(super) fn settling(
     machine: &InfraMachine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     driver: &KnownDriver,
 ) -> Option<Settling> {
     let noted = identity::create_issued_at(machine);
     let issued = match UnansweredCreates::of(machine) {
-        Some(unanswered) => Some(unanswered.without(seen.state.answered).latest()?),
+        Some(unanswered) => Some(unanswered.without(observed.state.answered).latest()?),
         // The create that made the VM was answered.
         None if noted.is_none() && own_provider_id(machine).is_some() => return None,
         // From before the time was written down, or it can't be read.
         None => None,
     };
     let time = driver.create_settle_time;
-    let absent_for = seen
+    let absent_for = observed
         .state
         .absent_since
-        .map(|since| seen.instant.saturating_duration_since(since));
+        .map(|since| observed.instant.saturating_duration_since(since));
     let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
     let whole = driver.create_timeout.saturating_add(time);
     let by_wall_clock = issued
-        .and_then(|issued| elapsed(issued, seen.now))
+        .and_then(|issued| elapsed(issued, observed.now))
         .map(|passed| whole.saturating_sub(passed));
     let left = by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock));
     let issued = issued.and_then(|issued| Some((issued, issued.checked_add(whole).ok()?)));
@@ -185,17 +185,18 @@ fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
 }
 
 /// How the guest is asked to stop; nothing where it has no time, or no more.
-pub(super) fn shut_down(machine: &InfraMachine, seen: &Observed<'_>) -> Option<ShutDown> {
+pub(super) fn shut_down(machine: &InfraMachine, observed: &Observed<'_>) -> Option<ShutDown> {
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     // One that lies in the future is of a clock that was set back: the driver is asked anew.
     let accepted = identity::annotation(machine, labels::SHUT_DOWN_ACCEPTED_AT)
         .and_then(|time| time.parse().ok())
-        .filter(|accepted| elapsed(*accepted, seen.now).is_some());
+        .filter(|accepted| elapsed(*accepted, observed.now).is_some());
     let shut_down = ShutDown {
         grace,
         accepted,
-        last_try: deleted_for(machine, seen.now) >= grace && seen.state.failed_shut_downs >= SHUT_DOWN_TRIES,
+        last_try: deleted_for(machine, observed.now) >= grace
+            && observed.state.failed_shut_downs >= SHUT_DOWN_TRIES,
     };
-    (!shut_down.left(seen.now).is_zero()).then_some(shut_down)
+    (!shut_down.left(observed.now).is_zero()).then_some(shut_down)
 }

@@ -17,7 +17,7 @@ use cmi_driver::{Machine, Operation, ProviderSpec};
 /// its spec as the driver would get it, where that can be had.
 pub fn plan_provisioned(
     machine: &InfraMachine,
-    seen: &Observed<'_>,
+    observed: &Observed<'_>,
     driver: &KnownDriver,
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
@@ -27,12 +27,12 @@ pub fn plan_provisioned(
     let offers = |operation| driver.capabilities.offers(operation);
     let applied = identity::applied_spec(machine);
     let mut again = None;
-    let lacks_look_up = lacks(seen, Operation::GetMachineStatus);
+    let lacks_look_up = lacks(observed, Operation::GetMachineStatus);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
     // Before anything else: a spec that is refused, or an update that fails, must not
     // hide that the VM is gone.
     if !can_look {
-        match (seen.state.hint, machine.has_vanished()) {
+        match (observed.state.hint, machine.has_vanished()) {
             (Some(LookUpHint::Missing), false) => return Outcome::Vanished(provider_id).into(),
             (Some(LookUpHint::Back), true) => {
                 return Outcome::Provisioned(Box::new(Machine::new(provider_id, ""))).into();
@@ -42,13 +42,13 @@ pub fn plan_provisioned(
             | (Some(LookUpHint::Signal) | None, _) => {}
         }
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
-        let may_initialize = !lacks(seen, Operation::InitializeMachine);
+        let may_initialize = !lacks(observed, Operation::InitializeMachine);
         // What waits for a call that is not offered is not settled by being asked after.
         let unsettled = is_unsettled(machine) && may_initialize;
         // A hint that the driver could not answer stays, and waits as any failed call does.
-        let hinted = seen.state.hint.is_some();
-        let unanswered = look_up_wait(seen).filter(|_| hinted && !seen.state.hint_is_new);
-        again = until_settling(seen).filter(|_| unsettled).or(unanswered);
+        let hinted = observed.state.hint.is_some();
+        let unanswered = look_up_wait(observed).filter(|_| hinted && !observed.state.hint_is_new);
+        again = until_settling(observed).filter(|_| unsettled).or(unanswered);
         if (hinted && unanswered.is_none()) || (unsettled && again.is_none()) {
             return Step::Refresh(Box::new(Refresh {
                 look_up: look_up.clone(),
@@ -77,7 +77,7 @@ pub fn plan_provisioned(
     };
     if not_updatable.is_empty() && (is_unfinished || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
-        if let Some(wait) = retry_wait(seen).filter(|_| !lacks_look_up) {
+        if let Some(wait) = retry_wait(observed).filter(|_| !lacks_look_up) {
             return Outcome::Waiting(again.into_iter().chain(wait.again()).min()).into();
         }
         return Step::Update(Box::new(Update {

@@ -36,11 +36,11 @@ impl Wait {
 }
 
 /// What the last failure still makes a call wait for.
-pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
-    if seen.state.hint.is_some() && seen.state.hint_is_new {
+pub fn retry_wait(observed: &Observed<'_>) -> Option<Wait> {
+    if observed.state.hint.is_some() && observed.state.hint_is_new {
         return None;
     }
-    recorded_wait(seen)
+    recorded_wait(observed)
 }
 
 /// The wait that a status shows, for a process that remembers none: another one made the call. `inputs`
@@ -115,38 +115,38 @@ fn code_named(name: &str) -> Option<Code> {
     Code::ALL.into_iter().find(|code| code.name() == name)
 }
 
-fn recorded_wait(seen: &Observed<'_>) -> Option<Wait> {
-    let retry = seen.state.retry.as_ref()?;
-    if retry.inputs != seen.inputs {
+fn recorded_wait(observed: &Observed<'_>) -> Option<Wait> {
+    let retry = observed.state.retry.as_ref()?;
+    if retry.inputs != observed.inputs {
         return None;
     }
     match retry.until {
         Until::Moment(moment) => {
-            let left = moment.saturating_duration_since(seen.instant);
+            let left = moment.saturating_duration_since(observed.instant);
             (!left.is_zero()).then_some(Wait::For(left))
         }
         Until::AnotherDriver(unable) => {
-            (unable.connection_generation == seen.connection_generation).then_some(Wait::Change)
+            (unable.connection_generation == observed.connection_generation).then_some(Wait::Change)
         }
     }
 }
 
 /// Whether the driver has answered, as it is now, that it does not offer a call, whatever it says of itself.
-pub fn lacks(seen: &Observed<'_>, operation: Operation) -> bool {
-    let Some(retry) = seen.state.retry.as_ref() else {
+pub fn lacks(observed: &Observed<'_>, operation: Operation) -> bool {
+    let Some(retry) = observed.state.retry.as_ref() else {
         return false;
     };
     let unable = UnimplementedCall {
-        connection_generation: seen.connection_generation,
+        connection_generation: observed.connection_generation,
         operation,
     };
-    retry.inputs == seen.inputs && retry.until == Until::AnotherDriver(unable)
+    retry.inputs == observed.inputs && retry.until == Until::AnotherDriver(unable)
 }
 
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
 /// other call can be asked at any time.
-pub fn look_up_wait(seen: &Observed<'_>) -> Option<Duration> {
-    recorded_wait(seen).and_then(Wait::again)
+pub fn look_up_wait(observed: &Observed<'_>) -> Option<Duration> {
+    recorded_wait(observed).and_then(Wait::again)
 }
 
 /// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what
@@ -163,12 +163,12 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 ///
 /// A trigger that comes before does not lead to an earlier call, and must not make
 /// the later one be forgotten.
-pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
-    let rest = seen.state.settle_until.and_then(|until| {
-        let left = until.saturating_duration_since(seen.instant);
+pub fn until_settling(observed: &Observed<'_>) -> Option<Duration> {
+    let rest = observed.state.settle_until.and_then(|until| {
+        let left = until.saturating_duration_since(observed.instant);
         (!left.is_zero()).then_some(left)
     });
-    rest.max(look_up_wait(seen))
+    rest.max(look_up_wait(observed))
 }
 
 /// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by

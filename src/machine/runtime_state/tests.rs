@@ -133,7 +133,7 @@ fn absence_is_measured_from_the_first_sighting_and_ends_with_the_vm_seen() {
         states.absent_for("u", start + Duration::from_secs(3)),
         Duration::from_secs(3)
     );
-    states.seen("u");
+    states.clear_absence("u");
     assert_eq!(
         states.absent_for("u", start + Duration::from_secs(4)),
         Duration::ZERO
@@ -179,7 +179,7 @@ fn what_only_forgets_remembers_nothing_of_an_object_that_is_gone() {
     states.newest("u", || at("1"));
     states.clear_errors("u");
     states.succeeded("u", states.get("u").hint_number);
-    states.seen("u");
+    states.clear_absence("u");
     assert!(states.machines.lock().unwrap().is_empty());
 }
 

@@ -366,8 +366,8 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
 /// would delete its machine.
 #[test]
 fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
-    let seen = world().hinting(LookUpHint::Signal);
-    let asked = seen.plan(machine().provisioned());
+    let hinted = world().hinting(LookUpHint::Signal);
+    let asked = hinted.plan(machine().provisioned());
     assert_eq!(asked.trust(), Trust::CheckSinceRead, "it may initialize the VM");
     refresh(asked);
     let kept = world()
