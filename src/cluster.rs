@@ -229,10 +229,10 @@ async fn publish(
             action: Operation::ListZones.name(),
             text,
         };
-        ctx.events.publish(infra, note).await;
+        ctx.events.record(infra, note).await;
     }
     if let Some(transition) = transition {
-        ctx.events.publish(infra, note(transition)).await;
+        ctx.events.record(infra, note(transition)).await;
     }
     Ok(())
 }

@@ -184,7 +184,7 @@ async fn publish(
     }
     // Before the writes, which may fail: the next look finds no taint.
     if let Some(note) = status::event(machine, removal, &progress) {
-        ctx.events.publish(machine, note).await;
+        ctx.events.record(machine, note).await;
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {

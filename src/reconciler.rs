@@ -190,7 +190,7 @@ impl Reconciler {
                     let (kind, name) = (self.kind.name(), &invalid.metadata.name);
                     tracing::error!(kind, name, error = invalid.error, "an object can't be read");
                     self.events
-                        .publish_once(guarded, Note::unreadable(&invalid.error))
+                        .record_once(guarded, Note::unreadable(&invalid.error))
                         .await;
                     Again::OnChange
                 }

@@ -1,4 +1,4 @@
-//! Events, published once and not kept.
+//! Events, recorded once and not kept.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,19 +51,19 @@ impl Note {
     }
 }
 
-/// Publishes events without kube's recorder, which keeps every event in memory for its series: the controller
+/// Records events without kube's recorder, which keeps every event in memory for its series: the controller
 /// says a thing once, so there are no series.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
     instance: String,
-    /// What was published once, as a hash, by the UID of its object. Only for
+    /// What was recorded once, as a hash, by the UID of its object. Only for
     /// objects that can't be read: few.
     reported: Arc<Mutex<HashMap<String, u64>>>,
 }
 
 impl Events {
-    /// Publishes in the name of this process.
+    /// Records in the name of this process.
     pub fn new(client: Client, instance: String) -> Self {
         Self {
             client,
@@ -72,20 +72,20 @@ impl Events {
         }
     }
 
-    /// Publishes an event on an object. A failure is logged: an event is no reason to try again.
-    pub async fn publish<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
+    /// Records an event on an object. A failure is logged: an event is no reason to try again.
+    pub async fn record<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
         let reference = object.object_ref(&());
         if let Err(error) = self.create(reference, note).await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "publishing an event failed"
+                "recording an event failed"
             );
         }
     }
 
-    /// As [`Events::publish`], unless it was the last thing that this process said this way of this
+    /// As [`Events::record`], unless it was the last thing that this process said this way of this
     /// version of the object's spec.
-    pub async fn publish_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
+    pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
         let uid = object.meta().uid.clone().unwrap_or_default();
         let reported = fingerprint((object.meta().generation, &note.reason, &note.text));
         let before = self
@@ -94,7 +94,7 @@ impl Events {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(uid, reported);
         if before != Some(reported) {
-            self.publish(object, note).await;
+            self.record(object, note).await;
         }
     }
 
@@ -171,10 +171,10 @@ pub(crate) mod tests {
     use crate::api::DeserializeGuard;
     use crate::api::v1alpha1::InfraCluster;
 
-    /// Events that are published to a list.
+    /// Events that are recorded in a list.
     pub(crate) fn recorded() -> (Events, Arc<Mutex<Vec<Event>>>) {
-        let published = Arc::new(Mutex::new(Vec::new()));
-        let list = Arc::clone(&published);
+        let recorded = Arc::new(Mutex::new(Vec::new()));
+        let list = Arc::clone(&recorded);
         let service = tower::service_fn(move |request: Request<Body>| {
             let list = Arc::clone(&list);
             async move {
@@ -185,21 +185,21 @@ pub(crate) mod tests {
         });
         (
             Events::new(Client::new(service, "default"), "test".to_owned()),
-            published,
+            recorded,
         )
     }
 
     #[tokio::test]
     async fn what_is_wrong_with_an_object_is_said_once_for_each_version_of_its_spec() {
-        let (events, published) = recorded();
+        let (events, recorded) = recorded();
         for (generation, error) in [(1, "a"), (1, "a"), (2, "a"), (2, "b"), (2, "b")] {
             let text = format!(
                 r#"{{"metadata": {{"name": "c", "namespace": "ns", "uid": "u", "generation": {generation}}}, "spec": 7}}"#
             );
             let object: DeserializeGuard<InfraCluster> = serde_json::from_str(&text).unwrap();
-            events.publish_once(&object, Note::unreadable(error)).await;
+            events.record_once(&object, Note::unreadable(error)).await;
         }
-        assert_eq!(published.lock().unwrap().len(), 3);
+        assert_eq!(recorded.lock().unwrap().len(), 3);
     }
 
     #[test]

@@ -106,7 +106,7 @@ async fn attempt(
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         ctx.states.forget(object.uid());
         if let Some(note) = events::of(machine, outcome, moment.attempts) {
-            ctx.events.publish(&**machine, note).await;
+            ctx.events.record(&**machine, note).await;
         }
         return Ok(None);
     }

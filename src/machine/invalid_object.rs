@@ -37,7 +37,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
     let guarded = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
     ctx.events
-        .publish_once(&guarded, Note::unreadable(&invalid.error))
+        .record_once(&guarded, Note::unreadable(&invalid.error))
         .await;
     if invalid.metadata.deletion_timestamp.is_none() {
         // As every machine does whose VM only the status has confirmed.
@@ -67,7 +67,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         tracing::warn!(name, why, "deleting an InfraMachine that can't be read");
     }
     if let Some(note) = note {
-        ctx.events.publish(&*machine, note).await;
+        ctx.events.record(&*machine, note).await;
     }
     Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
 }

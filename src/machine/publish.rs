@@ -111,7 +111,7 @@ pub async fn write(
     phase::measure(ctx, before, object.get(), gathered);
     if let Some(note) = note {
         log::failure(before, gathered, outcome, &note);
-        ctx.events.publish(before, note).await;
+        ctx.events.record(before, note).await;
     }
     Ok(())
 }

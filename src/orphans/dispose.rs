@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::cluster_listing::{ClusterListing, REQUESTER};
 use super::plan::{Clock, DeletionPolicy, Sighting, may_still_be_deleted};
-use super::report::publish;
+use super::report::record_event;
 use super::{Scanner, live};
 use crate::admission;
 use crate::api::conditions::reason;
@@ -31,7 +31,7 @@ pub async fn delete(
                 vm.provider_id, vm.machine_name
             );
             tracing::warn!(cluster = %listed.scope.cluster, driver = driver.name(), "{text}");
-            publish(scanner, &listed.scope, reason::ORPHAN_DELETED, text).await;
+            record_event(scanner, &listed.scope, reason::ORPHAN_DELETED, text).await;
         }
         Ok(Done::Kept) => {
             tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");

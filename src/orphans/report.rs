@@ -176,11 +176,11 @@ pub async fn report(
     let left = announcements.len().saturating_sub(MOST_EVENTS);
     announcements.truncate(MOST_EVENTS);
     for Announcement { reason, text } in announcements {
-        publish(scanner, scope, event_reason(reason), text).await;
+        record_event(scanner, scope, event_reason(reason), text).await;
     }
     if left > 0 {
         let text = format!("{left} more VMs are orphans or duplicates: see `capcmi orphans list`");
-        publish(scanner, scope, event_reason(OrphanReason::Orphan), text).await;
+        record_event(scanner, scope, event_reason(OrphanReason::Orphan), text).await;
     }
 }
 
@@ -203,11 +203,11 @@ pub async fn given_up(scanner: &Scanner, driver: &ConfiguredDriver, scope: &Scop
             the back end yourself for what they may have left behind"
     );
     tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
-    publish(scanner, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
+    record_event(scanner, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
 }
 
-/// Publishes an event on the InfraCluster, or on the Cluster where that is not ours.
-pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text: String) {
+/// Records an event on the InfraCluster, or on the Cluster where that is not ours.
+pub(super) async fn record_event(scanner: &Scanner, scope: &Scope, reason: &str, text: String) {
     let note = Note {
         warning: true,
         reason: reason.to_owned(),
@@ -227,8 +227,8 @@ pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text
             .get(&ObjectRef::new(key.name()).within(key.namespace()))
     });
     match infra {
-        Some(infra) => scanner.events.publish(&*infra, note).await,
-        None => scanner.events.publish(&*cluster, note).await,
+        Some(infra) => scanner.events.record(&*infra, note).await,
+        None => scanner.events.record(&*cluster, note).await,
     }
 }
 

@@ -73,7 +73,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     };
     let report = outcome(remediation, restart.record, answer, Timestamp::now());
     if report.phase != RemediationPhase::Replacing {
-        ctx.events.publish(remediation, event(&report)).await;
+        ctx.events.record(remediation, event(&report)).await;
     }
     publish(gathered, &metadata, ctx, record, &report).await?;
     Ok(report.again)

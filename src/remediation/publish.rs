@@ -29,7 +29,7 @@ pub async fn publish(
     if let (Some(machine), Some(verdict)) = (gathered.machine(), &report.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
         if is_new && verdict.owner_must_remediate {
-            ctx.events.publish(&gathered.remediation, given_up(report)).await;
+            ctx.events.record(&gathered.remediation, given_up(report)).await;
         }
     }
     let status = status(&gathered.remediation, record, report, Timestamp::now());

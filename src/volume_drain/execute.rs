@@ -191,7 +191,7 @@ async fn is_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
 async fn tell_of(infra: &InfraMachine, ctx: &Context, before: Before) {
     match before {
         Before::Left => {}
-        Before::TimedOut(waiting) => ctx.events.publish(infra, status::timed_out(&waiting)).await,
+        Before::TimedOut(waiting) => ctx.events.record(infra, status::timed_out(&waiting)).await,
     }
 }
 

@@ -26,7 +26,7 @@ pub async fn show_on(infra: &InfraMachine, ctx: &Context, report: Option<&Report
         return Ok(());
     }
     if let Some(note) = report.and_then(|report| status::event(infra, report)) {
-        ctx.events.publish(infra, note).await;
+        ctx.events.record(infra, note).await;
     }
     let after = status::after(infra, report, Timestamp::now());
     publish_status(&api(infra, ctx), &infra.metadata, infra.status.as_ref(), &after).await?;
