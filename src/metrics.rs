@@ -55,7 +55,7 @@ pub enum Kind {
 
 /// How a reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum ReconcileOutcome {
     /// Nothing is left to do.
     Success,
     /// Something is awaited; it comes back after a while.
@@ -166,7 +166,7 @@ impl OrphanReason {
     }
 }
 
-impl Outcome {
+impl ReconcileOutcome {
     const ALL: [Self; 4] = [Self::Success, Self::Requeue, Self::Error, Self::Conflict];
 
     const fn label(self) -> &'static str {
@@ -280,7 +280,7 @@ impl Metrics {
     /// increased.
     fn begin_reconciles(&self) {
         for kind in Kind::ALL {
-            for outcome in Outcome::ALL {
+            for outcome in ReconcileOutcome::ALL {
                 let labels = ReconcileLabels {
                     kind: kind.name(),
                     outcome: outcome.label(),
@@ -299,7 +299,7 @@ impl Metrics {
     }
 
     /// A reconcile ended.
-    pub fn reconciled(&self, kind: Kind, outcome: Outcome, took: Duration) {
+    pub fn reconciled(&self, kind: Kind, outcome: ReconcileOutcome, took: Duration) {
         let labels = ReconcileLabels {
             kind: kind.name(),
             outcome: outcome.label(),
@@ -575,7 +575,11 @@ mod tests {
     #[test]
     fn reconciles_provisioning_times_and_reachability_are_shown() {
         let metrics = Metrics::new();
-        metrics.reconciled(Kind::InfraMachine, Outcome::Requeue, Duration::from_millis(2));
+        metrics.reconciled(
+            Kind::InfraMachine,
+            ReconcileOutcome::Requeue,
+            Duration::from_millis(2),
+        );
         metrics.provisioned("pool", Duration::from_secs(42));
         metrics.driver_reachable("pool", false);
         metrics.leads(true);

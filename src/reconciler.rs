@@ -16,7 +16,7 @@ use kube::runtime::reflector::{Lookup, ObjectRef};
 use crate::api::DeserializeGuard;
 use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
 use crate::configured_driver::{ConfiguredDrivers, Waker};
-use crate::metrics::{Kind, Metrics, Outcome};
+use crate::metrics::{Kind, Metrics, ReconcileOutcome};
 use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
 use cmi_driver::Status;
 
@@ -81,10 +81,10 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     let result = reconcile.await;
     drop(scope);
     let outcome = match &result {
-        Ok(action) if *action == Action::await_change() => Outcome::Success,
-        Ok(_) => Outcome::Requeue,
-        Err(Error::Conflict { .. }) => Outcome::Conflict,
-        Err(_) => Outcome::Error,
+        Ok(action) if *action == Action::await_change() => ReconcileOutcome::Success,
+        Ok(_) => ReconcileOutcome::Requeue,
+        Err(Error::Conflict { .. }) => ReconcileOutcome::Conflict,
+        Err(_) => ReconcileOutcome::Error,
     };
     metrics.reconciled(kind, outcome, started.elapsed());
     result

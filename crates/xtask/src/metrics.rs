@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::markdown;
-use capcmi::metrics::{BreakerCount, Kind, MachineCount, Metrics, OrphanReason, Outcome, PermitCount};
+use capcmi::metrics::{
+    BreakerCount, Kind, MachineCount, Metrics, OrphanReason, PermitCount, ReconcileOutcome,
+};
 use cmi_driver::Operation;
 
 pub(crate) fn table() -> String {
@@ -62,7 +64,7 @@ fn labels(text: &str, name: &str) -> String {
 fn sample() -> Metrics {
     let metrics = Metrics::new();
     let took = Duration::from_secs(1);
-    metrics.reconciled(Kind::InfraMachine, Outcome::Success, took);
+    metrics.reconciled(Kind::InfraMachine, ReconcileOutcome::Success, took);
     metrics.driver_called("driver", Operation::CreateMachine, None, took);
     metrics.provisioned("driver", took);
     metrics.machines(|| {
