@@ -434,7 +434,7 @@ mod tests {
     /// NOT_FOUND of another account would read as "the VM is gone".
     #[test]
     fn every_call_has_the_credentials_that_the_vm_was_made_with() {
-        const CLAIMED: &[(&str, &str)] = &[
+        const OWNED: &[(&str, &str)] = &[
             (labels::MACHINE_ID, "ns1/m1/u-1"),
             (labels::INSTANCE, "may-exist"),
         ];
@@ -445,7 +445,7 @@ mod tests {
             });
             machine
         };
-        let with = |secret: &'static str| [CLAIMED, &[(labels::SECRET, secret)]].concat();
+        let with = |secret: &'static str| [OWNED, &[(labels::SECRET, secret)]].concat();
         assert_eq!(credentials(&of("a", &[])), Some("a"));
         assert_eq!(changed_secret(&of("a", &with("a"))), None);
         let moved = of("b", &with("a"));
@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(credentials(&refused), Some("b"), "there is no VM");
         assert_eq!(changed_secret(&refused), None);
         assert_eq!(
-            credentials(&of("a", CLAIMED)),
+            credentials(&of("a", OWNED)),
             Some("a"),
             "nothing was written down yet"
         );

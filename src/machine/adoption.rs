@@ -22,8 +22,8 @@ pub enum Adoption {
     /// It is asked for of an object that may have another VM: a create was issued for it, or a VM with
     /// another id was confirmed.
     TooLate,
-    /// The VM is the machine's.
-    Claimed,
+    /// The driver has confirmed the VM: it is the machine's.
+    Confirmed,
 }
 
 impl Adoption {
@@ -36,7 +36,7 @@ impl Adoption {
         match identity::instance(machine) {
             Instance::None => Self::Asked,
             Instance::MayExist | Instance::Refused if machine.is_provisioned() => Self::None,
-            Instance::MayExist if named.is_some() && confirmed_id(machine) == named => Self::Claimed,
+            Instance::MayExist if named.is_some() && confirmed_id(machine) == named => Self::Confirmed,
             Instance::MayExist | Instance::Refused => Self::TooLate,
         }
     }
@@ -53,7 +53,7 @@ pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
     match Adoption::of(machine) {
         Adoption::Asked => None,
         Adoption::TooLate => confirmed_id(machine),
-        Adoption::None | Adoption::Claimed => identity::provider_id(machine),
+        Adoption::None | Adoption::Confirmed => identity::provider_id(machine),
     }
 }
 

@@ -103,7 +103,7 @@ impl<'a> Object<'a> {
     /// [`Error::Conflict`] when the object is not what it was thought to be.
     pub async fn ensure_finalizer_and_identity(&mut self, ownership: &Ownership) -> Result<(), Error> {
         let annotations = missing_annotations(&self.latest, ownership)?;
-        self.write_claim(annotations, IdChange::None).await
+        self.write_ownership(annotations, IdChange::None).await
     }
 
     /// Write 1, before every create: finalizer, identity, and the creates whose answer is not known, the one
@@ -135,10 +135,14 @@ impl<'a> Object<'a> {
             }
             None => IdChange::None,
         };
-        self.write_claim(annotations, id).await
+        self.write_ownership(annotations, id).await
     }
 
-    async fn write_claim(&mut self, annotations: Map<String, Value>, id: IdChange<'_>) -> Result<(), Error> {
+    async fn write_ownership(
+        &mut self,
+        annotations: Map<String, Value>,
+        id: IdChange<'_>,
+    ) -> Result<(), Error> {
         let finalizers = if has_finalizer(&self.latest) {
             None
         } else {

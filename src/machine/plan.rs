@@ -575,9 +575,11 @@ fn wanted_spec(
         Adoption::Asked => {
             given_tags(machine, &ownership.cluster_id, role).map_err(InvalidSpec::Violation)?
         }
-        Adoption::TooLate | Adoption::Claimed | Adoption::None => adopted_tags(machine, &driver.capabilities)
-            .map_err(InvalidSpec::Violation)?
-            .unwrap_or_else(|| IdentityTags::own(&ownership.cluster_id, role, &ownership.machine_id)),
+        Adoption::TooLate | Adoption::Confirmed | Adoption::None => {
+            adopted_tags(machine, &driver.capabilities)
+                .map_err(InvalidSpec::Violation)?
+                .unwrap_or_else(|| IdentityTags::own(&ownership.cluster_id, role, &ownership.machine_id))
+        }
     };
     identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),

@@ -347,9 +347,9 @@ async fn an_id_that_another_machine_has_is_not_written_before_the_create() {
         let plan = world().plan(before.into());
         execute(&ctx, &mut object, &gathered, plan).await.unwrap();
         assert_eq!(vms.count(Operation::CreateMachine), 1);
-        let claimed = server.object();
-        assert_eq!(claimed.spec.provider_id.as_deref(), written);
-        assert_eq!(identity::is_id_unconfirmed(&claimed), written.is_some());
+        let owned = server.object();
+        assert_eq!(owned.spec.provider_id.as_deref(), written);
+        assert_eq!(identity::is_id_unconfirmed(&owned), written.is_some());
         assert!(server.annotation(labels::CREATE_ISSUED_AT).is_some());
     }
 }

@@ -227,7 +227,7 @@ async fn a_machine_without_a_vm_can_lose_the_finalizer() -> Result<()> {
     let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     let machines = [
         ("refused", json!({IDENTITY: "1", INSTANCE: "none"})),
-        ("unclaimed", json!({})),
+        ("unowned", json!({})),
     ];
     for (name, annotations) in machines {
         let metadata = json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER]});

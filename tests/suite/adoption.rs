@@ -206,7 +206,7 @@ async fn a_vm_that_the_driver_does_not_confirm_is_neither_made_nor_deleted() -> 
         ensure!(message(&seen, READY).contains(labels::ADOPT), "{:?}", seen.status);
         ensure!(
             !seen.annotations().contains_key(labels::MACHINE_ID) && seen.finalizers().is_empty(),
-            "it was claimed: {:?}",
+            "it was taken over: {:?}",
             seen.metadata
         );
         machine.delete().await?;

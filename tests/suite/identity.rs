@@ -209,14 +209,14 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     let fresh = fresh.create().await?;
     let own = fresh.provisioned().await?;
     ensure!(own.spec.provider_id != machine.spec.provider_id, "it took the VM");
-    let claimed = own
+    let written = own
         .annotations()
         .get(labels::MACHINE_ID)
         .cloned()
         .unwrap_or_default();
     ensure!(
-        claimed == format!("{}/fresh/{}", world.namespace, own.uid().unwrap_or_default()),
-        "{claimed}"
+        written == format!("{}/fresh/{}", world.namespace, own.uid().unwrap_or_default()),
+        "{written}"
     );
     fresh.delete().await?;
     fresh.gone().await?;

@@ -19,7 +19,7 @@ const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
 const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
 const END: &str = "; take that back to have it go on";
 
-/// DRV-09: before its creation, a machine that is paused is neither claimed nor made.
+/// DRV-09: before its creation, a machine that is paused gets neither ownership nor VM.
 #[tokio::test]
 async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -> Result<()> {
     let world = World::new("pause-before").await?;
@@ -34,10 +34,10 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     paused(&machine, &format!("{BY_CLUSTER}, {BY_ANNOTATION}")).await?;
     pause_machine(&machine, false).await?;
     let held = paused(&machine, BY_CLUSTER).await?;
-    ensure!(held.finalizers().is_empty(), "it was claimed");
+    ensure!(held.finalizers().is_empty(), "the ownership was written");
     ensure!(
         !held.annotations().contains_key(labels::MACHINE_ID),
-        "it was claimed"
+        "the ownership was written"
     );
 
     // One of another Cluster, made later.

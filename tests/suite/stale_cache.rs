@@ -102,16 +102,17 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     for name in &names {
         stage.machine(name).create().await?;
     }
-    // The provider has not seen the machines yet: what it is about to claim is not what it will see.
+    // The provider has not seen the machines yet: it is about to write its ownership on an object that is
+    // not what it will see.
     for name in &names {
         let metadata = json!({"annotations": {"example.com/note": "0"}, "finalizers": [FOREIGN_FINALIZER]});
         lagging.meddle(name, json!({"metadata": metadata})).await?;
     }
-    // Once more between the claim and the end of the create.
+    // Once more between that write and the end of the create.
     for name in &names {
         stage
             .machine(name)
-            .until("the claim", |machine| {
+            .until("the ownership", |machine| {
                 machine.annotations().contains_key(MACHINE_ID)
             })
             .await?;
@@ -187,7 +188,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
         "creates: {creates:?}"
     );
     ensure!(cloud.vms()?.is_empty(), "a VM was left or made again");
-    // Two around the claim, two rounds of two, the deletion with its note, and the end.
+    // Two around the ownership, two rounds of two, the deletion with its note, and the end.
     let foreign_writes = names.len() * 9;
     let conflicts = lagging.conflicts()?;
     eprintln!("{conflicts} conflicts for {foreign_writes} foreign writes");

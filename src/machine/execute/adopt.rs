@@ -38,7 +38,7 @@ pub async fn adopt(
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, permit, class, vm).await
         }
-        LookUpResult::Absent(_) if plan.is_claimed => {
+        LookUpResult::Absent(_) if plan.is_confirmed => {
             Ok(gone_or_behind(ctx, object, permit, plan.provider_id))
         }
         LookUpResult::Absent(_) => Ok(Outcome::Blocked(unconfirmed(

@@ -252,14 +252,14 @@ mod tests {
             let twice = [own, ("sim://2", "m", Some("u-1"))];
             assert_eq!(outcome_of(&twice, stage), Err(Code::OutOfRange));
         }
-        let unclaimed = [("sim://1", "m", None)];
+        let untagged = [("sim://1", "m", None)];
         assert_eq!(
-            outcome_of(&unclaimed, Stage::ListAgain),
+            outcome_of(&untagged, Stage::ListAgain),
             Ok(Some(one)),
             "a create was issued for it"
         );
         assert_eq!(
-            outcome_of(&unclaimed, Stage::List),
+            outcome_of(&untagged, Stage::List),
             Err(Code::AlreadyExists),
             "no create was issued: it is another's"
         );

@@ -207,19 +207,19 @@ async fn named<'a>(ctx: &'a Context, server: &Server, seconds: &[i64]) -> Object
 
 /// Two writes: what the status says need not be said in the metadata, until something is written there.
 #[tokio::test]
-async fn an_id_that_was_named_comes_with_the_claim_and_its_vm_with_the_status() {
+async fn an_id_that_was_named_comes_with_the_ownership_and_its_vm_with_the_status() {
     let server = Server::with(&machine().build());
     let ctx = server.context(Vec::new());
     let mut object = named(&ctx, &server, &[7]).await;
     assert_eq!(server.version(), "2");
-    let claimed = server.object();
-    assert_eq!(claimed.spec.provider_id.as_deref(), Some("sim://1"));
+    let owned = server.object();
+    assert_eq!(owned.spec.provider_id.as_deref(), Some("sim://1"));
     assert_eq!(
-        identity::provider_id(&claimed),
+        identity::provider_id(&owned),
         None,
         "no driver has said that it is there"
     );
-    assert!(UnansweredCreates::of(&claimed).is_some());
+    assert!(UnansweredCreates::of(&owned).is_some());
 
     object.patch_provider_id("sim://1", &[], true).await.unwrap();
     assert_eq!(server.version(), "2", "nothing was to be written");

@@ -30,7 +30,7 @@ pub(super) fn obstacle(
     ownership: &Ownership,
 ) -> Option<Blocked> {
     match Adoption::of(machine) {
-        Adoption::None | Adoption::Claimed => return None,
+        Adoption::None | Adoption::Confirmed => return None,
         Adoption::TooLate => {
             let message = too_late(machine);
             return Some(Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message));
@@ -79,8 +79,8 @@ pub(super) fn plan_adoption(
     if !driver.capabilities.offers(Operation::GetMachineStatus) {
         return Outcome::Blocked(cannot_look_up(&driver.name)).into();
     }
-    let is_claimed = Adoption::of(machine) == Adoption::Claimed;
-    let look_up = match (identity::applied_spec(machine).filter(|_| is_claimed), wanted) {
+    let is_confirmed = Adoption::of(machine) == Adoption::Confirmed;
+    let look_up = match (identity::applied_spec(machine).filter(|_| is_confirmed), wanted) {
         (Some(applied), _) => applied,
         (None, Ok(wanted)) => wanted,
         (None, Err(invalid)) if driver.is_current => return Outcome::Refused { invalid, again: None }.into(),
@@ -90,7 +90,7 @@ pub(super) fn plan_adoption(
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.again()).into();
     }
-    if !is_claimed && observed.rival == Rival::Unknown {
+    if !is_confirmed && observed.rival == Rival::Unknown {
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
     let ownership = Ownership {
@@ -105,7 +105,7 @@ pub(super) fn plan_adoption(
         ownership,
         look_up,
         provider_id,
-        is_claimed,
+        is_confirmed,
     }))
     .into()
 }

@@ -171,7 +171,7 @@ pub struct Adopt {
     /// The id.
     pub provider_id: ProviderId,
     /// Whether the driver has confirmed the VM before.
-    pub is_claimed: bool,
+    pub is_confirmed: bool,
 }
 
 /// Look up, initialize where the driver asks for it. Nothing to create with is part of it.

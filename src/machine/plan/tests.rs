@@ -61,7 +61,7 @@ fn provision(plan: Plan) -> Provision {
 fn identified(plan: Plan) -> Ownership {
     match plan {
         Plan::RestoreFinalizer(ownership) => *ownership,
-        other => panic!("expected a claim, got {other:?}"),
+        other => panic!("expected an ownership, got {other:?}"),
     }
 }
 
@@ -457,7 +457,7 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
         "Cluster spec.paused is set to true, InfraMachine has the cluster.x-k8s.io/paused annotation; take \
             that back to have it go on"
     );
-    assert_eq!(block.ownership, None, "a pause writes no claim");
+    assert_eq!(block.ownership, None, "a pause writes no ownership");
     let by_annotation = blocked(world().plan(machine().annotated(labels::PAUSED, "")));
     assert_eq!(
         by_annotation.message,
@@ -484,7 +484,7 @@ fn finalizer_and_identity_come_before_every_wait() {
             (Instance::None, None, None)
         );
         let again = blocked(world.plan(machine().identified()));
-        assert_eq!(again.ownership, None, "what is there is not claimed again: {why}");
+        assert_eq!(again.ownership, None, "what is there is not written again: {why}");
     }
 }
 

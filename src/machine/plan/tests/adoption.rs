@@ -12,8 +12,8 @@ fn asked() -> MachineFixture {
     machine().provider_id("sim://9").annotated(labels::ADOPT, OLD)
 }
 
-/// As the claim leaves it.
-fn claimed() -> MachineFixture {
+/// As the confirmation leaves it.
+fn confirmed() -> MachineFixture {
     let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
     asked()
         .identified()
@@ -47,7 +47,7 @@ fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_da
         assert_eq!(plan.ownership.instance, Instance::MayExist);
         assert_eq!(plan.ownership.adopted.as_ref(), Some(&plan.provider_id));
         assert_eq!(plan.provider_id.as_str(), "sim://9");
-        assert!(!plan.is_claimed);
+        assert!(!plan.is_confirmed);
     }
 }
 
@@ -58,7 +58,7 @@ fn a_provider_id_that_no_administrator_vouches_for_leads_to_no_call() {
 }
 
 #[test]
-fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_claim() {
+fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
     let cases = [
         (
             world(),
@@ -97,7 +97,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_claim() {
         assert_eq!((block.condition, block.reason), (conditions::READY, expected));
         assert!(
             block.ownership.is_none(),
-            "it claims a VM that no driver has confirmed"
+            "it takes over a VM that no driver has confirmed"
         );
     }
     let message = blocked(world().rivalled_by("ns2/m7").plan(asked())).message;
@@ -118,7 +118,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_claim() {
     let Plan::Outcome(Outcome::Requeue(_)) = unknown.plan(asked()) else {
         panic!("others may name the VM that are not cached either");
     };
-    assert!(adopt(unknown.plan(claimed())).is_claimed);
+    assert!(adopt(unknown.plan(confirmed())).is_confirmed);
 }
 
 /// The VM of a create that was not answered, or what one that was refused has left, is still the machine's;
@@ -145,7 +145,7 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
             );
         }
     }
-    let other = claimed().provider_id("sim://8");
+    let other = confirmed().provider_id("sim://8");
     assert_eq!(
         reason_of(world().plan(other)),
         (conditions::READY, reason::ADOPTION_INVALID)
@@ -153,16 +153,16 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
     adopt(world().plan(noted("none").annotated(labels::ADOPT, OLD).provider_id("sim://9")));
 }
 
-/// A process that ended after the claim, and a move, which loses the status.
+/// A process that ended after the confirmation, and a move, which loses the status.
 #[test]
 fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
     for machine in [
-        claimed(),
-        claimed().annotated(labels::ADOPT, "broken"),
-        claimed().spec(&json!({"size": "xl"})),
+        confirmed(),
+        confirmed().annotated(labels::ADOPT, "broken"),
+        confirmed().spec(&json!({"size": "xl"})),
     ] {
         let plan = adopt(world().rivalled_by("ns2/m7").without_bootstrap().plan(machine));
-        assert!(plan.is_claimed);
+        assert!(plan.is_confirmed);
         assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
     }
 }
@@ -175,7 +175,7 @@ fn a_failed_look_up_is_waited_for() {
 /// The tags are those that the VM carries: they make no difference to it, whatever becomes of the annotation.
 #[test]
 fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
-    let up = claimed().provisioned().provider_id("sim://9");
+    let up = confirmed().provisioned().provider_id("sim://9");
     let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
     let up = up.annotated(labels::APPLIED_PROVIDER_SPEC, &applied);
     for machine in [up.clone(), up.clone().without(labels::ADOPT)] {
@@ -207,7 +207,7 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
         spec
     };
     let applied = |spec: &ProviderSpec| {
-        let up = claimed().provisioned().provider_id("sim://9");
+        let up = confirmed().provisioned().provider_id("sim://9");
         up.annotated(
             labels::APPLIED_PROVIDER_SPEC,
             &serde_json::to_string(spec).unwrap(),
@@ -245,7 +245,7 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
 fn an_adopted_vm_whose_tags_cannot_be_told_is_not_changed() {
     let elsewhere = || world().capabilities(|all| all.tag_path = "/meta/labels".parse().unwrap());
     let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
-    let up = claimed()
+    let up = confirmed()
         .provisioned()
         .provider_id("sim://9")
         .annotated(labels::APPLIED_PROVIDER_SPEC, &applied);
@@ -279,7 +279,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
     };
     assert!(released(world().plan(held("none"))));
     assert_left(&world(), asked().deleted_at(now()));
-    let Plan::Execute(Step::Delete(delete)) = world().plan(claimed().deleted_at(now())) else {
+    let Plan::Execute(Step::Delete(delete)) = world().plan(confirmed().deleted_at(now())) else {
         panic!("a confirmed VM goes with its machine");
     };
     assert_eq!(delete.spec, old_spec(&json!({"size": "s"})));
@@ -308,7 +308,7 @@ fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since
             assert_eq!(delete.settling.is_some(), !refused, "a late create may make one");
         }
     }
-    let renamed = deletion(claimed().provider_id("sim://8"));
+    let renamed = deletion(confirmed().provider_id("sim://8"));
     assert_eq!(
         renamed.provider_id.unwrap().as_str(),
         "sim://9",
