@@ -23,7 +23,7 @@ use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, Again, REFRESH, Reconciler, Wake};
+use crate::reconciler::{Action, REFRESH, Reconciler, Requeue, Wake};
 use crate::retry::Stage;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
@@ -85,7 +85,7 @@ pub fn error_policy(
     ctx.reconciler.error_policy(&*guarded, error)
 }
 
-async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again, Error> {
+async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeue, Error> {
     let owner = ctx.caches.owning_clusters(&infra.metadata).next();
     let cluster_id = owner.as_deref().and_then(|owner| ctx.cluster_ids.of(owner));
     let plan = plan(
@@ -96,11 +96,11 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
         },
     );
     let zones = match &plan {
-        Plan::NoOp => return Ok(Again::OnChange),
+        Plan::NoOp => return Ok(Requeue::OnChange),
         Plan::Pause(_) => Zones::Unasked,
         Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
-            None => return Ok(Again::After(PERMIT_WAIT)),
+            None => return Ok(Requeue::After(PERMIT_WAIT)),
         },
     };
     let connectivity = match (&plan, owner.as_deref()) {
@@ -109,11 +109,11 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     };
     publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
     Ok(match zones {
-        Zones::Known(_) | Zones::None => Again::After(REFRESH),
-        Zones::Failed(status) => Again::after(Stage::ListZones, &status),
+        Zones::Known(_) | Zones::None => Requeue::After(REFRESH),
+        Zones::Failed(status) => Requeue::after(Stage::ListZones, &status),
         // Secrets are not watched.
-        Zones::NoSecrets(_) => Again::BackOff(Duration::ZERO),
-        Zones::Unasked | Zones::NotConfigured(_) => Again::OnChange,
+        Zones::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
+        Zones::Unasked | Zones::NotConfigured(_) => Requeue::OnChange,
     })
 }
 

@@ -28,7 +28,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, Events, patch_params, publish_status};
 use crate::caches::Caches;
 use crate::leadership::Leadership;
-use crate::reconciler::{Action, Again, Reconciler};
+use crate::reconciler::{Action, Reconciler, Requeue};
 use crate::retry::LONG_WAIT;
 use crate::workload_cluster::{self, Visit, WorkloadClusters};
 
@@ -106,7 +106,7 @@ pub fn error_policy(
     ctx.reconciler.error_policy(&*guarded, error)
 }
 
-async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Again, Error> {
+async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue, Error> {
     // Before the look, so that what comes during it leads to another.
     let node_changed = ctx.changed_nodes.remove(uid(machine));
     let look = look(machine, ctx, node_changed).await;
@@ -114,8 +114,8 @@ async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Again, 
         ctx.changed_nodes.insert(uid(machine));
     }
     look.map(|look| match look {
-        Look::Done | Look::NotYet => Again::OnChange,
-        Look::Again(again) => again,
+        Look::Done | Look::NotYet => Requeue::OnChange,
+        Look::Requeue(requeue) => requeue,
     })
 }
 
@@ -126,7 +126,7 @@ enum Look {
     /// Nothing can be done before something changes.
     NotYet,
     /// There is something left, and this is when.
-    Again(Again),
+    Requeue(Requeue),
 }
 
 async fn look(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Result<Look, Error> {
@@ -161,13 +161,13 @@ async fn publish(
     removal: &Removal,
     visited: Visit<TaintRemoval>,
 ) -> Result<Look, Error> {
-    let later = |again| Look::Again(Again::After(again));
+    let later = |wait| Look::Requeue(Requeue::After(wait));
     let (progress, look) = match visited {
         Visit::Busy => return Ok(later(workload_cluster::busy_wait(uid(machine)))),
-        Visit::Failed { cause, again } => (Progress::Unreachable(cause), later(again)),
+        Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), later(retry_after)),
         Visit::Made(removal) => match removal {
             TaintRemoval::Raced | TaintRemoval::NotLeading => {
-                return Ok(Look::Again(Again::BackOff(Duration::ZERO)));
+                return Ok(Look::Requeue(Requeue::BackOff(Duration::ZERO)));
             }
             TaintRemoval::Removed { node_uid } => (Progress::Removed(node_uid), Look::Done),
             TaintRemoval::NotTainted { node_uid } => (Progress::NotTainted(node_uid), Look::Done),

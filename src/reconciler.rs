@@ -135,7 +135,7 @@ struct Failures {
 
 /// When an object is looked at again, if nothing changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Again {
+pub enum Requeue {
     /// Not before something changes.
     OnChange,
     /// After this long.
@@ -144,7 +144,7 @@ pub enum Again {
     BackOff(Duration),
 }
 
-impl Again {
+impl Requeue {
     /// After a call of a driver that failed, by the table of codes. As for machines, what the driver asks for
     /// is a lower bound; where the wait is otherwise a long one, a driver that knows better may say so, and
     /// the call is repeated by the back-off.
@@ -181,10 +181,10 @@ impl Reconciler {
     ) -> Result<Action, Error>
     where
         K: Resource<DynamicType = ()>,
-        F: Future<Output = Result<Again, Error>>,
+        F: Future<Output = Result<Requeue, Error>>,
     {
         let run = async {
-            let again = match &guarded.0 {
+            let requeue = match &guarded.0 {
                 Ok(object) => reconcile(object).await?,
                 Err(invalid) => {
                     let (kind, name) = (self.kind.name(), &invalid.metadata.name);
@@ -192,25 +192,25 @@ impl Reconciler {
                     self.events
                         .record_once(guarded, Note::unreadable(&invalid.error))
                         .await;
-                    Again::OnChange
+                    Requeue::OnChange
                 }
             };
-            Ok(self.action(uid(guarded), again))
+            Ok(self.action(uid(guarded), requeue))
         };
         run_one(self.kind, &self.metrics, &self.drivers, guarded, run).await
     }
 
-    fn action(&self, uid: &str, again: Again) -> Action {
-        match again {
-            Again::OnChange => {
+    fn action(&self, uid: &str, requeue: Requeue) -> Action {
+        match requeue {
+            Requeue::OnChange => {
                 self.succeeded(uid);
                 Action::await_change()
             }
-            Again::After(wait) => {
+            Requeue::After(wait) => {
                 self.succeeded(uid);
                 Action::requeue(wait)
             }
-            Again::BackOff(least) => {
+            Requeue::BackOff(least) => {
                 Action::requeue(retry::backoff(self.failed(uid, Instant::now()), 0.0).max(least))
             }
         }
@@ -260,7 +260,7 @@ mod tests {
     use crate::configured_driver::{ConfiguredDriver, Priority, Requester, Waker};
     use cmi_driver::Code;
 
-    const BACK_OFF: Again = Again::BackOff(Duration::ZERO);
+    const BACK_OFF: Requeue = Requeue::BackOff(Duration::ZERO);
 
     fn reconciler() -> Reconciler {
         let (events, _) = recorded();
@@ -318,7 +318,7 @@ mod tests {
         );
         let object = object("u-1");
         let permit = ask("other").unwrap();
-        let waits = async |_| Ok(Again::After(REFRESH)).inspect(|_| assert!(ask("u-1").is_none()));
+        let waits = async |_| Ok(Requeue::After(REFRESH)).inspect(|_| assert!(ask("u-1").is_none()));
         let abandoned = async |_| futures::future::pending().await;
         for end in ["error", "nothing to do", "abandoned"] {
             reconciler.run(&object, waits).await.unwrap();
@@ -326,7 +326,7 @@ mod tests {
             match end {
                 "error" => drop(reconciler.run(&object, async |_| Err(refused())).await),
                 "abandoned" => drop(futures::poll!(Box::pin(reconciler.run(&object, abandoned)))),
-                _ => drop(reconciler.run(&object, async |_| Ok(Again::OnChange)).await),
+                _ => drop(reconciler.run(&object, async |_| Ok(Requeue::OnChange)).await),
             }
             assert_eq!(waiting(&driver), 0, "{end}");
         }
@@ -340,11 +340,11 @@ mod tests {
     #[tokio::test]
     async fn a_wait_that_was_backed_off_begins_anew_once_the_object_was_reconciled() {
         let (reconciler, object) = (reconciler(), object("u-1"));
-        let run = async |again| reconciler.run(&object, async |_| Ok(again)).await.unwrap();
+        let run = async |requeue| reconciler.run(&object, async |_| Ok(requeue)).await.unwrap();
         for seconds in [5, 10, 20] {
             assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(seconds)));
         }
-        assert_eq!(run(Again::OnChange).await, Action::await_change());
+        assert_eq!(run(Requeue::OnChange).await, Action::await_change());
         assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
         reconciler.error_policy(&object, &Error::Gone { action: "test" });
         assert!(reconciler.failures.lock().unwrap().is_empty());
@@ -356,7 +356,7 @@ mod tests {
     async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
         let asks = |code, seconds| {
             let status = Status::new(code, "no").with_retry_after(Duration::from_secs(seconds));
-            Again::after(Stage::ListZones, &status)
+            Requeue::after(Stage::ListZones, &status)
         };
         for (code, asked, waits) in [
             (Code::Unavailable, 1, [5, 10, 20]),
@@ -371,7 +371,7 @@ mod tests {
                 assert_eq!(action.unwrap(), wanted, "{code} {asked}");
             }
         }
-        assert_eq!(asks(Code::PermissionDenied, 0), Again::After(LONG_WAIT));
+        assert_eq!(asks(Code::PermissionDenied, 0), Requeue::After(LONG_WAIT));
     }
 
     #[tokio::test]
@@ -418,9 +418,9 @@ mod tests {
 
     #[test]
     fn what_a_person_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
-        let after = |code| Again::after(Stage::ListZones, &Status::new(code, "no"));
+        let after = |code| Requeue::after(Stage::ListZones, &Status::new(code, "no"));
         assert_eq!(after(Code::Unavailable), BACK_OFF);
-        assert_eq!(after(Code::PermissionDenied), Again::After(LONG_WAIT));
-        assert_eq!(after(Code::InvalidArgument), Again::After(LONG_WAIT));
+        assert_eq!(after(Code::PermissionDenied), Requeue::After(LONG_WAIT));
+        assert_eq!(after(Code::InvalidArgument), Requeue::After(LONG_WAIT));
     }
 }

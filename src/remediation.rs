@@ -30,7 +30,7 @@ use crate::api::v1alpha1::InfraMachineRemediation;
 use crate::apiserver::{Error, Events};
 use crate::caches::{Cache, Caches};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::reconciler::{Action, Again, Reconciler, Wake};
+use crate::reconciler::{Action, Reconciler, Requeue, Wake};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -76,25 +76,25 @@ pub fn error_policy(
     ctx.reconciler.error_policy(&*guarded, error)
 }
 
-async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Again, Error> {
+async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Requeue, Error> {
     let gathered = gather(queued, ctx).await?;
     let remediation = &gathered.remediation;
     let plan = plan(remediation, &gathered.observed());
     tracing::debug!(name = remediation.metadata.name, ?plan, "planned");
     match plan {
-        Plan::NoOp => Ok(Again::OnChange),
-        Plan::Later(again) => {
+        Plan::NoOp => Ok(Requeue::OnChange),
+        Plan::Later(requeue) => {
             publish_resumption(remediation, ctx).await?;
-            Ok(again)
+            Ok(requeue)
         }
         Plan::Pause(by) => {
             publish_pause(remediation, ctx, &by).await?;
-            Ok(Again::OnChange)
+            Ok(Requeue::OnChange)
         }
         Plan::Report(report) => {
             let record = Record::of(remediation.metadata.annotations.as_ref());
             publish(&gathered, &remediation.metadata, ctx, record, &report).await?;
-            Ok(report.again)
+            Ok(report.requeue)
         }
         Plan::Restart(restart) => execute::restart(&gathered, ctx, *restart).await,
     }

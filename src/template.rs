@@ -21,7 +21,7 @@ use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, Again, REFRESH, Reconciler, Wake};
+use crate::reconciler::{Action, REFRESH, Reconciler, Requeue, Wake};
 use crate::retry::{LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec, tags};
 
@@ -63,20 +63,20 @@ pub fn error_policy(
     ctx.reconciler.error_policy(&*guarded, error)
 }
 
-async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
+async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Requeue, Error> {
     let clusters = ctx.caches.clusters_of_template(&template.metadata);
     match plan(template, &clusters) {
-        Plan::NoOp => Ok(Again::OnChange),
+        Plan::NoOp => Ok(Requeue::OnChange),
         Plan::Pause(by) => {
             publish(template, ctx, &paused(template, &by, Timestamp::now())).await?;
-            Ok(Again::OnChange)
+            Ok(Requeue::OnChange)
         }
         Plan::Describe => {
             let Some(described) = describe(template, ctx).await? else {
-                return Ok(Again::After(PERMIT_WAIT));
+                return Ok(Requeue::After(PERMIT_WAIT));
             };
             publish(template, ctx, &status(template, &described, Timestamp::now())).await?;
-            Ok(again(&described))
+            Ok(requeue(&described))
         }
     }
 }
@@ -94,15 +94,15 @@ async fn publish(
 
 /// When the driver is asked again. One that answered all may answer more, or something else, after it was
 /// replaced.
-fn again(described: &Described) -> Again {
+fn requeue(described: &Described) -> Requeue {
     match described {
-        Described::Known(_) | Described::NotOffered => Again::After(REFRESH),
-        Described::NotConfigured(_) => Again::OnChange,
+        Described::Known(_) | Described::NotOffered => Requeue::After(REFRESH),
+        Described::NotConfigured(_) => Requeue::OnChange,
         // Another version of the driver may take it.
-        Described::Refused(_) | Described::Unusable(_) => Again::After(LONG_WAIT),
+        Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
         // Secrets are not watched.
-        Described::NoSecrets(_) => Again::BackOff(Duration::ZERO),
-        Described::Failed(status) => Again::after(Stage::DescribeClass, status),
+        Described::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
+        Described::Failed(status) => Requeue::after(Stage::DescribeClass, status),
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     fn a_driver_that_said_all_it_could_is_asked_again_after_a_while() {
         let known = Described::Known(ClassDescription::default());
         for described in [known, Described::NotOffered] {
-            assert_eq!(again(&described), Again::After(REFRESH), "{described:?}");
+            assert_eq!(requeue(&described), Requeue::After(REFRESH), "{described:?}");
         }
     }
 }

@@ -42,7 +42,7 @@ use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
 use crate::configured_driver::ConfiguredDrivers;
 use crate::leadership::Leadership;
-use crate::reconciler::{Action, Again, Reconciler, Wake};
+use crate::reconciler::{Action, Reconciler, Requeue, Wake};
 use crate::workload_cluster::WorkloadClusters;
 
 /// Failures further apart than this are not of one outage.
@@ -135,18 +135,18 @@ pub fn error_policy(machine: Arc<Machine>, error: &Error, ctx: Arc<Context>) -> 
     ctx.reconciler.error_policy(&*machine, error)
 }
 
-async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Again, Error> {
+async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Requeue, Error> {
     let Some(gathered) = gather(queued, ctx).await? else {
-        return Ok(Again::OnChange);
+        return Ok(Requeue::OnChange);
     };
     let plan = plan(&gathered.observed());
     tracing::debug!(name = gathered.machine.metadata.name, ?plan, "planned");
     match plan {
-        Plan::NoOp => Ok(Again::OnChange),
-        Plan::Wait(time) => Ok(Again::After(time)),
+        Plan::NoOp => Ok(Requeue::OnChange),
+        Plan::Wait(time) => Ok(Requeue::After(time)),
         Plan::Show(report) => {
             publish::show(&gathered, ctx, report.as_ref()).await?;
-            Ok(Again::OnChange)
+            Ok(Requeue::OnChange)
         }
         Plan::SetHook => execute::set_hook(&gathered, ctx).await,
         Plan::Release(end) => execute::release(&gathered, ctx, &end).await,

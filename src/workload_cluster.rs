@@ -99,7 +99,7 @@ pub enum Visit<T> {
         /// Why.
         cause: Arc<Unreachable>,
         /// When to try again.
-        again: Duration,
+        retry_after: Duration,
     },
 }
 
@@ -160,7 +160,7 @@ impl WorkloadClusters {
         if let Some(failure) = state.last_failure.as_ref().filter(|failure| failure.until > now) {
             return Err(TurnedAway::BackingOff {
                 cause: Arc::clone(&failure.cause),
-                again: failure.until.saturating_duration_since(now),
+                retry_after: failure.until.saturating_duration_since(now),
             });
         }
         if state.visits >= MOST_VISITS {
@@ -182,13 +182,13 @@ impl WorkloadClusters {
             Some(failure) if failure.until > now => count,
             Some(_) | None => count.saturating_add(1),
         };
-        let (cause, again) = (Arc::new(cause), retry::backoff(count, retry::jitter(uid, count)));
+        let (cause, retry_after) = (Arc::new(cause), retry::backoff(count, retry::jitter(uid, count)));
         state.last_failure = Some(FailedVisit {
             cause: Arc::clone(&cause),
             count,
-            until: now + again,
+            until: now + retry_after,
         });
-        Visit::Failed { cause, again }
+        Visit::Failed { cause, retry_after }
     }
 
     /// Forgets the failures of workload clusters that are gone.
@@ -207,7 +207,7 @@ enum TurnedAway {
     Busy,
     BackingOff {
         cause: Arc<Unreachable>,
-        again: Duration,
+        retry_after: Duration,
     },
 }
 
@@ -215,7 +215,7 @@ impl<T> From<TurnedAway> for Visit<T> {
     fn from(turned_away: TurnedAway) -> Self {
         match turned_away {
             TurnedAway::Busy => Self::Busy,
-            TurnedAway::BackingOff { cause, again } => Self::Failed { cause, again },
+            TurnedAway::BackingOff { cause, retry_after } => Self::Failed { cause, retry_after },
         }
     }
 }
@@ -263,11 +263,12 @@ mod tests {
     }
 
     fn failed(clusters: &WorkloadClusters, uid: &str, now: Instant) -> Duration {
-        let Visit::<()>::Failed { again, .. } = clusters.record_failure(uid, Unreachable::TimedOut, now)
+        let Visit::<()>::Failed { retry_after, .. } =
+            clusters.record_failure(uid, Unreachable::TimedOut, now)
         else {
             panic!("a failure is none")
         };
-        again
+        retry_after
     }
 
     #[tokio::test]
@@ -293,10 +294,10 @@ mod tests {
         let first = failed(&clusters, "a", start);
         // A second visit, which began before.
         assert_eq!(failed(&clusters, "a", start), first);
-        let Err(TurnedAway::BackingOff { cause, again }) = clusters.admit("a", start) else {
+        let Err(TurnedAway::BackingOff { cause, retry_after }) = clusters.admit("a", start) else {
             panic!("visited")
         };
-        assert!(matches!(*cause, Unreachable::TimedOut) && again == first);
+        assert!(matches!(*cause, Unreachable::TimedOut) && retry_after == first);
         assert!(clusters.admit("b", start).is_ok());
         assert!(clusters.admit("a", start + first).is_ok());
         assert!(failed(&clusters, "a", start + first) > first);

@@ -109,7 +109,7 @@ impl Context {
     /// The outcome of a machine that is woken when there may be room.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
         Outcome::AwaitingCapacity {
-            again: LONG_WAIT.mul_f64(1.0 - 0.1 * jitter(uid_of(machine), 0)),
+            requeue_after: LONG_WAIT.mul_f64(1.0 - 0.1 * jitter(uid_of(machine), 0)),
         }
     }
 
@@ -136,11 +136,11 @@ impl Context {
             "the driver is busy: waiting for a permit"
         );
         // It is woken when there is a permit: a fleet that waits asks no more often than that.
-        let again = LOST_WAKE_UP.mul_f64(1.0 - 0.5 * jitter(uid, 0));
+        let requeue_after = LOST_WAKE_UP.mul_f64(1.0 - 0.5 * jitter(uid, 0));
         if driver.should_report_wait(uid) {
-            Outcome::Queued { again }
+            Outcome::Queued { requeue_after }
         } else {
-            Outcome::Waiting(Some(again))
+            Outcome::Waiting(Some(requeue_after))
         }
     }
 }

@@ -37,20 +37,20 @@ pub enum Outcome {
     /// Waiting for a permit to call the driver, and for so long that this is said.
     Queued {
         /// When to look again, should nothing wake it.
-        again: Duration,
+        requeue_after: Duration,
     },
     /// Capacity was exhausted for another machine of the class: no create was made, and the
     /// machine is woken when there may be room.
     AwaitingCapacity {
         /// When to look again, should nothing wake it.
-        again: Duration,
+        requeue_after: Duration,
     },
     /// The spec was not even shown to the driver.
     Refused {
         /// Why.
         invalid: InvalidSpec,
         /// When to look again.
-        again: Option<Duration>,
+        requeue_after: Option<Duration>,
     },
     /// The VM exists, is initialized, and has this state.
     Provisioned(Box<cmi_driver::Machine>),
@@ -61,7 +61,7 @@ pub enum Outcome {
         /// Fields in which the spec differs and that a living VM can't change.
         not_updatable: Vec<JsonPointer>,
         /// When to ask after it, if it is not settled.
-        again: Option<Duration>,
+        requeue_after: Option<Duration>,
     },
     /// The VM has the wanted spec.
     Updated,
@@ -77,7 +77,7 @@ pub enum Outcome {
     /// The driver does not see the VM, and may be behind.
     Absent {
         /// When it is sure.
-        again: Duration,
+        requeue_after: Duration,
     },
     /// The driver confirmed that a VM is gone that should be there.
     Vanished(ProviderId),
@@ -88,7 +88,7 @@ pub enum Outcome {
         /// In words.
         message: String,
         /// When to look again.
-        again: Duration,
+        requeue_after: Duration,
     },
     /// The VM is gone: the object may go.
     Gone,
@@ -114,7 +114,7 @@ pub struct Blocked {
     /// wait, and here they have not.
     pub is_worth_an_event: bool,
     /// When to look again, if nothing changes before.
-    pub again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 impl Blocked {
@@ -127,7 +127,7 @@ impl Blocked {
             ownership: None,
             unblocks_move: false,
             is_worth_an_event: false,
-            again: None,
+            requeue_after: None,
         }
     }
 }
@@ -187,11 +187,11 @@ impl Outcome {
             Self::Deleting {
                 reason,
                 message,
-                again,
+                requeue_after,
             } => Self::Deleting {
                 reason,
                 message: change(&message),
-                again,
+                requeue_after,
             },
             other => other,
         }

@@ -187,7 +187,11 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         (Some(bootstrap), Ok(wanted)) => {
             plan_provisioning(machine, observed, driver, ownership, wanted, bootstrap)
         }
-        (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused { invalid, again: None }.into(),
+        (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused {
+            invalid,
+            requeue_after: None,
+        }
+        .into(),
         // It is asked anew first; a machine that waits for that is woken.
         (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     }
@@ -368,7 +372,7 @@ fn plan_provisioning(
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(observed) {
-        return Outcome::Waiting(wait.again()).into();
+        return Outcome::Waiting(wait.requeue_after()).into();
     }
     let noted = identity::instance(machine);
     let (applied, unanswered) = match noted {
@@ -485,7 +489,7 @@ fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolv
     };
     Outcome::Blocked(Blocked {
         ownership,
-        again: Some(LONG_WAIT),
+        requeue_after: Some(LONG_WAIT),
         ..Blocked::new(
             condition_without_calls(machine),
             reason::DRIVER_NOT_CONFIGURED,
@@ -520,7 +524,7 @@ pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
         // Of what is paused the pause alone is said, and clusterctl waits.
         Plan::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Outcome::Blocked(Blocked {
-            again: Some(admission::EVERY),
+            requeue_after: Some(admission::EVERY),
             is_worth_an_event: block.is_worth_an_event,
             ..Blocked::new(
                 block.condition,
@@ -530,7 +534,7 @@ pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
         })
         .into(),
         _ => Outcome::Blocked(Blocked {
-            again: Some(admission::EVERY),
+            requeue_after: Some(admission::EVERY),
             ..Blocked::new(
                 condition_without_calls(machine),
                 reason::IDENTITY_NOT_GUARDED,

@@ -144,16 +144,18 @@ fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
 fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid.as_deref().unwrap_or_default();
     match outcome {
-        Outcome::Blocked(block) => block.again,
+        Outcome::Blocked(block) => block.requeue_after,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
         // Secrets are not watched; one that is missing is often only late.
         Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
-        Outcome::Requeue(again)
-        | Outcome::Absent { again }
-        | Outcome::Deleting { again, .. }
-        | Outcome::Queued { again }
-        | Outcome::AwaitingCapacity { again } => Some(*again),
-        Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::UpToDate { again, .. } => *again,
+        Outcome::Requeue(requeue_after)
+        | Outcome::Absent { requeue_after }
+        | Outcome::Deleting { requeue_after, .. }
+        | Outcome::Queued { requeue_after }
+        | Outcome::AwaitingCapacity { requeue_after } => Some(*requeue_after),
+        Outcome::Waiting(requeue_after)
+        | Outcome::Refused { requeue_after, .. }
+        | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(pace(before, Timestamp::now()))
         }

@@ -89,8 +89,8 @@ fn draft(
         | Outcome::RemoveFinalizer(_) => {
             return draft.status;
         }
-        Outcome::Waiting(again) => {
-            draft.goes_on(*again);
+        Outcome::Waiting(requeue_after) => {
+            draft.goes_on(*requeue_after);
             draft.deletion_waits();
             return draft.status;
         }
@@ -117,8 +117,8 @@ fn draft(
         Outcome::UpToDate {
             reachability,
             not_updatable,
-            again,
-        } => draft.kept(reachability, not_updatable, *again),
+            requeue_after,
+        } => draft.kept(reachability, not_updatable, *requeue_after),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, moment),
         Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
@@ -207,10 +207,10 @@ impl Draft<'_> {
 
     /// It waits for the time of its next try. Where a pause has taken that back, it is said again, with the
     /// time at which it is said: a later process takes what lies between the two for the wait that was meant.
-    fn goes_on(&mut self, again: Option<Duration>) {
+    fn goes_on(&mut self, requeue_after: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, conditions::PAUSED);
         self.unpaused();
-        let next = self.next_retry_time(again);
+        let next = self.next_retry_time(requeue_after);
         if let Some(last) = &mut self.status.last_operation
             && was_paused
             && last.state == OperationState::Failed
@@ -427,7 +427,7 @@ impl Draft<'_> {
         &mut self,
         reachability: &StableReachability,
         not_updatable: &[JsonPointer],
-        again: Option<Duration>,
+        requeue_after: Option<Duration>,
     ) {
         self.working();
         let shown = conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE);
@@ -440,7 +440,7 @@ impl Draft<'_> {
                 let code = Code::Unavailable.name();
                 self.set(conditions::DRIVER_REACHABLE, State::False, code, &message);
             }
-            StableReachability::Reachable if again.is_none() || !self.is_without_secrets() => {
+            StableReachability::Reachable if requeue_after.is_none() || !self.is_without_secrets() => {
                 self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
             }
             // It is configured again, and has said what it can do.

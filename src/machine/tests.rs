@@ -220,13 +220,13 @@ async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_recon
     let gathered = gather(&ctx, &before).await;
     let mut object = Object::new(&ctx, Arc::new(before.clone()));
     server.ask_again();
-    let again = Duration::from_mins(10);
+    let requeue_after = Duration::from_mins(10);
     let written = publish(
         &ctx,
         &before,
         &mut object,
         &gathered,
-        Outcome::AwaitingCapacity { again },
+        Outcome::AwaitingCapacity { requeue_after },
     )
     .await;
     assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");

@@ -20,7 +20,7 @@ use crate::apiserver::{Error, Note, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
 use crate::credentials;
 use crate::identity;
-use crate::reconciler::{Again, waker};
+use crate::reconciler::{Requeue, waker};
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
@@ -30,27 +30,27 @@ use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineReques
 /// The restart is written down before the driver is called, on the version of the object that the plan was
 /// made from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call
 /// never left this process. The VM is neither initialized nor updated meanwhile.
-pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Again, Error> {
+pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Requeue, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {
-        return Ok(Again::After(PERMIT_WAIT));
+        return Ok(Requeue::After(PERMIT_WAIT));
     };
     let uid = remediation.metadata.uid.as_deref().unwrap_or_default();
     let requester = Requester::new(uid, gathered.namespace());
     let waker = waker(&ctx.wake, &remediation.metadata);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
-        return Ok(Again::After(PERMIT_WAIT));
+        return Ok(Requeue::After(PERMIT_WAIT));
     };
     let uid = infra.metadata.uid.as_deref().unwrap_or_default();
     let Some(_lock) = driver.try_lock_vm(uid) else {
-        return Ok(Again::After(VM_LOCK_WAIT));
+        return Ok(Requeue::After(VM_LOCK_WAIT));
     };
     let unwritten = &remediation.metadata;
     let class = match prepared(gathered, ctx, infra, &permit, &restart).await? {
         Ok(class) => class,
         Err(report) => {
             publish(gathered, unwritten, ctx, restart.before, &report).await?;
-            return Ok(report.again);
+            return Ok(report.requeue);
         }
     };
     let noted = note(ctx, gathered.namespace(), unwritten, restart.record).await?;
@@ -76,7 +76,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
         ctx.events.record(remediation, event(&report)).await;
     }
     publish(gathered, &metadata, ctx, record, &report).await?;
-    Ok(report.again)
+    Ok(report.requeue)
 }
 
 /// The class for the call, when it may be made and would leave this process; else what is to be said.
@@ -88,11 +88,11 @@ async fn prepared(
     restart: &Restart,
 ) -> Result<Result<MachineClass, Report>, Error> {
     if let Enforcement::Unguarded(why) = ctx.policies.since(gathered.read_before).await {
-        let again = Again::After(admission::EVERY);
+        let requeue = Requeue::After(admission::EVERY);
         return Ok(Err(not_done(
             reason::IDENTITY_NOT_GUARDED,
             why.to_string(),
-            again,
+            requeue,
         )));
     }
     let name = identity::credentials(infra);
@@ -101,8 +101,12 @@ async fn prepared(
         Ok(secrets) => secrets,
         Err(invalid) => {
             // Secrets are not watched.
-            let again = Again::BackOff(Duration::ZERO);
-            return Ok(Err(not_done(reason::INVALID_SECRET, invalid.to_string(), again)));
+            let requeue = Requeue::BackOff(Duration::ZERO);
+            return Ok(Err(not_done(
+                reason::INVALID_SECRET,
+                invalid.to_string(),
+                requeue,
+            )));
         }
     };
     let class = MachineClass {
@@ -154,8 +158,8 @@ fn outcome(
 }
 
 fn not_sent(status: &Status) -> Report {
-    let again = Again::BackOff(retry::asked(status).unwrap_or_default());
-    not_done(status.code().name(), said(status), again)
+    let requeue = Requeue::BackOff(retry::asked(status).unwrap_or_default());
+    not_done(status.code().name(), said(status), requeue)
 }
 
 fn said(status: &Status) -> String {

@@ -14,7 +14,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPha
 use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, MachineId};
-use crate::reconciler::Again;
+use crate::reconciler::Requeue;
 use crate::retry::LONG_WAIT;
 use cmi_driver::{Operation, ProviderId, ProviderSpec};
 
@@ -55,7 +55,7 @@ pub enum Plan {
     /// Nothing, and nothing is written.
     NoOp,
     /// Nothing before then; what is shown stays.
-    Later(Again),
+    Later(Requeue),
     /// Paused; the status says by what.
     Pause(String),
     /// To say how it stands, here and on the Machine.
@@ -78,7 +78,7 @@ pub struct Report {
     /// What is to be said of it on the Machine, if anything is.
     pub verdict: Option<OwnerRemediation>,
     /// When it is looked at again.
-    pub again: Again,
+    pub requeue: Requeue,
 }
 
 /// A restart that may be made.
@@ -121,7 +121,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
         }
     };
     let Some(cluster) = observed.cluster else {
-        return Plan::Later(Again::OnChange);
+        return Plan::Later(Requeue::OnChange);
     };
     if let Some(by) = paused(remediation, machine, cluster, observed.infra) {
         return Plan::Pause(by);
@@ -131,7 +131,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     }
     // It is about to be deleted, or the Machine is about to be called unhealthy: both wake it.
     if machine.is_healthy() {
-        return Plan::Later(Again::OnChange);
+        return Plan::Later(Requeue::OnChange);
     }
     let vm = match vm_of(machine, observed.infra) {
         Ok(vm) => vm,
@@ -151,12 +151,12 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
         Some(Ok(DriverState::Known(driver))) => driver,
         Some(Ok(DriverState::Unknown(status))) => {
             let message = format!("nothing is known of the driver: {}", status.message());
-            return refused(status.code().name(), message, Again::BackOff(Duration::ZERO));
+            return refused(status.code().name(), message, Requeue::BackOff(Duration::ZERO));
         }
-        Some(Ok(DriverState::Pending)) | None => return Plan::Later(Again::After(PERMIT_WAIT)),
+        Some(Ok(DriverState::Pending)) | None => return Plan::Later(Requeue::After(PERMIT_WAIT)),
         Some(Err(unresolved)) => {
-            let again = Again::After(LONG_WAIT);
-            return refused(reason::DRIVER_NOT_CONFIGURED, unresolved.to_string(), again);
+            let requeue = Requeue::After(LONG_WAIT);
+            return refused(reason::DRIVER_NOT_CONFIGURED, unresolved.to_string(), requeue);
         }
     };
     if !driver.capabilities.offers(Operation::RestartMachine) {
@@ -164,7 +164,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
             let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
             Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, message))
         } else {
-            Plan::Later(Again::After(PERMIT_WAIT))
+            Plan::Later(Requeue::After(PERMIT_WAIT))
         };
     }
     Plan::Restart(Box::new(Restart {
@@ -187,7 +187,7 @@ pub fn hand_over(reason: &'static str, message: String) -> Report {
             reason,
             message,
         }),
-        again: Again::OnChange,
+        requeue: Requeue::OnChange,
     }
 }
 
@@ -204,7 +204,7 @@ pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Tim
             message: message.clone(),
         }),
         message,
-        again: after_timeout(remediation, record, now),
+        requeue: after_timeout(remediation, record, now),
     }
 }
 
@@ -225,34 +225,34 @@ pub fn unanswered(
             until(remediation, record)
         ),
         verdict: None,
-        again: after_timeout(remediation, record, now),
+        requeue: after_timeout(remediation, record, now),
     }
 }
 
 /// Nothing was done, and why.
-pub fn not_done(reason: &str, message: String, again: Again) -> Report {
+pub fn not_done(reason: &str, message: String, requeue: Requeue) -> Report {
     Report {
         phase: RemediationPhase::Waiting,
         ready: State::False,
         reason: reason.to_owned(),
         message,
         verdict: None,
-        again,
+        requeue,
     }
 }
 
-fn refused(reason: &str, message: String, again: Again) -> Plan {
-    Plan::Report(not_done(reason, message, again))
+fn refused(reason: &str, message: String, requeue: Requeue) -> Plan {
+    Plan::Report(not_done(reason, message, requeue))
 }
 
 fn waiting(reason: &str, message: &str) -> Plan {
-    refused(reason, message.to_owned(), Again::OnChange)
+    refused(reason, message.to_owned(), Requeue::OnChange)
 }
 
 fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
     let status = remediation.status.as_ref();
     if status.and_then(|status| status.phase) == Some(RemediationPhase::Replacing) {
-        return Plan::Later(Again::OnChange);
+        return Plan::Later(Requeue::OnChange);
     }
     Plan::Report(Report {
         phase: RemediationPhase::Replacing,
@@ -260,7 +260,7 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
         reason: reason::LEFT_TO_OWNER.to_owned(),
         message: "the Machine's owner replaces it, or it is being deleted".to_owned(),
         verdict: None,
-        again: Again::OnChange,
+        requeue: Requeue::OnChange,
     })
 }
 
@@ -280,7 +280,7 @@ fn without_vm(
         Some(left) => refused(
             reason::WAITING_FOR_VIRTUAL_MACHINE,
             why.to_owned(),
-            Again::After(left),
+            Requeue::After(left),
         ),
         None => unless_healthy(machine, now, || {
             hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned())
@@ -306,7 +306,7 @@ fn unless_healthy(machine: &RemediatedMachine, now: Timestamp, report: impl FnOn
         .node_is_healthy_since()
         .and_then(|since| rest(since, NOTICE, now))
     {
-        Some(left) => Plan::Later(Again::After(left)),
+        Some(left) => Plan::Later(Requeue::After(left)),
         None => Plan::Report(report()),
     }
 }
@@ -317,7 +317,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
     let shown = status.and_then(|status| u32::try_from(status.retry_count?).ok());
     let phase = status.and_then(|status| status.phase);
     if shown == Some(record.count) && phase == Some(RemediationPhase::Restarting) {
-        return Plan::Later(Again::After(left));
+        return Plan::Later(Requeue::After(left));
     }
     let message = format!(
         "{}, and its answer is not known; {}",
@@ -330,7 +330,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
         reason: reason::RESTARTED.to_owned(),
         message,
         verdict: None,
-        again: Again::After(left),
+        requeue: Requeue::After(left),
     })
 }
 
@@ -352,11 +352,11 @@ fn until(remediation: &InfraMachineRemediation, record: Record) -> String {
     }
 }
 
-fn after_timeout(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Again {
+fn after_timeout(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Requeue {
     let left = record
         .issued_at
         .and_then(|at| rest(at, remediation.spec.timeout(), now));
-    Again::After(left.unwrap_or_default())
+    Requeue::After(left.unwrap_or_default())
 }
 
 /// What is left of a time that began then. A clock that was set back does not make it longer than it is.

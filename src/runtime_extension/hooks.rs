@@ -443,14 +443,14 @@ impl UpdateMachine {
     /// How far it is. A failure of the driver is no failure of the call: Cluster API shows the message of one
     /// that goes on in the Machine's condition `Updating`, and that of a failure in its log alone.
     pub fn of(progress: &Progress) -> Self {
-        let (message, again) = match progress {
+        let (message, retry_after) = match progress {
             Progress::Done => (String::new(), 0),
             Progress::NotRequested => ("the VM is about to be updated".to_owned(), 1),
-            Progress::Updating { message, again } => (message.clone(), again.as_secs().max(1)),
+            Progress::Updating { message, retry_after } => (message.clone(), retry_after.as_secs().max(1)),
         };
         Self {
             common: Common::new(Hook::UpdateMachine, ResponseStatus::Success, message),
-            retry_after_seconds: again,
+            retry_after_seconds: retry_after,
         }
     }
 

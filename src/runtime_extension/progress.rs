@@ -23,7 +23,7 @@ pub enum Progress {
         /// What it waits for; the same text for as long as that is the same.
         message: String,
         /// When to look again.
-        again: Duration,
+        retry_after: Duration,
     },
 }
 
@@ -70,10 +70,10 @@ fn hindrance(live: &InfraMachine) -> Option<String> {
     .map(|shown| format!("{}: {}", shown.reason, shown.message))
 }
 
-fn in_progress(message: &str, again: Duration) -> Progress {
+fn in_progress(message: &str, retry_after: Duration) -> Progress {
     Progress::Updating {
         message: message.to_owned(),
-        again,
+        retry_after,
     }
 }
 

@@ -20,7 +20,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Priority, Requester};
 use crate::driver_resolution::driver_of;
-use crate::reconciler::{Again, waker};
+use crate::reconciler::{Requeue, waker};
 use crate::retry::{self, Disposition, LONG_WAIT, Stage};
 use crate::workload_cluster::{self, Unreachable, Visit};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
@@ -36,17 +36,17 @@ const DRIVER_FAILED: Duration = Duration::from_secs(10);
 const MOST_IDS: usize = 8;
 
 /// Has Cluster API wait for the provider before it drains the Node of a Machine.
-pub async fn set_hook(gathered: &Gathered, ctx: &Context) -> Result<Again, Error> {
+pub async fn set_hook(gathered: &Gathered, ctx: &Context) -> Result<Requeue, Error> {
     if write_hook(gathered, ctx, &json!(labels::VOLUME_DRAIN_HOOK_OWNER)).await? {
-        return Ok(Again::OnChange);
+        return Ok(Requeue::OnChange);
     }
     let (_, name, _) = gathered.machine_names();
     publish::show(gathered, ctx, Some(&status::hook_not_permitted(name, true))).await?;
-    Ok(Again::After(LONG_WAIT))
+    Ok(Requeue::After(LONG_WAIT))
 }
 
 /// Lets Cluster API go on. What is to be said of it is said before: the object may be gone then.
-pub async fn release(gathered: &Gathered, ctx: &Context, end: &End) -> Result<Again, Error> {
+pub async fn release(gathered: &Gathered, ctx: &Context, end: &End) -> Result<Requeue, Error> {
     let (_, name, uid) = gathered.machine_names();
     // Not even a status that is refused holds the deletion up.
     if let Err(error) = publish::show(gathered, ctx, status::ended(end).as_ref()).await {
@@ -55,12 +55,12 @@ pub async fn release(gathered: &Gathered, ctx: &Context, end: &End) -> Result<Ag
     if write_hook(gathered, ctx, &Value::Null).await? {
         ctx.outages.end(uid);
         tracing::info!(machine = name, ?end, "the hook was taken away");
-        return Ok(Again::OnChange);
+        return Ok(Requeue::OnChange);
     }
     let report = status::hook_not_permitted(name, false);
     tracing::error!(machine = name, "{}", report.message);
     publish::show(gathered, ctx, Some(&report)).await?;
-    Ok(Again::After(LONG_WAIT))
+    Ok(Requeue::After(LONG_WAIT))
 }
 
 /// Writes the hook of this very Machine; whether that is permitted.
@@ -83,21 +83,23 @@ pub async fn drain(
     ctx: &Context,
     target: &Target,
     cluster: &Cluster,
-) -> Result<Again, Error> {
+) -> Result<Requeue, Error> {
     let Some(infra) = gathered.infra() else {
-        return Ok(Again::OnChange);
+        return Ok(Requeue::OnChange);
     };
     let (_, _, uid) = gathered.machine_names();
     let now = Timestamp::now();
     let visit = async |connection: &_| look(connection, target, &ctx.leadership, now).await;
     let observation = match ctx.workload_clusters.visit(cluster, visit).await? {
         Visit::Busy => return Ok(busy(uid)),
-        Visit::Failed { cause, again } => return away(infra, ctx, uid, target, &cause, again).await,
+        Visit::Failed { cause, retry_after } => {
+            return away(infra, ctx, uid, target, &cause, retry_after).await;
+        }
         Visit::Made(observation) => observation,
     };
     ctx.outages.end(uid);
     match observation {
-        DrainObservation::Raced => Ok(Again::BackOff(Duration::ZERO)),
+        DrainObservation::Raced => Ok(Requeue::BackOff(Duration::ZERO)),
         DrainObservation::NoNode => release(gathered, ctx, &End::Skipped("the Node is gone")).await,
         DrainObservation::SilentNode => {
             release(gathered, ctx, &End::Skipped("the Node is unreachable")).await
@@ -110,11 +112,11 @@ pub async fn drain(
         }
         DrainObservation::Waiting(waiting) => {
             publish::show(gathered, ctx, Some(&status::waiting(&waiting))).await?;
-            Ok(Again::After(pause(target, &waiting, now)))
+            Ok(Requeue::After(pause(target, &waiting, now)))
         }
         DrainObservation::Blocked { pod, why, left } => {
             publish::show(gathered, ctx, Some(&status::blocked(&pod, &why, left))).await?;
-            Ok(Again::After(until_deadline(target, BLOCKED)))
+            Ok(Requeue::After(until_deadline(target, BLOCKED)))
         }
         DrainObservation::Next(next) => evict_next(gathered, infra, ctx, (target, cluster), next).await,
     }
@@ -126,17 +128,17 @@ async fn evict_next(
     ctx: &Context,
     (target, cluster): (&Target, &Cluster),
     next: Next,
-) -> Result<Again, Error> {
+) -> Result<Requeue, Error> {
     let (_, _, uid) = gathered.machine_names();
     let ids = match volume_ids(gathered, infra, ctx, &next.specs).await {
         Ids::Known(ids) => ids,
-        Ids::Busy => return Ok(Again::After(until_deadline(target, PERMIT_WAIT))),
+        Ids::Busy => return Ok(Requeue::After(until_deadline(target, PERMIT_WAIT))),
         Ids::Failed(failure) => {
             let message = format!("{}: {}", Operation::GetVolumeIds, failure.message());
             let report = status::driver_failed(failure.code().name(), &message);
             publish::show(gathered, ctx, Some(&report)).await?;
             let asked = retry::asked(&failure).unwrap_or_default();
-            return Ok(Again::After(until_deadline(target, asked.max(DRIVER_FAILED))));
+            return Ok(Requeue::After(until_deadline(target, asked.max(DRIVER_FAILED))));
         }
     };
     let Next { pod, before, .. } = next;
@@ -146,24 +148,26 @@ async fn evict_next(
     let infra = publish::record(infra, ctx, &eviction).await?;
     tell_of(&infra, ctx, before).await;
     if ctx.leadership.check().is_err() {
-        return Ok(Again::BackOff(Duration::ZERO));
+        return Ok(Requeue::BackOff(Duration::ZERO));
     }
     let visit = async |connection: &_| evict(connection, &pod, DryRun::No).await;
     let evicted = match ctx.workload_clusters.visit(cluster, visit).await? {
         Visit::Busy => return Ok(busy(uid)),
-        Visit::Failed { cause, again } => return away(&infra, ctx, uid, target, &cause, again).await,
+        Visit::Failed { cause, retry_after } => {
+            return away(&infra, ctx, uid, target, &cause, retry_after).await;
+        }
         Visit::Made(evicted) => evicted,
     };
     match evicted {
         EvictionResult::Yes => {
             tracing::info!(pod = name, node = target.node, volumes = ?attached, "evicted");
             publish::show_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
-            Ok(Again::After(OFTEN))
+            Ok(Requeue::After(OFTEN))
         }
         EvictionResult::No(why) => {
             let infra = publish::record(&infra, ctx, &eviction.refused()).await?;
             publish::show_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
-            Ok(Again::After(until_deadline(target, BLOCKED)))
+            Ok(Requeue::After(until_deadline(target, BLOCKED)))
         }
     }
 }
@@ -202,15 +206,15 @@ async fn away(
     uid: &str,
     target: &Target,
     cause: &Unreachable,
-    again: Duration,
-) -> Result<Again, Error> {
+    retry_after: Duration,
+) -> Result<Requeue, Error> {
     ctx.outages.begin(uid);
     publish::show_on(infra, ctx, Some(&status::unreachable(cause))).await?;
-    Ok(Again::After(until_deadline(target, again)))
+    Ok(Requeue::After(until_deadline(target, retry_after)))
 }
 
-fn busy(uid: &str) -> Again {
-    Again::After(workload_cluster::busy_wait(uid))
+fn busy(uid: &str) -> Requeue {
+    Requeue::After(workload_cluster::busy_wait(uid))
 }
 
 /// A wait that ends when the whole drain has to be over.

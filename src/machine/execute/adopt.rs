@@ -61,7 +61,7 @@ fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
         crate::api::labels::ADOPT
     );
     Blocked {
-        again: Some(LOOK_AGAIN),
+        requeue_after: Some(LOOK_AGAIN),
         ..Blocked::new(conditions::READY, reason::ADOPTION_UNCONFIRMED, message)
     }
 }

@@ -51,12 +51,12 @@ pub async fn confirm_gone(
             Outcome::Deleting {
                 reason: reason::DELETING,
                 message: "the driver accepted the deletion and still sees the VM".to_owned(),
-                again: plan.again,
+                requeue_after: plan.requeue_after,
             }
         }
         Ok(VmPresence::Absent(_)) => {
             let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
-            after_absence(plan.settling, behind, plan.again)
+            after_absence(plan.settling, behind, plan.requeue_after)
         }
     })
 }
@@ -77,7 +77,7 @@ async fn confirm_without_look_up(
         match own_in_list(object, permit, class.clone()).await {
             Ok(Some(listed)) if listed.is_empty() => {
                 let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
-                return Ok(after_absence(plan.settling, behind, plan.again));
+                return Ok(after_absence(plan.settling, behind, plan.requeue_after));
             }
             Ok(Some(listed)) => {
                 ctx.states.clear_absence(object.uid());
@@ -110,7 +110,7 @@ async fn confirm_without_look_up(
     // Since when it has been answering that the VM is deleted.
     ctx.states.absent_for(object.uid(), Instant::now());
     Ok(plan.settling.map_or(Outcome::Gone, |settling| {
-        awaiting_create("the driver accepted the deletion", settling, plan.again)
+        awaiting_create("the driver accepted the deletion", settling, plan.requeue_after)
     }))
 }
 
@@ -134,7 +134,7 @@ async fn remove_listed(
     Ok(Outcome::Deleting {
         reason: reason::DELETING,
         message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
-        again: plan.again,
+        requeue_after: plan.requeue_after,
     })
 }
 
@@ -189,26 +189,26 @@ async fn remove_stray(
 }
 
 /// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.
-fn after_absence(settling: Option<Settling>, behind: Option<Duration>, again: Duration) -> Outcome {
+fn after_absence(settling: Option<Settling>, behind: Option<Duration>, requeue_after: Duration) -> Outcome {
     match (settling, behind) {
-        (Some(settling), _) => awaiting_create("the driver does not see the VM", settling, again),
-        (None, Some(again)) => Outcome::Deleting {
+        (Some(settling), _) => awaiting_create("the driver does not see the VM", settling, requeue_after),
+        (None, Some(requeue_after)) => Outcome::Deleting {
             reason: reason::CONFIRMING_DELETION,
             message: "the driver no longer sees the VM; waiting for its consistency window to pass"
                 .to_owned(),
-            again,
+            requeue_after,
         },
         (None, None) => Outcome::Gone,
     }
 }
 
 /// The VM is looked for again, and deleted where it is there, until no create can make it any more.
-fn awaiting_create(seen: &str, settling: Settling, again: Duration) -> Outcome {
+fn awaiting_create(seen: &str, settling: Settling, requeue_after: Duration) -> Outcome {
     const SHORTEST: Duration = Duration::from_millis(100);
     Outcome::Deleting {
         reason: reason::CREATE_UNANSWERED,
         message: format!("{seen}, but {}", settling.in_words()),
-        again: again.min(settling.left).max(SHORTEST),
+        requeue_after: requeue_after.min(settling.left).max(SHORTEST),
     }
 }
 
@@ -234,12 +234,14 @@ mod tests {
         assert!(matches!(after_absence(None, None, PACE), Outcome::Gone));
         assert!(matches!(
             after_absence(None, behind, PACE),
-            Outcome::Deleting { reason: reason::CONFIRMING_DELETION, again, .. } if Some(again) == behind
+            Outcome::Deleting { reason: reason::CONFIRMING_DELETION, requeue_after, .. }
+                    if Some(requeue_after) == behind
         ));
         for behind in [None, behind] {
             assert!(matches!(
                 after_absence(Some(settling(None)), behind, PACE),
-                Outcome::Deleting { reason: reason::CREATE_UNANSWERED, again, .. } if again.as_secs() == 7
+                Outcome::Deleting { reason: reason::CREATE_UNANSWERED, requeue_after, .. }
+                    if requeue_after.as_secs() == 7
             ));
         }
     }

@@ -22,7 +22,7 @@ pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration
 /// What comes of a VM whose id is known and that the driver does not see.
 pub fn gone_or_behind(ctx: &Context, object: &Object<'_>, permit: &Permit<'_>, id: ProviderId) -> Outcome {
     match behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window) {
-        Some(again) => Outcome::Absent { again },
+        Some(requeue_after) => Outcome::Absent { requeue_after },
         None => Outcome::Vanished(id),
     }
 }

@@ -109,9 +109,10 @@ async fn absent(
         return Ok(gone_or_behind(ctx, object, permit, id));
     }
     if plan.vm_may_exist()
-        && let Some(again) = behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window)
+        && let Some(requeue_after) =
+            behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window)
     {
-        return Ok(Outcome::Absent { again });
+        return Ok(Outcome::Absent { requeue_after });
     }
     // What it was asked about is not what is made now: the id may be another one.
     let named = named.filter(|_| plan.look_up == plan.wanted);
@@ -219,7 +220,7 @@ fn awaiting_create_of_another_spec(settling: Settling) -> Blocked {
         settling.in_words()
     );
     Blocked {
-        again: Some(settling.left.min(LOOK_AGAIN).max(SHORTEST)),
+        requeue_after: Some(settling.left.min(LOOK_AGAIN).max(SHORTEST)),
         ..Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message)
     }
 }

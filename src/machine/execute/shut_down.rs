@@ -50,7 +50,7 @@ pub async fn shut_down(
             } else {
                 None
             };
-            let outcome = after_acceptance(vm, until, plan.again);
+            let outcome = after_acceptance(vm, until, plan.requeue_after);
             let waits = outcome.is_some();
             record_acceptance(
                 object,
@@ -75,7 +75,13 @@ pub async fn shut_down(
                 is_accepted.then_some(accepted),
             )
             .await?;
-            Ok(after_shut_down(failure, asking, until, answered, plan.again))
+            Ok(after_shut_down(
+                failure,
+                asking,
+                until,
+                answered,
+                plan.requeue_after,
+            ))
         }
     }
 }
@@ -120,47 +126,47 @@ impl std::fmt::Display for Until {
 fn after_acceptance(
     answer: Option<cmi_driver::Result<Machine>>,
     until: Until,
-    again: Duration,
+    requeue_after: Duration,
 ) -> Option<Outcome> {
     let power = match answer {
         None => None,
         Some(Ok(machine)) => machine.power_state,
         Some(Err(status)) => match status.machine() {
             Some(machine) => machine.power_state,
-            None => return unobserved(status, until, again),
+            None => return unobserved(status, until, requeue_after),
         },
     };
     match power {
         Some(PowerState::Stopped | PowerState::Failed) => None,
         Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
             let observation = format!("its VM is {}", power.name());
-            Some(shutting_down(&observation, until, again))
+            Some(shutting_down(&observation, until, requeue_after))
         }
         None => Some(shutting_down(
             "the driver does not say whether it runs",
             until,
-            again,
+            requeue_after,
         )),
     }
 }
 
 /// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that
 /// is not there needs no time.
-fn unobserved(status: Status, until: Until, again: Duration) -> Option<Outcome> {
+fn unobserved(status: Status, until: Until, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
         (Disposition::Delete, Code::NotFound) => None,
-        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), until, again)),
+        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), until, requeue_after)),
         _ => Some(Outcome::Failed(Box::new(failure))),
     }
 }
 
-fn shutting_down(observation: &str, until: Until, again: Duration) -> Outcome {
+fn shutting_down(observation: &str, until: Until, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: format!("the guest has accepted to stop, and {observation}; {until}"),
-        again,
+        requeue_after,
     }
 }
 
@@ -171,7 +177,7 @@ fn after_shut_down(
     asking: ShutDown,
     until: Until,
     now: Timestamp,
-    again: Duration,
+    requeue_after: Duration,
 ) -> Option<Outcome> {
     if failure.disposition == Disposition::Delete {
         tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
@@ -181,9 +187,9 @@ fn after_shut_down(
         return Some(Outcome::Deleting {
             reason: reason::SHUTTING_DOWN,
             message: format!("{}; {until}", failure.message()),
-            again: failure
+            requeue_after: failure
                 .asked()
-                .map_or(again, |asked| asked.min(asking.left(now)).max(SOONEST)),
+                .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(SOONEST)),
         });
     }
     // What can't be reached can't be asked to delete either.
@@ -252,24 +258,25 @@ mod tests {
         let outcome = after(Status::new(Code::Aborted, "stopping").with_retry_after(wait));
         assert!(matches!(
             outcome,
-            Some(Outcome::Deleting { reason: reason::SHUTTING_DOWN, again, .. }) if again == wait
+            Some(Outcome::Deleting { reason: reason::SHUTTING_DOWN, requeue_after, .. })
+                if requeue_after == wait
         ));
     }
 
     /// What the driver asks for must not take more than the guest's time.
     #[test]
     fn a_guest_that_is_stopping_is_not_left_alone_for_longer_than_its_time() {
-        let again = |seconds: i64, accepted: Option<Timestamp>| {
+        let requeue_after = |seconds: i64, accepted: Option<Timestamp>| {
             let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
             let failure = Failure::new(Stage::ShutDown, status);
             match after_shut_down(failure, asking(accepted, false), until(), at(seconds), PACE) {
-                Some(Outcome::Deleting { again, .. }) => again.as_secs(),
+                Some(Outcome::Deleting { requeue_after, .. }) => requeue_after.as_secs(),
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(again(0, None), 60);
-        assert_eq!(again(20, Some(at(0))), 40);
-        assert_eq!(again(60, Some(at(0))), SOONEST.as_secs());
+        assert_eq!(requeue_after(0, None), 60);
+        assert_eq!(requeue_after(20, Some(at(0))), 40);
+        assert_eq!(requeue_after(60, Some(at(0))), SOONEST.as_secs());
     }
 
     #[test]
@@ -278,7 +285,10 @@ mod tests {
         for status in [stopping(), stopping().with_retry_after(Duration::ZERO)] {
             assert!(matches!(
                 after(status),
-                Some(Outcome::Deleting { again: PACE, .. })
+                Some(Outcome::Deleting {
+                    requeue_after: PACE,
+                    ..
+                })
             ));
         }
     }
@@ -307,7 +317,7 @@ mod tests {
                     outcome,
                     Some(Outcome::Deleting {
                         reason: reason::SHUTTING_DOWN,
-                        again: PACE,
+                        requeue_after: PACE,
                         ..
                     })
                 ),

@@ -184,7 +184,7 @@ fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
     let stopping = Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: "no".to_owned(),
-        again: FIRST_BACKOFF,
+        requeue_after: FIRST_BACKOFF,
     };
     assert!(stopping.quotes_the_driver());
     assert!(matches!(

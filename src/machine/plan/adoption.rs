@@ -37,7 +37,7 @@ pub(super) fn obstacle(
         }
         Adoption::Asked => {}
     }
-    let (reason, message, again) = if let Some(message) = refers_to_another(machine, owner) {
+    let (reason, message, requeue_after) = if let Some(message) = refers_to_another(machine, owner) {
         (reason::NOT_REFERRED_TO, message, None)
     } else if known_provider_id(machine).is_none() {
         (reason::ADOPTION_INVALID, provider_id_missing(), None)
@@ -59,7 +59,7 @@ pub(super) fn obstacle(
         return None;
     };
     Some(Blocked {
-        again,
+        requeue_after,
         ..Blocked::new(conditions::READY, reason, message)
     })
 }
@@ -83,12 +83,18 @@ pub(super) fn plan_adoption(
     let look_up = match (identity::applied_spec(machine).filter(|_| is_confirmed), wanted) {
         (Some(applied), _) => applied,
         (None, Ok(wanted)) => wanted,
-        (None, Err(invalid)) if driver.is_current => return Outcome::Refused { invalid, again: None }.into(),
+        (None, Err(invalid)) if driver.is_current => {
+            return Outcome::Refused {
+                invalid,
+                requeue_after: None,
+            }
+            .into();
+        }
         // It is asked anew first.
         (None, Err(_)) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     };
     if let Some(wait) = retry_wait(observed) {
-        return Outcome::Waiting(wait.again()).into();
+        return Outcome::Waiting(wait.requeue_after()).into();
     }
     if !is_confirmed && observed.rival == Rival::Unknown {
         return Outcome::Requeue(UNTIL_CACHED).into();
@@ -160,7 +166,7 @@ pub fn cannot_look_up(driver: &str) -> Blocked {
             adopted: use one that does"
     );
     Blocked {
-        again: Some(super::LONG_WAIT),
+        requeue_after: Some(super::LONG_WAIT),
         ..Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message)
     }
 }

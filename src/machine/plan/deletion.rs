@@ -73,7 +73,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         Err(unresolved) => return no_driver(machine, None, unresolved),
     };
     if let Some(wait) = retry_wait(observed) {
-        return Outcome::Waiting(wait.again()).into();
+        return Outcome::Waiting(wait.requeue_after()).into();
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(
@@ -97,7 +97,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         settling: settling(machine, observed, driver).filter(|_| !refused),
         strays: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
         refused,
-        again: pace_of_deletion(deleted_for(machine, observed.now), left),
+        requeue_after: pace_of_deletion(deleted_for(machine, observed.now), left),
     }))
     .into()
 }

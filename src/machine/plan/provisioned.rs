@@ -26,7 +26,7 @@ pub fn plan_provisioned(
     };
     let offers = |operation| driver.capabilities.offers(operation);
     let applied = identity::applied_spec(machine);
-    let mut again = None;
+    let mut requeue_after = None;
     let lacks_look_up = lacks(observed, Operation::GetMachineStatus);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
     // Before anything else: a spec that is refused, or an update that fails, must not
@@ -48,8 +48,8 @@ pub fn plan_provisioned(
         // A hint that the driver could not answer stays, and waits as any failed call does.
         let hinted = observed.state.hint.is_some();
         let unanswered = look_up_wait(observed).filter(|_| hinted && !observed.state.hint_is_new);
-        again = until_settling(observed).filter(|_| unsettled).or(unanswered);
-        if (hinted && unanswered.is_none()) || (unsettled && again.is_none()) {
+        requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
+        if (hinted && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
             return Step::Refresh(Box::new(Refresh {
                 look_up: look_up.clone(),
                 provider_id,
@@ -60,7 +60,13 @@ pub fn plan_provisioned(
     }
     let wanted = match wanted {
         Ok(wanted) => wanted,
-        Err(invalid) => return Outcome::Refused { invalid, again }.into(),
+        Err(invalid) => {
+            return Outcome::Refused {
+                invalid,
+                requeue_after,
+            }
+            .into();
+        }
     };
     let is_applied_known = applied.is_some();
     let applied = applied.unwrap_or_else(|| wanted.clone());
@@ -70,7 +76,7 @@ pub fn plan_provisioned(
     let is_unfinished = has_unfinished_update(machine) || is_requested && !is_applied_known;
     let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
     let report_done = match InPlaceUpdate::of(machine) {
-        InPlaceUpdate::NotRequested if differs => return update_not_requested(again),
+        InPlaceUpdate::NotRequested if differs => return update_not_requested(requeue_after),
         InPlaceUpdate::Requested if !differs => return Plan::ReportInPlaceUpdate(in_place::done(machine)),
         InPlaceUpdate::Requested => in_place::done(machine),
         InPlaceUpdate::None | InPlaceUpdate::NotRequested | InPlaceUpdate::Done => None,
@@ -78,7 +84,7 @@ pub fn plan_provisioned(
     if not_updatable.is_empty() && (is_unfinished || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
         if let Some(wait) = retry_wait(observed).filter(|_| !lacks_look_up) {
-            return Outcome::Waiting(again.into_iter().chain(wait.again()).min()).into();
+            return Outcome::Waiting(requeue_after.into_iter().chain(wait.requeue_after()).min()).into();
         }
         return Step::Update(Box::new(Update {
             provider_id,
@@ -91,17 +97,17 @@ pub fn plan_provisioned(
     Outcome::UpToDate {
         reachability: driver.reachability.clone(),
         not_updatable,
-        again,
+        requeue_after,
     }
     .into()
 }
 
 /// Cluster API manages the update, and an extension of it is to carry it out that may be another's.
-fn update_not_requested(again: Option<Duration>) -> Plan {
+fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
     let message = "Cluster API updates the machine in place, and has not asked this provider to change the \
         VM: it is left to the extension that is registered for UpdateMachine";
     Outcome::Blocked(Blocked {
-        again,
+        requeue_after,
         ..Blocked::new(
             conditions::VIRTUAL_MACHINE_UP_TO_DATE,
             reason::WAITING_FOR_UPDATE_REQUEST,

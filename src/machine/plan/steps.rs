@@ -218,7 +218,7 @@ pub struct Delete {
     /// refuse the same spec again.
     pub refused: bool,
     /// When to look again, while the VM is still there.
-    pub again: Duration,
+    pub requeue_after: Duration,
 }
 
 impl Delete {

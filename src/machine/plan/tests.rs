@@ -737,10 +737,17 @@ fn after(outcome: &Outcome) -> MachineFixture {
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_says_now() {
     let refusing = || world().violating("providerSpec/size: no");
-    let Plan::Outcome(Outcome::Refused { invalid, again }) = refusing().plan(machine().identified()) else {
+    let Plan::Outcome(Outcome::Refused {
+        invalid,
+        requeue_after,
+    }) = refusing().plan(machine().identified())
+    else {
         panic!("expected a refusal");
     };
-    let refused_before = after(&Outcome::Refused { invalid, again });
+    let refused_before = after(&Outcome::Refused {
+        invalid,
+        requeue_after,
+    });
     assert!(is_refused_uncalled(&refused_before.clone().build()));
     refused(refusing().plan(refused_before.clone()));
     provision(world().plan(refused_before.clone()));
@@ -1034,7 +1041,7 @@ fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() 
         "{}",
         block.message
     );
-    assert!(block.again.is_some(), "clusterctl waits");
+    assert!(block.requeue_after.is_some(), "clusterctl waits");
     let without = named().without(labels::PROVIDER_ID).without(labels::BLOCK_MOVE);
     assert_eq!(world().paused().plan(without).trust(), Trust::Nothing);
 }

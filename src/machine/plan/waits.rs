@@ -27,7 +27,7 @@ pub enum Wait {
 
 impl Wait {
     /// When to look again by oneself.
-    pub fn again(self) -> Option<Duration> {
+    pub fn requeue_after(self) -> Option<Duration> {
         match self {
             Self::For(time) => Some(time),
             Self::Change => None,
@@ -146,7 +146,7 @@ pub fn lacks(observed: &Observed<'_>, operation: Operation) -> bool {
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
 /// other call can be asked at any time.
 pub fn look_up_wait(observed: &Observed<'_>) -> Option<Duration> {
-    recorded_wait(observed).and_then(Wait::again)
+    recorded_wait(observed).and_then(Wait::requeue_after)
 }
 
 /// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what

@@ -74,7 +74,7 @@ fn provisioned(vm: cmi_driver::Machine) -> Outcome {
 fn refused() -> Outcome {
     Outcome::Refused {
         invalid: InvalidSpec::Violation("no".to_owned()),
-        again: None,
+        requeue_after: None,
     }
 }
 
@@ -82,7 +82,7 @@ fn kept(not_updatable: &[&str]) -> Outcome {
     Outcome::UpToDate {
         reachability: reachability(Some(true)),
         not_updatable: not_updatable.iter().map(|path| path.parse().unwrap()).collect(),
-        again: None,
+        requeue_after: None,
     }
 }
 
@@ -110,7 +110,7 @@ fn harmless() -> Vec<Outcome> {
         no_secrets(OperationType::Create),
         no_secrets(OperationType::Update),
         Outcome::Absent {
-            again: Duration::from_secs(1),
+            requeue_after: Duration::from_secs(1),
         },
     ];
     let deletes = |stage: &Stage| {
@@ -152,7 +152,7 @@ fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_d
     let deleting = Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: String::new(),
-        again: Duration::ZERO,
+        requeue_after: Duration::ZERO,
     };
     let id = "sim://1".parse().unwrap();
     for (outcome, why) in [
@@ -466,7 +466,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
     let kept = |reachable| Outcome::UpToDate {
         reachability: reachability(reachable),
         not_updatable: Vec::new(),
-        again: None,
+        requeue_after: None,
     };
     let mut lost = up().build();
     lost.status = Some(after(&lost, &kept(Some(false)), moment()));
@@ -478,7 +478,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
     let later = Outcome::UpToDate {
         reachability: StableReachability::Unreachable("timed out".into()),
         not_updatable: Vec::new(),
-        again: None,
+        requeue_after: None,
     };
     assert_eq!(
         Some(after(&lost, &later, moment())),
@@ -526,7 +526,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
     let waiting = Outcome::UpToDate {
         reachability: reachability(Some(true)),
         not_updatable: Vec::new(),
-        again: Some(Duration::from_secs(5)),
+        requeue_after: Some(Duration::from_secs(5)),
     };
     assert_eq!(shown(&after(&up, &waiting, moment())), without);
     for answered in [provisioned(vm()), kept(&[])] {
@@ -658,7 +658,7 @@ fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
     let back = Outcome::UpToDate {
         reachability: reachability(None),
         not_updatable: Vec::new(),
-        again: None,
+        requeue_after: None,
     };
     let back = after(&up, &back, moment());
     assert_eq!(
@@ -699,7 +699,7 @@ fn a_machine_that_waits_says_what_for() {
 #[test]
 fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word() {
     let queued = || Outcome::Queued {
-        again: Duration::from_secs(30),
+        requeue_after: Duration::from_secs(30),
     };
     let waits = ("False", reason::WAITING_FOR_DRIVER);
     let new = status_of(machine(), &queued());
@@ -739,12 +739,12 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
 #[test]
 fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     let queued = || Outcome::Queued {
-        again: Duration::from_secs(30),
+        requeue_after: Duration::from_secs(30),
     };
     let deletion = |reason| Outcome::Deleting {
         reason,
         message: "in words".to_owned(),
-        again: Duration::from_secs(5),
+        requeue_after: Duration::from_secs(5),
     };
     let deleted = || machine().identified().deleted_at(now());
     let outcomes = [
@@ -795,7 +795,7 @@ fn failing_and_held() -> MachineFixture {
 #[test]
 fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
     let circuit_open = || Outcome::AwaitingCapacity {
-        again: Duration::from_mins(10),
+        requeue_after: Duration::from_mins(10),
     };
     let mut new = machine().build();
     let status = after(&new, &circuit_open(), moment());
@@ -877,7 +877,7 @@ fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
         let deleting = Outcome::Deleting {
             reason,
             message: "going".to_owned(),
-            again: Duration::from_secs(1),
+            requeue_after: Duration::from_secs(1),
         };
         let status = status_of(outage.clone(), &deleting);
         assert_eq!(
@@ -960,7 +960,7 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
     let deleting = Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: "it stops".to_owned(),
-        again: Duration::from_secs(1),
+        requeue_after: Duration::from_secs(1),
     };
     let mut all = vec![
         blocked(deleted(), world().paused()),

@@ -175,7 +175,7 @@ fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
         retry_count: Some(1),
         ..InfraMachineRemediationStatus::default()
     });
-    let left = Again::After(Duration::from_secs(59));
+    let left = Requeue::After(Duration::from_secs(59));
     assert_eq!(shown.plan(CREATED + 1), Plan::Later(left));
 }
 
@@ -183,7 +183,7 @@ fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
 fn a_clock_that_was_set_back_gives_a_node_no_more_than_its_time() {
     let ahead = world().restarted(1, CREATED + 1_000_000);
     match ahead.plan(CREATED) {
-        Plan::Report(report) => assert_eq!(report.again, Again::After(Duration::from_mins(1))),
+        Plan::Report(report) => assert_eq!(report.requeue, Requeue::After(Duration::from_mins(1))),
         other => panic!("{other:?}"),
     }
 }
@@ -222,7 +222,7 @@ fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
     deleted.remediation.metadata.deletion_timestamp = Some(Time(at(now)));
     assert_eq!(deleted.plan(now), Plan::NoOp);
     let healthy = world().machine("/status/conditions/0/status", json!("True"));
-    assert_eq!(healthy.plan(now), Plan::Later(Again::OnChange));
+    assert_eq!(healthy.plan(now), Plan::Later(Requeue::OnChange));
     let failed = json!({"type": "HealthCheckSucceeded", "status": "False"});
     let replaced = json!({"type": "OwnerRemediated", "status": "False", "reason": "RemediationDeferred"});
     let told = world().machine("/status/conditions", json!([failed, replaced]));
@@ -241,7 +241,7 @@ fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
     assert_eq!(without.report(now), waiting_for(reason::WAITING_FOR_OWNER));
     let mut moving = world();
     moving.cluster = None;
-    assert_eq!(moving.plan(now), Plan::Later(Again::OnChange));
+    assert_eq!(moving.plan(now), Plan::Later(Requeue::OnChange));
 }
 
 /// Only a VM that this provider has made, and that is up.
@@ -280,7 +280,7 @@ fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_
         of(Ok(driver(false, true))).report(now),
         replaced_for(reason::RESTART_NOT_POSSIBLE)
     );
-    let wait = Plan::Later(Again::After(PERMIT_WAIT));
+    let wait = Plan::Later(Requeue::After(PERMIT_WAIT));
     assert_eq!(of(Ok(driver(false, false))).plan(now), wait);
     assert_eq!(of(Ok(DriverState::Pending)).plan(now), wait);
     let away = Status::new(Code::Unavailable, "connection refused");
@@ -304,7 +304,7 @@ fn a_machine_whose_node_has_just_come_back_is_not_left_to_its_owner() {
     };
     assert_eq!(
         back(end - 1).plan(end),
-        Plan::Later(Again::After(Duration::from_secs(29)))
+        Plan::Later(Requeue::After(Duration::from_secs(29)))
     );
     assert_eq!(
         back(end - 30).report(end),

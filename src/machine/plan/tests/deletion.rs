@@ -165,7 +165,7 @@ fn a_deletion_waits_for_its_driver_to_be_configured() {
         (block.condition, block.reason),
         (conditions::DELETING, reason::DRIVER_NOT_CONFIGURED)
     );
-    assert!(block.again.is_some());
+    assert!(block.requeue_after.is_some());
     assert!(
         block.message.contains(labels::FORCE_DELETE),
         "it does not say how to end it: {}",
@@ -386,17 +386,17 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
 /// as long as a cluster goes.
 #[test]
 fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
-    let again = |world: World, seconds| {
+    let requeue_after = |world: World, seconds| {
         delete(world.seconds_later(seconds).plan(deleted()))
-            .again
+            .requeue_after
             .as_secs()
     };
-    let paced = [-100, 0, 40, 100, 100_000].map(|seconds| again(world(), seconds));
+    let paced = [-100, 0, 40, 100, 100_000].map(|seconds| requeue_after(world(), seconds));
     assert_eq!(paced, [5, 5, 10, 25, 60]);
     let accepted = deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, &at(0).to_string());
     let while_it_stops = |seconds| {
         delete(world().seconds_later(seconds).plan(accepted.clone()))
-            .again
+            .requeue_after
             .as_secs()
     };
     assert_eq!(while_it_stops(40), 10);

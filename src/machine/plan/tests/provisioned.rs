@@ -20,11 +20,11 @@ fn update(plan: Plan) -> Update {
     }
 }
 
-fn kept(reachable: impl Into<Option<bool>>, again: Option<u64>) -> Outcome {
+fn kept(reachable: impl Into<Option<bool>>, requeue_after: Option<u64>) -> Outcome {
     Outcome::UpToDate {
         reachability: reachability(reachable.into()),
         not_updatable: Vec::new(),
-        again: again.map(Duration::from_secs),
+        requeue_after: requeue_after.map(Duration::from_secs),
     }
 }
 
@@ -354,7 +354,8 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     assert!(
         matches!(
             waiting,
-            Plan::Outcome(Outcome::UpToDate { again: Some(again), .. }) if again == Duration::from_secs(30)
+            Plan::Outcome(Outcome::UpToDate { requeue_after: Some(wait), .. })
+                if wait == Duration::from_secs(30)
         ),
         "{waiting:?}"
     );

@@ -88,7 +88,7 @@ fn whatever_goes_wrong_is_said_once() {
     };
     let refused = || Outcome::Refused {
         invalid: InvalidSpec::Violation("no".to_owned()),
-        again: None,
+        requeue_after: None,
     };
     let mut cases = vec![
         (machine(), refused()),
@@ -210,15 +210,15 @@ fn what_only_takes_its_time_is_not_said() {
     let deleting = Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: String::new(),
-        again: Duration::ZERO,
+        requeue_after: Duration::ZERO,
     };
     let kept = Outcome::UpToDate {
         reachability: reachability(Some(false)),
         not_updatable: vec!["/disk".parse().unwrap()],
-        again: None,
+        requeue_after: None,
     };
     let absent = Outcome::Absent {
-        again: Duration::ZERO,
+        requeue_after: Duration::ZERO,
     };
     let waiting = blocked(world().without_bootstrap().plan(machine()));
     let paused = blocked(world().paused().plan(machine()));
