@@ -34,7 +34,7 @@ use cmi_grpc::server::ServerTls;
 
 pub use client::{Protocol, RequestTimedOut, reading as reading_client};
 pub use controllers::{ControllerContext, ControllerOptions, OrphanOptions, Task, all as all_controllers};
-pub use elector::{Election, Timing, TimingError, identity};
+pub use elector::{Election, Timing, TimingError, holder_identity};
 pub use health::{Health, Pending};
 
 use elector::Elector;

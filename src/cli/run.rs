@@ -275,7 +275,7 @@ impl ElectionArgs {
                 .filter(|namespace| !namespace.is_empty())
                 .unwrap_or_else(|| default_namespace.to_owned()),
             lease,
-            identity: manager::identity(&host_name()),
+            identity: manager::holder_identity(&host_name()),
             timing,
         }))
     }

@@ -255,7 +255,10 @@ impl Controllers {
                 }
             }
             for erased in erased(update) {
-                tokio::spawn(machine::remove_vm(Arc::clone(&machine_context), erased.clone()));
+                tokio::spawn(machine::delete_vm_left_behind(
+                    Arc::clone(&machine_context),
+                    erased.clone(),
+                ));
             }
             if update.complete {
                 let cache = &machine_context.caches.infra_machines;

@@ -47,7 +47,7 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
 
 /// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more.
 /// `last` is the object as it was at last.
-pub async fn remove_vm(ctx: Arc<Context>, last: InfraMachine) {
+pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
     let name = last.metadata.name.clone().unwrap_or_default();
     let (began, mut errors, mut told) = (Instant::now(), 0, false);
     let machine = Arc::new(as_deleted(last));
@@ -162,7 +162,7 @@ mod tests {
     async fn left_by(server: &Server, vms: &Vms) -> Vec<String> {
         let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
         let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]));
-        remove_vm(ctx, made().build()).await;
+        delete_vm_left_behind(ctx, made().build()).await;
         vms.ids()
     }
 

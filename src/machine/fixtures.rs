@@ -468,7 +468,7 @@ impl World {
         self.state.retry = Some(Retry {
             attempts: 1,
             cause: Cause::Other,
-            until: Until::Moment(self.instant + Duration::from_secs(seconds)),
+            until: Until::Time(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
             unpublished: None,
         });

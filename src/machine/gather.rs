@@ -153,7 +153,7 @@ impl Gathered {
             .as_ref()
             .filter(|_| retry.inputs == self.inputs)?;
         let wait = match retry.until {
-            Until::Moment(moment) => Some(moment.saturating_duration_since(self.instant)),
+            Until::Time(time) => Some(time.saturating_duration_since(self.instant)),
             Until::AnotherDriver(_) => None,
         };
         let moment = Moment {

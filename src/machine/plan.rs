@@ -39,6 +39,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, IdentityTags, InvalidSpec, MachineId, Role};
+use crate::retry::LONG_WAIT;
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// What was read for one reconcile.
@@ -91,9 +92,6 @@ pub enum Owner<'a> {
     /// It is there.
     Found(&'a Machine),
 }
-
-/// How long to wait for an answer that only a person or a configuration can change.
-const LONG_WAIT: Duration = crate::retry::LONG_WAIT;
 
 /// What has to be done for a machine.
 pub fn plan(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {

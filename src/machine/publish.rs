@@ -188,7 +188,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
             connection_generation: gathered.connection_generation(),
             operation,
         }),
-        None => Until::Moment(Instant::now() + wait?),
+        None => Until::Time(Instant::now() + wait?),
     };
     Some(Retry {
         attempts,

@@ -98,7 +98,7 @@ pub struct Retry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// A time.
-    Moment(Instant),
+    Time(Instant),
     /// Another driver than this one, which does not offer a call (CMI-37).
     AnotherDriver(UnimplementedCall),
 }
@@ -135,12 +135,12 @@ impl RuntimeState {
             return false;
         };
         match &mut retry.until {
-            Until::Moment(until) if *until > now => {
+            Until::Time(until) if *until > now => {
                 *until = now;
                 retry.attempts = 0;
                 true
             }
-            Until::Moment(_) | Until::AnotherDriver(_) => false,
+            Until::Time(_) | Until::AnotherDriver(_) => false,
         }
     }
 
@@ -287,7 +287,7 @@ impl RuntimeStates {
     pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
             if std::mem::take(&mut known.woken) && retry.cause == Cause::Capacity {
-                retry.until = Until::Moment(Instant::now());
+                retry.until = Until::Time(Instant::now());
             }
             known.retry = Some(retry);
             known.absent_since = None;
@@ -315,7 +315,7 @@ impl RuntimeStates {
         let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = machines.iter().filter(|(_, known)| {
             known.retry.as_ref().is_some_and(|retry| {
-                retry.cause == Cause::Transient && matches!(retry.until, Until::Moment(until) if until > now)
+                retry.cause == Cause::Transient && matches!(retry.until, Until::Time(until) if until > now)
             })
         });
         waiting.map(|(uid, _)| number(uid)).collect()

@@ -45,7 +45,7 @@ pub struct Election {
     pub namespace: String,
     /// Name of the Lease.
     pub lease: String,
-    /// The name of this replica; no other may have the same, nor this one after a restart: see [`identity`].
+    /// The name of this replica; no other may have the same, nor this one after a restart: see [`holder_identity`].
     pub identity: String,
     /// When.
     pub timing: Timing,
@@ -107,7 +107,7 @@ impl Timing {
 }
 
 /// A name for this replica that no other has, and that it has not had before: `<host>_<random>`.
-pub fn identity(host: &str) -> String {
+pub fn holder_identity(host: &str) -> String {
     format!("{host}_{:016x}", random())
 }
 

@@ -16,7 +16,7 @@ pub(super) const RESERVED_FOR: Duration = Duration::from_secs(5);
 /// A wait shorter than this is not published.
 pub(super) const REPORTED_AFTER: Duration = Duration::from_secs(5);
 /// Nor is one that is over within this time, at the rate at which permits are granted.
-const LONG_WAIT: Duration = Duration::from_mins(5);
+const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
 
 /// The permits and the waiters of one driver.
 #[derive(Debug, Default)]
@@ -277,7 +277,7 @@ impl Queue {
         let queues = self.tenants.values_mut().flat_map(Tenant::queues);
         let mut queues: Vec<_> = queues
             .map(|(waiting, rate)| {
-                let soon = whole(rate.per_second(now) * LONG_WAIT.as_secs_f64());
+                let soon = whole(rate.per_second(now) * LONG_QUEUE_WAIT.as_secs_f64());
                 let is_to_report = |waiter: &&mut Waiter| {
                     !waiter.is_reported
                         && now.saturating_duration_since(waiter.since) >= REPORTED_AFTER

@@ -170,8 +170,8 @@ fn shutting_down(observation: &str, until: Until, requeue_after: Duration) -> Ou
     }
 }
 
-/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver
-/// does not say; it is asked again no later than when the guest's time is over.
+/// What a shut-down that failed leads to; `None` to the deletion. `requeue_after` is when to look, where the
+/// driver does not say; it is asked again no later than when the guest's time is over.
 fn after_shut_down(
     mut failure: Failure,
     asking: ShutDown,

@@ -99,7 +99,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         now: Timestamp::UNIX_EPOCH,
         instant,
     };
-    let later = Until::Moment(instant + Duration::from_secs(40));
+    let later = Until::Time(instant + Duration::from_secs(40));
     for (until, left) in [
         (later, Some(Duration::from_secs(40))),
         (

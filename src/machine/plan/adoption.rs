@@ -14,6 +14,7 @@ use crate::identity::{self, InvalidSpec};
 use crate::machine::adoption::{self, Adoption};
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::ownership::Ownership;
+use crate::retry::LONG_WAIT;
 use cmi_driver::{Operation, ProviderSpec};
 
 /// When a VM is looked for again that is to be adopted and that the driver does not see.
@@ -166,7 +167,7 @@ pub fn cannot_look_up(driver: &str) -> Blocked {
             adopted: use one that does"
     );
     Blocked {
-        requeue_after: Some(super::LONG_WAIT),
+        requeue_after: Some(LONG_WAIT),
         ..Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message)
     }
 }

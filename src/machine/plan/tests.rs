@@ -858,14 +858,11 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
     assert!(left < Duration::from_mins(5), "{left:?}");
     let shown = failing(86_400 * 2).build();
     let left = restored(&shown, at(0), Instant::now(), 0).unwrap().until;
-    let Until::Moment(moment) = left else {
+    let Until::Time(time) = left else {
         panic!("{left:?}")
     };
     let longest = Instant::now() + Duration::from_hours(1);
-    assert!(
-        moment <= longest,
-        "as long as a driver may ask for, and no longer"
-    );
+    assert!(time <= longest, "as long as a driver may ask for, and no longer");
 }
 
 /// Else each change of the leader would double what is shown, and the wait with it.

@@ -95,7 +95,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     Some(Retry {
         attempts: shown.saturating_add(unshown),
         cause,
-        until: Until::Moment(instant + left),
+        until: Until::Time(instant + left),
         inputs,
         unpublished: None,
     })
@@ -121,8 +121,8 @@ fn recorded_wait(observed: &Observed<'_>) -> Option<Wait> {
         return None;
     }
     match retry.until {
-        Until::Moment(moment) => {
-            let left = moment.saturating_duration_since(observed.instant);
+        Until::Time(time) => {
+            let left = time.saturating_duration_since(observed.instant);
             (!left.is_zero()).then_some(Wait::For(left))
         }
         Until::AnotherDriver(unable) => {

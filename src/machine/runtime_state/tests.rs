@@ -54,7 +54,7 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     let retry = Retry {
         attempts: 1,
         cause: Cause::Other,
-        until: Until::Moment(Instant::now()),
+        until: Until::Time(Instant::now()),
         inputs: 0,
         unpublished: None,
     };
@@ -81,7 +81,7 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     let retry = Retry {
         attempts: 1,
         cause: Cause::Other,
-        until: Until::Moment(Instant::now()),
+        until: Until::Time(Instant::now()),
         inputs: 0,
         unpublished: None,
     };
@@ -102,7 +102,7 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
     let retry = Retry {
         attempts: 1,
         cause: Cause::Other,
-        until: Until::Moment(Instant::now()),
+        until: Until::Time(Instant::now()),
         inputs: 0,
         unpublished: Some(Arc::new(Outcome::NoOp(""))),
     };
@@ -149,7 +149,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
     let retry = Retry {
         attempts: 1,
         cause: Cause::Other,
-        until: Until::Moment(start),
+        until: Until::Time(start),
         inputs: 0,
         unpublished: None,
     };
@@ -240,7 +240,7 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
 /// A machine is woken while its reconcile has not ended that is to wait.
 #[test]
 fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
-    let later = || Until::Moment(Instant::now() + Duration::from_mins(10));
+    let later = || Until::Time(Instant::now() + Duration::from_mins(10));
     let retry = |cause| Retry {
         attempts: 3,
         cause,
@@ -250,7 +250,7 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     };
     let waits = |states: &RuntimeStates| {
         let retry = states.get("u").retry.unwrap();
-        let Until::Moment(until) = retry.until else {
+        let Until::Time(until) = retry.until else {
             panic!("{retry:?}");
         };
         until > Instant::now()

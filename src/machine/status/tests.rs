@@ -410,7 +410,7 @@ fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_t
         machine.status = Some(serde_json::from_str(&status).unwrap());
         let instant = Instant::now();
         let retry = restored(&machine, late, instant, 0).unwrap();
-        let Until::Moment(until) = retry.until else {
+        let Until::Time(until) = retry.until else {
             panic!("{:?}", retry.until)
         };
         assert!(

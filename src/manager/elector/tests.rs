@@ -286,5 +286,5 @@ fn times_that_do_not_fit_together_are_refused() {
 
 #[test]
 fn no_two_processes_of_a_host_have_the_same_identity() {
-    assert_ne!(identity("host"), identity("host"));
+    assert_ne!(holder_identity("host"), holder_identity("host"));
 }
