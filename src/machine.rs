@@ -6,7 +6,6 @@
 mod adoption;
 mod cause;
 mod context;
-mod credentials;
 mod deleted_despite_finalizer;
 mod execute;
 #[cfg(test)]
@@ -22,6 +21,7 @@ mod plan;
 mod provider_ids;
 mod publish;
 mod runtime_state;
+mod secret_movability;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::Context;
-use super::credentials::Credentials;
 use super::runtime_state::Answered;
+use super::secret_movability::SecretMovability;
 use super::status;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};
@@ -51,7 +51,7 @@ pub struct Object<'a> {
     ctx: &'a Context,
     api: Api<InfraMachine>,
     latest: Arc<InfraMachine>,
-    credentials: Credentials,
+    secret_movability: SecretMovability,
     /// The API server has it no more: there is nothing to write.
     was_deleted_despite_finalizer: bool,
 }
@@ -64,7 +64,7 @@ impl<'a> Object<'a> {
             ctx,
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
-            credentials: Credentials::Unread,
+            secret_movability: SecretMovability::Unread,
             was_deleted_despite_finalizer: false,
         }
     }
@@ -78,8 +78,8 @@ impl<'a> Object<'a> {
     }
 
     /// The credentials were read: the status says from now on if clusterctl would leave their Secret behind.
-    pub fn note_credentials(&mut self, credentials: Credentials) {
-        self.credentials = credentials;
+    pub fn note_secret_movability(&mut self, movability: SecretMovability) {
+        self.secret_movability = movability;
     }
 
     /// The newest version.
@@ -397,8 +397,9 @@ impl<'a> Object<'a> {
         &mut self,
         status: impl Fn(&InfraMachine) -> InfraMachineStatus,
     ) -> Result<bool, Error> {
-        let credentials = self.credentials.clone();
-        let status = |machine: &InfraMachine| status::of_credentials(machine, status(machine), &credentials);
+        let movability = self.secret_movability.clone();
+        let status =
+            |machine: &InfraMachine| status::with_secret_movability(machine, status(machine), &movability);
         for _ in 1..TRIES {
             let wanted = status(&self.latest);
             match self.try_patch_status(&wanted).await {

@@ -13,9 +13,9 @@ use crate::api::v1alpha1::{
 };
 use crate::configured_driver::{CircuitOpen, StableReachability};
 use crate::identity;
-use crate::machine::credentials::Credentials;
 use crate::machine::outcome::{Blocked, HURRY, Outcome};
 use crate::machine::plan::is_refused_uncalled;
+use crate::machine::secret_movability::SecretMovability;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;
@@ -137,10 +137,10 @@ fn draft(
 
 /// A status that says whether `clusterctl move` would leave the Secret with the credentials behind: a machine
 /// at the target could be neither updated nor deleted. Where it never would, nothing is said.
-pub fn of_credentials(
+pub fn with_secret_movability(
     machine: &InfraMachine,
     status: InfraMachineStatus,
-    credentials: &Credentials,
+    movability: &SecretMovability,
 ) -> InfraMachineStatus {
     let type_ = conditions::CREDENTIALS_MOVABLE;
     let is_shown = conditions::get(&status.conditions, type_).is_some();
@@ -150,8 +150,8 @@ pub fn of_credentials(
         now: Timestamp::now(),
         notes_repeats: false,
     };
-    match credentials {
-        Credentials::LeftBehind(name) => {
+    match movability {
+        SecretMovability::LeftBehind(name) => {
             let message = format!(
                 "clusterctl move leaves the Secret `{name}` behind, which no object of a Cluster owns: label \
                     it {}=\"\"",
@@ -159,8 +159,8 @@ pub fn of_credentials(
             );
             draft.set(type_, State::False, reason::MOVE_LABEL_MISSING, &message);
         }
-        Credentials::Movable if is_shown => draft.set(type_, State::True, reason::MOVABLE, ""),
-        Credentials::Movable | Credentials::Unread => {}
+        SecretMovability::Movable if is_shown => draft.set(type_, State::True, reason::MOVABLE, ""),
+        SecretMovability::Movable | SecretMovability::Unread => {}
     }
     draft.status
 }

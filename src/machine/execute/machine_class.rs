@@ -6,8 +6,8 @@ use crate::configured_driver::ConfiguredDriver;
 use crate::credentials;
 use crate::identity;
 use crate::machine::Context;
-use crate::machine::credentials::Credentials;
 use crate::machine::object::Object;
+use crate::machine::secret_movability::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
 /// Why nothing came of a plan.
@@ -47,11 +47,11 @@ pub async fn with_credentials(
     let name = identity::credentials(machine);
     let read = credentials::movable(&ctx.client, driver, namespace(machine), name, field).await?;
     let (secrets, is_movable) = read?;
-    let movable = match name {
-        Some(name) if !is_movable => Credentials::LeftBehind(name.to_owned()),
-        Some(_) | None => Credentials::Movable,
+    let movability = match name {
+        Some(name) if !is_movable => SecretMovability::LeftBehind(name.to_owned()),
+        Some(_) | None => SecretMovability::Movable,
     };
-    object.note_credentials(movable);
+    object.note_secret_movability(movability);
     Ok(MachineClass {
         provider_spec,
         secrets,

@@ -1115,10 +1115,10 @@ fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
 fn a_secret_that_clusterctl_would_leave_behind_is_said_until_it_is_labelled() {
     let machine = machine().provisioned().build();
     let before = machine.status.clone().unwrap();
-    let left_behind = || Credentials::LeftBehind("creds".to_owned());
-    let told = |status, credentials: Credentials| of_credentials(&machine, status, &credentials);
+    let left_behind = || SecretMovability::LeftBehind("creds".to_owned());
+    let told = |status, movability: SecretMovability| with_secret_movability(&machine, status, &movability);
     assert_eq!(
-        told(before.clone(), Credentials::Movable),
+        told(before.clone(), SecretMovability::Movable),
         before,
         "nothing is said where all is well"
     );
@@ -1134,6 +1134,9 @@ fn a_secret_that_clusterctl_would_leave_behind_is_said_until_it_is_labelled() {
         "{message}"
     );
     assert_eq!(told(left.clone(), left_behind()), left, "the same is no write");
-    assert_eq!(told(left.clone(), Credentials::Unread), left);
-    assert_eq!(condition(&told(left.clone(), Credentials::Movable)).0, "True");
+    assert_eq!(told(left.clone(), SecretMovability::Unread), left);
+    assert_eq!(
+        condition(&told(left.clone(), SecretMovability::Movable)).0,
+        "True"
+    );
 }

@@ -1,9 +1,9 @@
-//! What a reconcile has seen of the Secret with a machine's credentials.
+//! Whether the Secret with a machine's credentials moves with it.
 
 /// Whether `clusterctl move` takes the Secret with the credentials along.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Credentials {
-    /// They were not read.
+pub enum SecretMovability {
+    /// It was not read.
     Unread,
     /// It does, or there is none.
     Movable,
