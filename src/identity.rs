@@ -7,7 +7,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::tags::{self, ReservedKey};
 use cmi_driver::{Capabilities, LastKnownState, ProviderSpec};
@@ -166,11 +166,11 @@ pub fn tagged_spec(
 
 /// Whether a VM of this object may exist. One that never got an identity, or carries what was copied from
 /// another, has none; one that has an identity and has lost the note may have one.
-pub fn instance(machine: &InfraMachine) -> Instance {
+pub fn vm_existence(machine: &InfraMachine) -> VmExistence {
     if MachineId::of(machine).is_none() {
-        return Instance::None;
+        return VmExistence::None;
     }
-    annotation(machine, labels::INSTANCE).map_or(Instance::MayExist, Instance::from_annotation)
+    annotation(machine, labels::INSTANCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
 }
 
 /// The driver that a create may have been issued to; where there is none, the spec says which one is meant.
@@ -187,10 +187,10 @@ pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
 /// Whether what was written down for a create counts, and not the spec: where there may be a VM, and for the
 /// deletion of what else was made before a create was refused.
 fn is_bound(machine: &InfraMachine) -> bool {
-    match instance(machine) {
-        Instance::MayExist => true,
-        Instance::Refused => machine.metadata.deletion_timestamp.is_some(),
-        Instance::None => false,
+    match vm_existence(machine) {
+        VmExistence::MayExist => true,
+        VmExistence::Refused => machine.metadata.deletion_timestamp.is_some(),
+        VmExistence::None => false,
     }
 }
 

@@ -9,7 +9,7 @@ pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
 /// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an
 /// identity that was copied to another object identifies no machine.
 pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
-/// Annotation: `may-exist`, `refused` or `none`, see [`Instance`]. Reserved.
+/// Annotation: `may-exist`, `refused` or `none`, see [`VmExistence`]. Reserved.
 pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
 /// Annotation: the provider spec, as JSON, that the VM was made from or last updated to. Reserved.
 pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
@@ -157,7 +157,7 @@ pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 
 /// Whether a VM of an InfraMachine may exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Instance {
+pub enum VmExistence {
     /// A create was or is about to be issued: only the driver can say whether there is a VM.
     MayExist,
     /// Every create was refused for good: there is no VM. What else a create makes, such as a disk, may have
@@ -168,7 +168,7 @@ pub enum Instance {
     None,
 }
 
-impl Instance {
+impl VmExistence {
     /// The value of the annotation [`INSTANCE`].
     pub const fn annotation(self) -> &'static str {
         match self {
@@ -182,7 +182,7 @@ impl Instance {
     pub fn from_annotation(value: &str) -> Self {
         [Self::None, Self::Refused]
             .into_iter()
-            .find(|instance| instance.annotation() == value)
+            .find(|existence| existence.annotation() == value)
             .unwrap_or(Self::MayExist)
     }
 }

@@ -110,7 +110,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::api::labels::Instance;
+    use crate::api::labels::VmExistence;
     use crate::caches::cache;
 
     /// A provisioned machine of the Cluster `c`.
@@ -122,7 +122,7 @@ mod tests {
             "annotations": {
                 labels::DRIVER: "pool",
                 labels::MACHINE_ID: format!("ns/{name}/{name}"),
-                labels::INSTANCE: Instance::MayExist.annotation(),
+                labels::INSTANCE: VmExistence::MayExist.annotation(),
                 labels::SECRET: "account",
                 labels::APPLIED_PROVIDER_SPEC:
                     format!(r#"{{"size":"s","tags":{{"capcmi.io/machine":"{name}","kubernetes.io/cluster":"c-1"}}}}"#),
@@ -228,7 +228,7 @@ mod tests {
                 machine["metadata"]["annotations"][labels::MACHINE_ID] = json!("ns/other/u");
             }),
             machine("refused", |machine| {
-                machine["metadata"]["annotations"][labels::INSTANCE] = json!(Instance::None.annotation());
+                machine["metadata"]["annotations"][labels::INSTANCE] = json!(VmExistence::None.annotation());
             }),
         ];
         assert_eq!(looked_for(&cluster(false), machines).await, [vec!["noteless"]]);

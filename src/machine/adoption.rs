@@ -7,7 +7,7 @@
 
 use serde::Deserialize;
 
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity::{self, IdentityTags, MachineId, Role};
 use cmi_driver::{Capabilities, tags};
@@ -33,11 +33,11 @@ impl Adoption {
             return Self::None;
         }
         let named = machine.spec.provider_id.as_deref();
-        match identity::instance(machine) {
-            Instance::None => Self::Asked,
-            Instance::MayExist | Instance::Refused if machine.is_provisioned() => Self::None,
-            Instance::MayExist if named.is_some() && confirmed_id(machine) == named => Self::Confirmed,
-            Instance::MayExist | Instance::Refused => Self::TooLate,
+        match identity::vm_existence(machine) {
+            VmExistence::None => Self::Asked,
+            VmExistence::MayExist | VmExistence::Refused if machine.is_provisioned() => Self::None,
+            VmExistence::MayExist if named.is_some() && confirmed_id(machine) == named => Self::Confirmed,
+            VmExistence::MayExist | VmExistence::Refused => Self::TooLate,
         }
     }
 }
@@ -45,7 +45,7 @@ impl Adoption {
 /// The id of the VM that another has made and that the driver has confirmed as this machine's.
 fn confirmed_id(machine: &InfraMachine) -> Option<&str> {
     identity::annotation(machine, labels::ADOPTED)
-        .filter(|_| identity::instance(machine) == Instance::MayExist)
+        .filter(|_| identity::vm_existence(machine) == VmExistence::MayExist)
 }
 
 /// The id of the VM that is the machine's own, as far as it is known: not one that is only to be adopted.
@@ -111,7 +111,8 @@ pub fn adopted_tags(
     machine: &InfraMachine,
     capabilities: &Capabilities,
 ) -> Result<Option<IdentityTags>, String> {
-    let Some(id) = MachineId::of(machine).filter(|_| identity::instance(machine) == Instance::MayExist)
+    let Some(id) =
+        MachineId::of(machine).filter(|_| identity::vm_existence(machine) == VmExistence::MayExist)
     else {
         return Ok(None);
     };

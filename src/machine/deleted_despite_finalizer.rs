@@ -19,7 +19,7 @@ use super::outcome::Outcome;
 use super::ownership::has_finalizer;
 use super::publish::{events, record_failure};
 use super::{Context, gather_and_plan};
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::identity::{self, MachineId};
@@ -39,7 +39,7 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
         && identity::provider_id(last).is_none()
         && has_finalizer(last)
         && MachineId::of(last).is_some()
-        && identity::instance(last) == Instance::MayExist
+        && identity::vm_existence(last) == VmExistence::MayExist
         && ![labels::DELETE_FOR_MOVE, labels::FORCE_DELETE]
             .into_iter()
             .any(is_marked)

@@ -16,7 +16,7 @@ use crate::api::cluster_api::{
     ObjectReference,
 };
 use crate::api::conditions::{self, State};
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     OperationState, OperationType, SecretReference,
@@ -63,7 +63,7 @@ pub fn ownership(machine: &InfraMachine) -> Ownership {
             .or_else(|| MachineId::derived(machine))
             .unwrap(),
         cluster_id: "c-1".to_owned(),
-        instance: Instance::MayExist,
+        vm_existence: VmExistence::MayExist,
         driver: Some("pool".to_owned()),
         secret: Some(String::new()),
         applied: Some(tagged(&json!({"size": "s"}))),

@@ -15,7 +15,7 @@ use super::runtime_state::Answered;
 use super::secret_movability::SecretMovability;
 use super::status;
 use crate::api::bounded;
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::api::{DeserializeGuard, MACHINE_FINALIZER};
 use crate::apiserver::{Error, patch_metadata, publish_status};
@@ -165,11 +165,11 @@ impl<'a> Object<'a> {
     /// Takes back that a VM may exist, since the only create is over and made none, and the id that was named
     /// for it: the next one may be made elsewhere. Where it can't be written, the note stays, which is never
     /// wrong.
-    pub async fn record_no_instance(&mut self, instance: Instance) -> Result<(), Error> {
+    pub async fn record_no_vm(&mut self, existence: VmExistence) -> Result<(), Error> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
             let mut annotations = vec![
-                (labels::INSTANCE, Some(instance.annotation().to_owned())),
+                (labels::INSTANCE, Some(existence.annotation().to_owned())),
                 (labels::CREATE_ISSUED_AT, None),
             ];
             annotations.extend(self.annotations_for_move());
@@ -574,7 +574,7 @@ fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<
     let mut wanted = vec![
         (labels::CLUSTER_ID, ownership.cluster_id.clone()),
         (labels::MACHINE_ID, ownership.machine_id.annotation()),
-        (labels::INSTANCE, ownership.instance.annotation().to_owned()),
+        (labels::INSTANCE, ownership.vm_existence.annotation().to_owned()),
     ];
     if let Some(driver) = &ownership.driver {
         wanted.push((labels::DRIVER, driver.clone()));

@@ -1,7 +1,7 @@
 //! Finalizer and identity: what makes a machine this provider's, before anything is done for it. Pure.
 
 use crate::api::MACHINE_FINALIZER;
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity::{self, MachineId};
 use cmi_driver::{ProviderId, ProviderSpec};
@@ -14,7 +14,7 @@ pub struct Ownership {
     /// Which cluster it belongs to.
     pub cluster_id: String,
     /// Whether a create may have been issued.
-    pub instance: Instance,
+    pub vm_existence: VmExistence,
     /// The driver that is about to make the VM.
     pub driver: Option<String>,
     /// The Secret with the credentials that it is about to be made with, an empty name for none.
@@ -34,7 +34,7 @@ impl Ownership {
             cluster_id: recorded_under.unwrap_or(cluster_id).to_owned(),
             machine_id: recorded.or_else(|| MachineId::derived(machine))?,
             // Ownership that is only restored must not say less than it did: a VM may exist.
-            instance: identity::instance(machine),
+            vm_existence: identity::vm_existence(machine),
             driver: None,
             secret: None,
             applied: None,
@@ -51,7 +51,8 @@ impl Ownership {
 /// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that
 /// was replaced. Deleted like this, the object would go and the VM stay.
 pub fn has_lost_finalizer(machine: &InfraMachine) -> bool {
-    let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
+    let may_have_vm =
+        identity::vm_existence(machine) == VmExistence::MayExist || machine.spec.provider_id.is_some();
     !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
 }
 

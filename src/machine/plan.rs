@@ -34,7 +34,7 @@ use super::unanswered_creates::{UnansweredCreates, elapsed};
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
@@ -276,10 +276,10 @@ fn owner_is_missing(machine: &InfraMachine) -> String {
 /// What does not happen for a machine that can't be looked after. Whether a VM may exist is a different
 /// matter from whether the machine was ever provisioned.
 fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
-    match (machine.is_provisioned(), identity::instance(machine)) {
+    match (machine.is_provisioned(), identity::vm_existence(machine)) {
         (true, _) => "its VM is left as it is, and changes of its spec have no effect",
-        (false, Instance::MayExist) => "a VM that was made for it is left as it is",
-        (false, Instance::Refused | Instance::None) => "nothing is made for it",
+        (false, VmExistence::MayExist) => "a VM that was made for it is left as it is",
+        (false, VmExistence::Refused | VmExistence::None) => "nothing is made for it",
     }
 }
 
@@ -372,10 +372,10 @@ fn plan_provisioning(
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    let noted = identity::instance(machine);
-    let (applied, unanswered) = match noted {
-        Instance::MayExist => (identity::applied_spec(machine), UnansweredCreates::of(machine)),
-        Instance::Refused | Instance::None => (None, None),
+    let recorded = identity::vm_existence(machine);
+    let (applied, unanswered) = match recorded {
+        VmExistence::MayExist => (identity::applied_spec(machine), UnansweredCreates::of(machine)),
+        VmExistence::Refused | VmExistence::None => (None, None),
     };
     let longest = driver.create_timeout.saturating_add(driver.create_settle_time);
     let may_have_lost_status = may_have_lost_status(machine, observed, unanswered.as_ref(), longest);
@@ -386,7 +386,7 @@ fn plan_provisioning(
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
     let settling = settling(machine, observed, driver).filter(|_| changed);
     let ownership = Ownership {
-        instance: Instance::MayExist,
+        vm_existence: VmExistence::MayExist,
         driver: Some(driver.name.to_string()),
         secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(wanted.clone()),
@@ -402,7 +402,7 @@ fn plan_provisioning(
         may_have_lost_status,
         bootstrap,
         is_identified: MachineId::of(machine).is_some(),
-        noted,
+        recorded,
         unanswered,
         settling,
         half_open: half_open_reason(machine, observed),
@@ -422,7 +422,8 @@ fn may_have_lost_status(
     creates: Option<&UnansweredCreates>,
     longest: Duration,
 ) -> bool {
-    let is_named = identity::is_id_unconfirmed(machine) && identity::instance(machine) == Instance::MayExist;
+    let is_named =
+        identity::is_id_unconfirmed(machine) && identity::vm_existence(machine) == VmExistence::MayExist;
     if !is_named || observed.state.answered.is_some() {
         return false;
     }

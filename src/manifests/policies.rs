@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
 use crate::api::{
     GROUP, MACHINE_FINALIZER, VERSION,
-    labels::{self, Instance, RESERVED_ANNOTATIONS},
+    labels::{self, RESERVED_ANNOTATIONS, VmExistence},
 };
 
 /// What Cluster API's topology controller puts on an object that it sends as a dry run
@@ -205,7 +205,11 @@ fn provider_id() -> PolicySpec {
 /// other way leads around it.
 fn finalizer() -> PolicySpec {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
-    let (identity, instance, none) = (labels::MACHINE_ID, labels::INSTANCE, Instance::None.annotation());
+    let (identity, instance, none) = (
+        labels::MACHINE_ID,
+        labels::INSTANCE,
+        VmExistence::None.annotation(),
+    );
     let annotations = "oldObject.metadata.?annotations.orValue({})";
     PolicySpec {
         variables: json!([

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 
 use crate::api::cluster_api::Cluster;
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard};
 pub use crate::caches::NamespacedName;
@@ -83,7 +83,7 @@ impl LiveMachine {
             identity: annotation(labels::MACHINE_ID)
                 .and_then(|carried| carried.rsplit('/').next().map(str::to_owned))
                 .filter(|id| !id.is_empty()),
-            may_have_vm: readable.is_none_or(|machine| identity::instance(machine) != Instance::None),
+            may_have_vm: readable.is_none_or(|machine| identity::vm_existence(machine) != VmExistence::None),
             provider_id: readable.and_then(RecordedId::of),
             is_readable: readable.is_some(),
             is_moving: annotation(labels::DELETE_FOR_MOVE).is_some(),

@@ -304,7 +304,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::labels::Instance;
+    use crate::api::labels::VmExistence;
 
     fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
         Arc::new(serde_json::from_value(value).unwrap())
@@ -342,7 +342,7 @@ mod tests {
             "annotations": {
                 labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"),
                     labels::SECRET: "account",
-                labels::INSTANCE: Instance::MayExist.annotation(),
+                labels::INSTANCE: VmExistence::MayExist.annotation(),
                 labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
             }},
             "spec": {"providerSpec": {}},

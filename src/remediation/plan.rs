@@ -9,7 +9,7 @@ use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{State, reason};
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
@@ -393,7 +393,7 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     let provider_id = identity::provider_id(infra).and_then(|id| id.parse().ok());
     let provider_id = provider_id.ok_or("the Machine has no VM yet that could be restarted")?;
     // What is not the provider's own is left alone.
-    if MachineId::of(infra).is_none() || identity::instance(infra) != Instance::MayExist {
+    if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
         return Err("the VM was not made by this provider");
     }
     let spec = identity::applied_spec(infra).ok_or("it is not written down what the VM was made from")?;

@@ -12,7 +12,7 @@ use super::opt_in::OptIn;
 use super::record::Eviction;
 use super::status::{self, Report};
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::labels::Instance;
+use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{labels, paused_by};
 use crate::identity::{self, MachineId};
@@ -255,7 +255,7 @@ fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -
     }
     // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that
     // of another machine.
-    if MachineId::of(infra).is_none() || identity::instance(infra) != Instance::MayExist {
+    if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
         return Plan::Release(End::Skipped("the machine has no VM of its own"));
     }
     let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));

@@ -9,7 +9,7 @@ use super::initialize::{initialize, made, uninitialized};
 use super::look_up::{LookUpResult, another_vm, look_up};
 use super::machine_class::{self, Stopped};
 use crate::api::conditions::{self, reason};
-use crate::api::labels::Instance;
+use crate::api::labels::VmExistence;
 use crate::configured_driver::{Permit, is_circuit_open};
 use crate::identity;
 use crate::machine::Context;
@@ -231,26 +231,26 @@ async fn record_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Fai
         // The replica that leads by now writes it.
         return Ok(());
     }
-    match left_by(plan.noted, failure) {
-        Some(Instance::MayExist) => object.prepare_for_move().await?,
-        Some(instance) => object.record_no_instance(instance).await?,
+    match left_by(plan.recorded, failure) {
+        Some(VmExistence::MayExist) => object.prepare_for_move().await?,
+        Some(existence) => object.record_no_vm(existence).await?,
         None => {}
     }
     Ok(())
 }
 
-/// What a create that failed leaves, when it is not tried again as it is or never reached the driver; `noted`
-/// is what the object said before. Nothing is written between the tries of one.
-fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
+/// What a create that failed leaves, when it is not tried again as it is or never reached the driver;
+/// `recorded` is what the object said before. Nothing is written between the tries of one.
+fn left_by(recorded: VmExistence, failure: &Failure) -> Option<VmExistence> {
     if failure.status.is_never_sent() {
-        return (noted != Instance::MayExist).then_some(noted);
+        return (recorded != VmExistence::MayExist).then_some(recorded);
     }
-    match (failure.disposition, noted) {
-        (Disposition::Terminal, Instance::MayExist) => Some(Instance::MayExist),
+    match (failure.disposition, recorded) {
+        (Disposition::Terminal, VmExistence::MayExist) => Some(VmExistence::MayExist),
         // The name was taken, and what has it is not this machine's: there is nothing
         // to be deleted in its name.
-        (Disposition::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(Instance::None),
-        (Disposition::Terminal, _) => Some(Instance::Refused),
+        (Disposition::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(VmExistence::None),
+        (Disposition::Terminal, _) => Some(VmExistence::Refused),
         _ => None,
     }
 }
@@ -302,36 +302,42 @@ mod tests {
     use crate::retry;
     use cmi_driver::Status;
 
-    fn left(noted: Instance, status: Status) -> Option<Instance> {
-        left_by(noted, &Failure::new(Stage::Create, status))
+    fn left(recorded: VmExistence, status: Status) -> Option<VmExistence> {
+        left_by(recorded, &Failure::new(Stage::Create, status))
     }
 
     #[test]
     fn a_create_that_never_reached_the_driver_makes_no_vm_possible() {
         let refused = || Status::new(Code::Unavailable, "connection refused");
-        assert_eq!(left(Instance::None, refused().never_sent()), Some(Instance::None));
         assert_eq!(
-            left(Instance::Refused, refused().never_sent()),
-            Some(Instance::Refused)
+            left(VmExistence::None, refused().never_sent()),
+            Some(VmExistence::None)
         );
         assert_eq!(
-            left(Instance::MayExist, refused().never_sent()),
+            left(VmExistence::Refused, refused().never_sent()),
+            Some(VmExistence::Refused)
+        );
+        assert_eq!(
+            left(VmExistence::MayExist, refused().never_sent()),
             None,
             "an earlier one may have made it"
         );
-        assert_eq!(left(Instance::None, refused()), None, "it may have been made");
+        assert_eq!(left(VmExistence::None, refused()), None, "it may have been made");
     }
 
     #[test]
     fn what_a_refused_create_may_have_left_is_noted_and_what_was_anothers_before_is_not() {
-        let refused = |noted, code| left(noted, Status::new(code, "no"));
+        let refused = |recorded, code| left(recorded, Status::new(code, "no"));
         for code in [Code::InvalidArgument, Code::OutOfRange] {
-            assert_eq!(refused(Instance::None, code), Some(Instance::Refused));
+            assert_eq!(refused(VmExistence::None, code), Some(VmExistence::Refused));
         }
-        assert_eq!(refused(Instance::None, Code::AlreadyExists), Some(Instance::None));
         assert_eq!(
-            refused(Instance::MayExist, Code::InvalidArgument),
-            Some(Instance::MayExist),
+            refused(VmExistence::None, Code::AlreadyExists),
+            Some(VmExistence::None)
+        );
+        assert_eq!(
+            refused(VmExistence::MayExist, Code::InvalidArgument),
+            Some(VmExistence::MayExist),
             "another create may have made it"
         );
     }
@@ -342,7 +348,7 @@ mod tests {
         for code in Code::ALL {
             let is_final = retry::disposition(Stage::Create, code) == Disposition::Terminal;
             assert_eq!(
-                left(Instance::None, Status::new(code, "no")).is_some(),
+                left(VmExistence::None, Status::new(code, "no")).is_some(),
                 is_final,
                 "{code}"
             );

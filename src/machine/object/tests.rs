@@ -288,7 +288,7 @@ async fn an_id_is_named_anew_with_the_next_create_and_taken_back_when_none_is_ma
         .await
         .unwrap();
     assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://3"));
-    object.record_no_instance(Instance::Refused).await.unwrap();
+    object.record_no_vm(VmExistence::Refused).await.unwrap();
     let refused = server.object();
     assert_eq!(refused.spec.provider_id, None);
     assert_eq!(identity::annotation(&refused, labels::PROVIDER_ID), None);

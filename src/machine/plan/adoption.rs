@@ -101,7 +101,7 @@ pub(super) fn plan_adoption(
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
     let ownership = Ownership {
-        instance: labels::Instance::MayExist,
+        vm_existence: labels::VmExistence::MayExist,
         driver: Some(driver.name.to_string()),
         secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(look_up.clone()),

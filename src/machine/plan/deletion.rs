@@ -10,7 +10,7 @@ use super::{
     rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
-use crate::api::labels::{self, Instance};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::identity::{self, MachineId};
@@ -57,12 +57,12 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     }
     // One that is only to be adopted is another's, beside the VM that a create may have made.
     let provider_id = own_provider_id(machine);
-    let refused = match identity::instance(machine) {
+    let refused = match identity::vm_existence(machine) {
         // An id of our own writing is a VM, whatever the note says.
-        Instance::None if provider_id.is_none() => {
+        VmExistence::None if provider_id.is_none() => {
             return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
         }
-        instance => instance == Instance::Refused && provider_id.is_none(),
+        existence => existence == VmExistence::Refused && provider_id.is_none(),
     };
     let driver = match observed.driver {
         Ok(DriverState::Known(driver)) => driver,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::api::labels::Instance;
+use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::OperationType;
 use crate::configured_driver::{HalfOpenReason, Priority};
 use crate::machine::outcome::Outcome;
@@ -131,7 +131,7 @@ pub struct Provision {
     /// whatever its owner is. Without one, the identity is the object's UID, which can't be forged.
     pub is_identified: bool,
     /// What the object says of a VM before the create.
-    pub noted: Instance,
+    pub recorded: VmExistence,
     /// Creates before this one that may still be carried out.
     pub unanswered: UnansweredCreates,
     /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM
@@ -144,7 +144,7 @@ pub struct Provision {
 impl Provision {
     /// Whether a create was issued before, so that there may be a VM.
     pub fn vm_may_exist(&self) -> bool {
-        self.noted == Instance::MayExist
+        self.recorded == VmExistence::MayExist
     }
 
     /// The id of a VM that there is or has been, as far as can be known: where it is absent, it is gone, and

@@ -109,7 +109,7 @@ fn an_id_that_was_named_is_no_vm_before_the_status_says_that_there_is_one() {
         plan.provider_id, None,
         "it is looked up by its name, and may be created"
     );
-    assert_eq!(plan.noted, Instance::MayExist);
+    assert_eq!(plan.recorded, VmExistence::MayExist);
     assert_eq!(plan.unanswered.latest(), Some(at(0)));
     // A second VM of the machine, or the one of an answer that was lost: the id says nothing of them.
     let known = provision(world().plan(machine().identified().provider_id("sim://1")));
@@ -480,8 +480,8 @@ fn finalizer_and_identity_come_before_every_wait() {
         let ownership = block.ownership.expect(why);
         assert_eq!(ownership.machine_id.annotation(), "ns1/m1/u-1");
         assert_eq!(
-            (ownership.instance, ownership.driver, ownership.applied),
-            (Instance::None, None, None)
+            (ownership.vm_existence, ownership.driver, ownership.applied),
+            (VmExistence::None, None, None)
         );
         let again = blocked(world.plan(machine().identified()));
         assert_eq!(again.ownership, None, "what is there is not written again: {why}");
@@ -498,11 +498,11 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     let check = |world: World, finalizer_missing: MachineFixture| {
-        let noted = identity::instance(&finalizer_missing.clone().build());
+        let noted = identity::vm_existence(&finalizer_missing.clone().build());
         let ownership = identified(world.plan(finalizer_missing));
         assert_eq!(ownership.machine_id.annotation(), "ns1/m1/u-1");
         assert_eq!(ownership.cluster_id, "c-1");
-        assert_eq!(ownership.instance, noted, "a VM that may exist is not denied");
+        assert_eq!(ownership.vm_existence, noted, "a VM that may exist is not denied");
         assert_eq!(
             (ownership.driver, ownership.applied),
             (None, None),
@@ -577,7 +577,7 @@ fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     assert_eq!(plan.bootstrap, "boot");
     assert_eq!((&plan.provider_id, plan.vm_may_exist()), (&None, false));
     assert_eq!(plan.unanswered, UnansweredCreates::default());
-    assert_eq!(plan.ownership.instance, Instance::MayExist);
+    assert_eq!(plan.ownership.vm_existence, VmExistence::MayExist);
     assert_eq!(plan.ownership.driver.as_deref(), Some("pool"));
     assert_eq!(plan.ownership.applied, Some(wanted));
 }

@@ -44,7 +44,7 @@ fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_da
         let plan = adopt(plan);
         assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
         assert_eq!(plan.ownership.applied.as_ref(), Some(&plan.look_up));
-        assert_eq!(plan.ownership.instance, Instance::MayExist);
+        assert_eq!(plan.ownership.vm_existence, VmExistence::MayExist);
         assert_eq!(plan.ownership.adopted.as_ref(), Some(&plan.provider_id));
         assert_eq!(plan.provider_id.as_str(), "sim://9");
         assert!(!plan.is_confirmed);
