@@ -134,9 +134,9 @@ cmi_driver::forward_calls! {
             self.caller.probe().await
         }
 
-        async fn prepare_create(&self, class: &MachineClass) -> Result<()> {
-            self.admit(Operation::CreateMachine).await?;
-            self.caller.driver.prepare_create(class).await
+        async fn prepare_call(&self, operation: Operation) -> Result<()> {
+            self.admit(operation).await?;
+            self.caller.driver.prepare_call(operation).await
         }
     }
 }

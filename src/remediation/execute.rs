@@ -113,7 +113,7 @@ async fn prepared(
         provider_spec: restart.spec.clone(),
         secrets,
     };
-    match permit.driver().prepare_create(&class).await {
+    match permit.driver().prepare_call(Operation::RestartMachine).await {
         Ok(()) => Ok(Ok(class)),
         Err(status) => Ok(Err(not_sent(&status))),
     }

@@ -79,9 +79,9 @@ pub trait Driver: Send + Sync + 'static {
     /// Whether the driver and its back end can serve calls now.
     async fn probe(&self) -> Result<Readiness>;
 
-    /// Makes sure that a create would leave this process now, as far as that can be known beforehand. Makes
-    /// no call on the back end.
-    async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
+    /// Makes sure that this call would leave this process now, as far as that can be known beforehand. Makes
+    /// no call on the back end. Asked before what must not be written for a call that is never sent.
+    async fn prepare_call(&self, _operation: Operation) -> Result<()> {
         Ok(())
     }
 

@@ -143,7 +143,7 @@ async fn create(
     }
     // Nothing is written of a create that would not leave this process: else a driver that
     // is down would cost writes.
-    if let Err(status) = permit.driver().prepare_create(&credentials).await {
+    if let Err(status) = permit.driver().prepare_call(Operation::CreateMachine).await {
         return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
     }
     let class =

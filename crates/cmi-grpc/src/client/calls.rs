@@ -12,8 +12,8 @@ use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use crate::rpcs::{extension_rpcs, machine_rpcs};
 use crate::trailers;
 use cmi_driver::{
-    Capabilities, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass,
-    Operation, PluginInfo, Readiness, Request, Result, Status,
+    Capabilities, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation,
+    PluginInfo, Readiness, Request, Result, Status,
 };
 
 /// The most pages of a list. A plugin that has more gives too few machines on each.
@@ -117,8 +117,7 @@ cmi_driver::forward_calls! {
                 })
         }
 
-        async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
-            let operation = Operation::CreateMachine;
+        async fn prepare_call(&self, operation: Operation) -> Result<()> {
             let given = self.deadlines.of(operation);
             self.ready_session(operation, Instant::now() + given, given)
                 .await?;
