@@ -8,7 +8,7 @@ use cmi_conformance::{NoHooks, RunError, Selection, Target, Verdict, run};
 use cmi_driver::Operation;
 use tokio_util::sync::CancellationToken;
 
-use crate::peculiar::Peculiar;
+use crate::variants::Variant;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
@@ -48,7 +48,7 @@ async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
     let simulated = Simulated::new().unwrap();
     let few = ["create-ids", "create-again", "delete-deletes", "delete-again"];
     let latency = Duration::from_secs(2);
-    let driver = Arc::new(Peculiar::late(simulated.driver.clone(), latency));
+    let driver = Arc::new(Variant::late(simulated.driver.clone(), latency));
     let stop = CancellationToken::new();
     let (running, stopping) = (Arc::clone(&driver), stop.clone());
     let watch = tokio::spawn(async move {

@@ -3,27 +3,27 @@
 // What can't be had fails the test, wherever it is.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod blame;
+mod attribution;
 mod command;
 mod flaw;
-mod frozen;
 mod go;
 mod go_tls;
 mod hooks;
+mod identity;
 mod intact;
 mod interruption;
-mod introduction;
 mod layers;
+mod limited;
 mod messages;
 mod mutant;
 mod mutants;
-mod narrow;
-mod peculiar;
 mod python;
 mod restart;
 mod restarted;
 mod served;
+mod sigstop;
 mod tolerance;
+mod variants;
 mod wire;
 
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 
 mod driver;
 mod lifetime;
-mod looks;
-mod others;
+mod optional_calls;
+mod reads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw::{self, *};
 use crate::mutant::Mutant;
-use crate::peculiar::Peculiar;
+use crate::variants::Variant;
 use crate::{judged, judged_patiently};
 
 /// The calls that a driver need not have, and has.
@@ -51,7 +51,7 @@ fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     let simulated = Simulated::new().unwrap();
-    let driver = Arc::new(Peculiar::runs_on(simulated.driver.clone()));
+    let driver = Arc::new(Variant::runs_on(simulated.driver.clone()));
     let report = judged_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
@@ -60,7 +60,7 @@ async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_refuses_a_spec_in_delete_as_in_create_is_compliant() {
     let simulated = Simulated::new().unwrap();
-    let driver = Arc::new(Peculiar::checks_what_it_deletes(simulated.driver.clone()));
+    let driver = Arc::new(Variant::checks_what_it_deletes(simulated.driver.clone()));
     let report = judged_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
@@ -70,7 +70,7 @@ async fn a_driver_that_refuses_a_spec_in_delete_as_in_create_is_compliant() {
 async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing() {
     let simulated = Simulated::new().unwrap();
     let window = Duration::from_millis(60);
-    let driver = Arc::new(Peculiar::behind(simulated.driver.clone(), window));
+    let driver = Arc::new(Variant::behind(simulated.driver.clone(), window));
     let report = judged_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
@@ -80,7 +80,7 @@ async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing()
 async fn a_vm_that_was_made_a_moment_ago_is_not_left_where_the_view_is_behind() {
     let simulated = Simulated::new().unwrap();
     let window = Duration::from_secs(1);
-    let driver = Arc::new(Peculiar::behind(simulated.driver.clone(), window));
+    let driver = Arc::new(Variant::behind(simulated.driver.clone(), window));
     let report = judged_patiently(&simulated, driver, &["create-and-status-at-once"]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
@@ -96,10 +96,10 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
         }
         stopping.cancel();
     });
-    let peculiar = Peculiar::behind(simulated.driver.clone(), Duration::from_secs(1));
+    let variant = Variant::behind(simulated.driver.clone(), Duration::from_secs(1));
     let everything = Selection::default();
     let report = run(
-        Target::in_process("behind", Arc::new(peculiar)),
+        Target::in_process("behind", Arc::new(variant)),
         simulated.config.clone(),
         Arc::new(NoHooks),
         &everything,
@@ -124,7 +124,7 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_adopts_a_vm_to_which_nothing_may_be_done_is_compliant() {
     let simulated = Simulated::new().unwrap();
-    let driver = Peculiar::adopts_locked(simulated.driver.clone(), simulated.driver.console());
+    let driver = Variant::adopts_locked(simulated.driver.clone(), simulated.driver.console());
     let report = judged_patiently(&simulated, Arc::new(driver), &["create-locked"]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
     assert_eq!(report.rule("DRV-CR-09").unwrap().verdict, Verdict::Passed);
@@ -148,7 +148,7 @@ async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
 /// A driver with create and delete alone, or with everything, whose ids are made of names.
 fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
     let mutant = Arc::new(Mutant::offering(shape.offers(), simulated.driver.clone(), flaw));
-    Arc::new(Peculiar::named(mutant, simulated.driver.console()))
+    Arc::new(Variant::named(mutant, simulated.driver.console()))
 }
 
 /// DRV-13, CMI-85, CMI-92: a provider id may be the machine's name, so that a new VM

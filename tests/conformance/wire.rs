@@ -26,8 +26,8 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::peculiar::Peculiar;
 use crate::served::{RestartingHooks, Server};
+use crate::variants::Variant;
 
 /// A plugin on the simulated cloud, and the way to it.
 struct Served {
@@ -537,7 +537,7 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
 /// plugin, and keep others away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
-    let served = Served::serving(|simulated| Arc::new(Peculiar::runs_on(simulated.driver.clone()))).await;
+    let served = Served::serving(|simulated| Arc::new(Variant::runs_on(simulated.driver.clone()))).await;
     let rules = ["PLG-CR-04", "PLG-DE-04", "PLG-GS-04", "PLG-LM-04", "PLG-SD-04"];
     let report = served.judged_from_outside(&rules).await;
     for rule in rules {
@@ -550,7 +550,7 @@ async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
 /// INI-18: a create may answer code 17 with the VM.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_says_of_a_new_vm_that_it_is_not_initialized_is_compliant() {
-    let served = Served::serving(|simulated| Arc::new(Peculiar::unfinished(simulated.driver.clone()))).await;
+    let served = Served::serving(|simulated| Arc::new(Variant::unfinished(simulated.driver.clone()))).await;
     let report = served.judged_from_outside(&[]).await;
     let broken: Vec<_> = report.broken().collect();
     assert!(

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::access;
-use super::orders::{self, Bootstrap, VmSelector};
+use super::commands::{self, Bootstrap, VmSelector};
 use super::spec::{LABELS, TAGS, Tagged, VmSpec};
 use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
@@ -40,7 +40,7 @@ impl SimulatedDriver {
         let vms = self.journal.read(|cloud, now| {
             let visible = cloud
                 .of_cluster(cluster)
-                .filter(|vm| orders::is_visible(vm, now, &self.config));
+                .filter(|vm| commands::is_visible(vm, now, &self.config));
             visible
                 .map(|vm| (vm.listed(), vm.name.clone()))
                 .collect::<Vec<_>>()
@@ -62,10 +62,10 @@ impl SimulatedDriver {
         let deadline = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);
         let gone_at = self
             .journal
-            .change(|cloud, now| orders::delete(cloud, now, takes, selector))?;
+            .change(|cloud, now| commands::delete(cloud, now, takes, selector))?;
         loop {
             let left = self.journal.read(|cloud, now| {
-                let gone = orders::is_gone(cloud, selector);
+                let gone = commands::is_gone(cloud, selector);
                 gone_at.filter(|_| !gone).map(|at| at.since(now))
             })?;
             let Some(left) = left else {
@@ -73,7 +73,7 @@ impl SimulatedDriver {
             };
             if tokio::time::Instant::now() >= deadline {
                 let what = format!("the VM of machine `{}` is being deleted", selector.name);
-                return Err(orders::pending(&what, left));
+                return Err(commands::pending(&what, left));
             }
             // Timers do not follow the wall clock to the millisecond, so the time may have to come twice.
             let wake = tokio::time::Instant::now() + left.max(Duration::from_millis(1));
@@ -146,7 +146,7 @@ impl Driver for SimulatedDriver {
                 format: format.map(|format| String::from_utf8_lossy(format.expose()).into_owned()),
             };
             self.journal
-                .change(|cloud, now| orders::create(cloud, now, &self.config, &selector, &spec, bootstrap))
+                .change(|cloud, now| commands::create(cloud, now, &self.config, &selector, &spec, bootstrap))
         };
         self.run_on(Operation::CreateMachine, &machine, None, state, work)
             .await
@@ -165,8 +165,8 @@ impl Driver for SimulatedDriver {
             let check = spec.source_dest_check;
             let seen = self
                 .journal
-                .read(|cloud, now| orders::status(cloud, now, &self.config, &selector, check))?;
-            seen.map_err(|status| orders::with_named_id(status, &self.config, &selector, &spec))
+                .read(|cloud, now| commands::status(cloud, now, &self.config, &selector, check))?;
+            seen.map_err(|status| commands::with_named_id(status, &self.config, &selector, &spec))
         };
         self.run_on(Operation::GetMachineStatus, &request.machine, id, None, work)
             .await
@@ -186,7 +186,7 @@ impl Driver for SimulatedDriver {
         let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
         let work = |selector, spec: VmSpec| async move {
             self.journal
-                .change(|cloud, now| orders::initialize(cloud, now, &selector, spec.source_dest_check))
+                .change(|cloud, now| commands::initialize(cloud, now, &selector, spec.source_dest_check))
         };
         self.run_on(Operation::InitializeMachine, &request.machine, id, state, work)
             .await
@@ -198,13 +198,13 @@ impl Driver for SimulatedDriver {
             let takes = Duration::from_secs_f64(self.config.shut_down_seconds);
             let stops_at = self
                 .journal
-                .change(|cloud, now| orders::shut_down(cloud, now, takes, &selector))?;
+                .change(|cloud, now| commands::shut_down(cloud, now, takes, &selector))?;
             let left = self.journal.read(|_, now| stops_at.since(now))?;
             if left.is_zero() || self.config.accepts_shut_down {
                 return Ok(ShutDownMachineResponse::default());
             }
             let what = format!("the guest of machine `{}` is stopping", selector.name);
-            Err(orders::pending(&what, left))
+            Err(commands::pending(&what, left))
         };
         self.run_on(Operation::ShutDownMachine, &request.machine, id, state, work)
             .await
@@ -214,7 +214,7 @@ impl Driver for SimulatedDriver {
         let (id, state) = (Some(&request.provider_id), request.last_known_state);
         let work = |selector, spec| async move {
             self.journal
-                .change(|cloud, now| orders::update(cloud, now, &self.config, &selector, &spec))
+                .change(|cloud, now| commands::update(cloud, now, &self.config, &selector, &spec))
         };
         self.run_on(Operation::UpdateMachine, &request.machine, id, state, work)
             .await
@@ -224,7 +224,7 @@ impl Driver for SimulatedDriver {
         let (id, state) = (Some(&request.provider_id), request.last_known_state);
         let work = |selector, _| async move {
             self.journal
-                .change(|cloud, now| orders::restart(cloud, now, &self.config, &selector))
+                .change(|cloud, now| commands::restart(cloud, now, &self.config, &selector))
         };
         self.run_on(Operation::RestartMachine, &request.machine, id, state, work)
             .await

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::orders::VmSelector;
+use super::commands::VmSelector;
 use super::spec::{TAGS, Tagged, VmSpec};
 use super::vm::{ParseVmIdError, VmId};
 use super::{Call, SimulatedDriver, Subject, access};

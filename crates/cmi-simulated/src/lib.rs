@@ -10,12 +10,12 @@ mod calls;
 mod checks;
 mod clock;
 mod cloud;
+mod commands;
 mod config;
 mod console;
 mod faults;
 mod journal;
 mod migration;
-mod orders;
 mod schema;
 mod spec;
 mod subnet;
@@ -41,7 +41,7 @@ pub use subnet::{ParseSubnetError, Subnet};
 pub use vm::{Condition, ParseVmIdError, UserData, Vm, VmId};
 
 use cmi_driver::{Code, Machine, Operation, Result, Status};
-use orders::VmSelector;
+use commands::VmSelector;
 
 /// Name of the driver, and of the CSI driver of its volumes.
 pub const NAME: &str = "simulated.capcmi.io";
@@ -145,24 +145,24 @@ impl SimulatedDriver {
         }
         let halved = fault.half.zip(call.selector.as_ref());
         let before =
-            halved.map(|(_, selector)| self.journal.read(|cloud, _| orders::labels(cloud, selector)));
+            halved.map(|(_, selector)| self.journal.read(|cloud, _| commands::labels(cloud, selector)));
         let before = before.transpose()?;
         let result = work.await;
         if let (Some((code, selector)), Some(before), Ok(_)) = (halved, &before, &result) {
             self.journal
-                .change(|cloud, _| Ok(orders::take_half_back(cloud, selector, before)))?;
+                .change(|cloud, _| Ok(commands::take_half_back(cloud, selector, before)))?;
             return Err(self.failure(call, &fault, code));
         }
         if let (Some(millis), Some(selector)) = (fault.carry_out_after_ms, &call.selector) {
             let later = Duration::from_millis(millis);
             self.journal
-                .change(|cloud, now| Ok(orders::defer(cloud, selector, now.after(later))))?;
+                .change(|cloud, now| Ok(commands::defer(cloud, selector, now.after(later))))?;
         }
         if fault.vanish
             && let Some(selector) = &call.selector
         {
             self.journal
-                .change(|cloud, _| Ok(orders::vanish(cloud, selector)))?;
+                .change(|cloud, _| Ok(commands::vanish(cloud, selector)))?;
         }
         if fault.hang == Some(Hang::After) {
             hang(call).await;
@@ -195,7 +195,7 @@ impl SimulatedDriver {
 
     fn machine(&self, selector: &VmSelector) -> Option<Machine> {
         self.journal
-            .read(|cloud, now| orders::machine(cloud, now, selector))
+            .read(|cloud, now| commands::machine(cloud, now, selector))
             .ok()
             .flatten()
     }

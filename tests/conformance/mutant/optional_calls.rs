@@ -1,4 +1,4 @@
-//! The other calls, with their flaws.
+//! The other calls, which are optional, with their flaws.
 
 use cmi_driver::{
     ClassDescription, Code, DescribeClassRequest, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest,

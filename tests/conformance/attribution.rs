@@ -1,4 +1,4 @@
-//! Only what is broken is blamed: what could not be judged is neither broken nor shown to hold.
+//! Only what is broken is a finding: what could not be judged is neither broken nor shown to hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +48,8 @@ async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_not_judged(
     assert!(report.rule("DRV-33").unwrap().verdict.is_failure());
     let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
     let other = |id: &&str| !["DRV-33", "CMI-136", "CMI-03"].contains(id) && !id.contains("-LM-");
-    let blamed: Vec<_> = broken.iter().filter(|id| other(id)).collect();
-    assert!(blamed.len() < 16, "{blamed:?}");
+    let named: Vec<_> = broken.iter().filter(|id| other(id)).collect();
+    assert!(named.len() < 16, "{named:?}");
     let Verdict::Inconclusive { reason } = &report.rule("DRV-DE-00").unwrap().verdict else {
         panic!("that a VM is deleted can't be seen without its list");
     };

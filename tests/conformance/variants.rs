@@ -1,4 +1,4 @@
-//! Drivers that are peculiar, and right: what the contract leaves to a driver must not fail it.
+//! Drivers that do what the contract leaves open in ways of their own: none of that may fail them.
 
 mod behind;
 mod named;
@@ -23,12 +23,12 @@ use named::Named;
 use running::Running;
 
 /// A driver on the cloud of another, with a way of its own.
-pub struct Peculiar {
+pub struct Variant {
     inner: Arc<dyn Driver>,
     way: Way,
 }
 
-/// What is peculiar.
+/// What is left open, and how it is done.
 enum Way {
     /// A call takes its time, and runs on when its caller has given it up.
     RunsOn(Running),
@@ -66,7 +66,7 @@ impl Key {
     }
 }
 
-impl Peculiar {
+impl Variant {
     /// Meanwhile every other call on its machine is ABORTED.
     pub fn runs_on(inner: Arc<dyn Driver>) -> Self {
         let way = Way::RunsOn(Running::new(running::MOMENT, true));
@@ -133,7 +133,7 @@ fn look(class: &MachineClass, name: &str) -> GetMachineStatusRequest {
 }
 
 #[async_trait]
-impl Driver for Peculiar {
+impl Driver for Variant {
     async fn info(&self) -> Result<PluginInfo> {
         self.inner.info().await
     }

@@ -35,7 +35,7 @@ fn signal(process: &Child, name: &str) {
 
 impl Run {
     /// Begins, and stops the plugin in the middle of it.
-    async fn frozen(call_seconds: f64) -> Self {
+    async fn stopped(call_seconds: f64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let cloud = json!({"stateFile": path("cloud"), "deleteSeconds": 0.02, "bootSeconds": 0});
@@ -148,7 +148,7 @@ fn cases_of<'a>(clusters: impl Iterator<Item = &'a str>) -> BTreeSet<&'static st
 /// The calls that were under way are named; what is left is what the cases have that ran when it was stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_little_is_left() {
-    let mut run = Run::frozen(2.0).await;
+    let mut run = Run::stopped(2.0).await;
     let (code, errors) = run.end().await;
     assert_eq!(code, Some(1), "{errors}");
     let report = std::fs::read_to_string(run.path("report.json")).unwrap();
@@ -193,7 +193,7 @@ async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_littl
 /// Before a call counts as hung.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_plugin_is_named_while_it_is_waited_for_and_two_signals_end_the_run() {
-    let mut run = Run::frozen(300.0).await;
+    let mut run = Run::stopped(300.0).await;
     let line = run.line_with(" waits for ").await;
     assert!(
         line.contains(" of machine `") && line.contains("it may take 300 s"),

@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 /// A plugin that has got no further than this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Introduction {
+enum IncompleteIdentity {
     /// CREATE_MACHINE is not declared, and not served.
     WithoutCreate,
     /// GetPluginCapabilities is not written yet.
@@ -36,7 +36,7 @@ enum Introduction {
 }
 
 #[async_trait]
-impl Identity for Introduction {
+impl Identity for IncompleteIdentity {
     async fn get_plugin_info(
         &self,
         _request: Request<GetPluginInfoRequest>,
@@ -80,10 +80,10 @@ impl Identity for Introduction {
 }
 
 /// Serves it until the task is aborted.
-fn served(introduction: Introduction) -> (GrpcConfig, JoinHandle<Result<(), Error>>) {
+fn served(identity: IncompleteIdentity) -> (GrpcConfig, JoinHandle<Result<(), Error>>) {
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = format!("tcp://{}", incoming.local_addr().unwrap());
-    let server = Server::builder().add_service(IdentityServer::new(introduction));
+    let server = Server::builder().add_service(IdentityServer::new(identity));
     let serving = tokio::spawn(server.serve_with_incoming(incoming));
     let config = GrpcConfig {
         endpoint: Some(endpoint),
@@ -92,8 +92,8 @@ fn served(introduction: Introduction) -> (GrpcConfig, JoinHandle<Result<(), Erro
     (config, serving)
 }
 
-async fn judged(introduction: Introduction) -> Result<Report, RunError> {
-    let (config, serving) = served(introduction);
+async fn judged(identity: IncompleteIdentity) -> Result<Report, RunError> {
+    let (config, serving) = served(identity);
     let client = GrpcDriver::new(&config, Deadlines::new([])).unwrap();
     let wire = ConnectionWire::new(connect(config.connector().unwrap()));
     let report = run(
@@ -112,27 +112,27 @@ async fn judged(introduction: Introduction) -> Result<Report, RunError> {
 /// CMI-50, CMI-58, CMI-61
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_says_too_little_of_itself_is_told_by_the_row() {
-    for (introduction, row) in [
-        (Introduction::WithoutCreate, "CMI-61"),
-        (Introduction::WithoutCapabilities, "CMI-58"),
-        (Introduction::WithoutInfo, "CMI-50"),
+    for (identity, row) in [
+        (IncompleteIdentity::WithoutCreate, "CMI-61"),
+        (IncompleteIdentity::WithoutCapabilities, "CMI-58"),
+        (IncompleteIdentity::WithoutInfo, "CMI-50"),
     ] {
-        let report = judged(introduction).await.unwrap();
+        let report = judged(identity).await.unwrap();
         let found = &report.rule(row).unwrap().verdict;
         assert!(
             found.is_failure() && !report.passed,
-            "{introduction:?}: {row} {found:?}"
+            "{identity:?}: {row} {found:?}"
         );
-        // What builds upon it is not blamed.
+        // What builds upon it is not named.
         let verdict = &report.rule("DRV-DE-00").unwrap().verdict;
-        assert!(verdict.is_inconclusive(), "{introduction:?}: {verdict:?}");
+        assert!(verdict.is_inconclusive(), "{identity:?}: {verdict:?}");
     }
 }
 
 /// Most likely the endpoint is another's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_knows_none_of_the_calls_is_no_plugin() {
-    let error = judged(Introduction::Empty).await.err().unwrap();
+    let error = judged(IncompleteIdentity::Empty).await.err().unwrap();
     let RunError::Capabilities(status) = &error else {
         panic!("{error:?}");
     };
@@ -142,7 +142,7 @@ async fn a_server_that_knows_none_of_the_calls_is_no_plugin() {
 /// CMI-71: the provider's own client.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_says_nothing_of_its_readiness_is_taken_for_ready() {
-    let (config, serving) = served(Introduction::WithoutReadiness);
+    let (config, serving) = served(IncompleteIdentity::WithoutReadiness);
     let client = GrpcDriver::new(&config, Deadlines::new([])).unwrap();
     assert_eq!(client.probe().await.unwrap(), Readiness::Ready);
     serving.abort();
