@@ -56,6 +56,6 @@ pub mod volume_drain; // pods with volumes, evicted one after the other
 
 // What puts them together, and runs them.
 pub mod cli; // the commands, and the one place that names concrete drivers
-pub mod controllers; // what is watched, and whom it wakes
+pub mod controllers; // what is watched, and what that wakes
 pub mod describe; // one page about a machine or a driver
 pub mod manager; // the process: election, health, metrics, an orderly end

@@ -223,27 +223,27 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
         Code::PermissionDenied | Code::Unauthenticated | Code::Internal | Code::DataLoss => match stage {
             // It was one of the restarts that there may be, whatever came of it.
             Stage::Restart => Disposition::Retry,
-            _ => courtesy_or(stage, Disposition::NeedsIntervention),
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
         Code::FailedPrecondition => match stage {
             Stage::Restart => Disposition::Replace,
-            _ => courtesy_or(stage, Disposition::NeedsIntervention),
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
         Code::ResourceExhausted => match stage {
             Stage::Restart => Disposition::Retry,
-            _ => courtesy_or(stage, Disposition::AwaitCapacity),
+            _ => skip_shut_down_or(stage, Disposition::AwaitCapacity),
         },
         Code::InvalidArgument => match stage {
             Stage::Restart => Disposition::Replace,
             // A look-up that refuses the spec refuses the create, unless a VM may be there.
             Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
             Stage::Delete => Disposition::VerifyDeleted,
-            _ => courtesy_or(stage, Disposition::NeedsIntervention),
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
         Code::AlreadyExists | Code::OutOfRange => match stage {
             Stage::Create => Disposition::Terminal,
             Stage::Restart => Disposition::Replace,
-            _ => courtesy_or(stage, Disposition::NeedsIntervention),
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
         Code::NotFound => match stage {
             Stage::LookUp | Stage::LookUpAgain => Disposition::Create,
@@ -330,9 +330,9 @@ const fn of_volume_ids(code: Code) -> Disposition {
     }
 }
 
-/// The guest's time is a courtesy: one that can't be asked to stop is deleted now, rather than when what
+/// A shut-down is best effort: a guest that can't be asked to stop is deleted now, rather than when what
 /// keeps it from being asked has been repaired.
-const fn courtesy_or(stage: Stage, otherwise: Disposition) -> Disposition {
+const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition {
     match stage {
         Stage::ShutDown => Disposition::Delete,
         _ => otherwise,

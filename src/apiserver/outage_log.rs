@@ -46,7 +46,7 @@ pub const fn is_unanswered(error: &kube::Error) -> bool {
 
 #[derive(Clone, Copy, Debug)]
 struct Outage {
-    told: Instant,
+    last_logged: Instant,
     last: Instant,
     unreported: u32,
     /// Something was answered since.
@@ -92,7 +92,7 @@ impl OutageLog {
         let lasting = outage.as_mut().filter(|outage| outage.lasts(now));
         let Some(lasting) = lasting else {
             *outage = Some(Outage {
-                told: now,
+                last_logged: now,
                 last: now,
                 unreported: 0,
                 is_over: false,
@@ -100,11 +100,11 @@ impl OutageLog {
             return Some(Unreported(0));
         };
         lasting.last = now;
-        if now.saturating_duration_since(lasting.told) < AGAIN {
+        if now.saturating_duration_since(lasting.last_logged) < AGAIN {
             lasting.unreported = lasting.unreported.saturating_add(1);
             return None;
         }
-        lasting.told = now;
+        lasting.last_logged = now;
         lasting.is_over = false;
         Some(Unreported(std::mem::take(&mut lasting.unreported)))
     }
@@ -130,18 +130,18 @@ mod tests {
     #[test]
     fn an_outage_is_logged_when_it_begins_and_then_once_a_minute() {
         let (log, start) = (OutageLog::new(), Instant::now());
-        let told: Vec<_> = (0..600)
+        let logged: Vec<_> = (0..600)
             .filter_map(|tenth| {
-                let told = log.failed_at(start + Duration::from_millis(tenth * 250))?;
-                Some((tenth / 4, told.0))
+                let logged = log.failed_at(start + Duration::from_millis(tenth * 250))?;
+                Some((tenth / 4, logged.0))
             })
             .collect();
-        assert_eq!(told, [(0, 0), (60, 239), (120, 239)]);
+        assert_eq!(logged, [(0, 0), (60, 239), (120, 239)]);
         assert!(log.answered());
         assert!(!log.answered(), "it is over");
         let next = start + Duration::from_secs(151);
         assert_eq!(log.failed_at(next), None, "it comes and goes");
-        assert!(!log.answered(), "what was not told does not end");
+        assert!(!log.answered(), "what was not logged does not end");
         assert_eq!(
             log.failed_at(next + OVER),
             Some(Unreported(0)),

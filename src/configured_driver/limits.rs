@@ -1,4 +1,4 @@
-//! How much is asked of a driver, by whom, and for how long.
+//! How much is asked of a driver, by which namespaces, and for how long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;

@@ -60,8 +60,8 @@ impl Controllers {
         );
         move |machine, node_change| {
             let (reference, cache) = (infra_machine_of(machine), &machine_context.caches.infra_machines);
-            let is_in_doubt = cache.look_at(&reference, |entry| node_change.concerns(entry.facts()));
-            if is_in_doubt == Some(true)
+            let is_concerned = cache.look_at(&reference, |entry| node_change.concerns(entry.facts()));
+            if is_concerned == Some(true)
                 && let Some(found) = cache.get(&reference)
             {
                 machine_context.states.hint(uid(&*found), LookUpHint::Signal);
@@ -80,11 +80,11 @@ impl Controllers {
             .infra_machines
             .scan(|mut all| all.any(|entry| entry.facts().has_vanished));
         // Of a fleet that is up, none: its Nodes all report, and none of its VMs was found to be gone.
-        let in_doubt = self.caches.machines.select(|entry| {
+        let candidates = self.caches.machines.select(|entry| {
             let is_healthy = entry.facts().node_is_healthy;
             is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
         });
-        for (index, entry) in in_doubt.iter().enumerate() {
+        for (index, entry) in candidates.iter().enumerate() {
             yield_periodically(index).await;
             let Some(machine) = entry.object() else { continue };
             if let Some(node_change) = NodeChange::of(&machine) {

@@ -49,10 +49,10 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
 /// `last` is the object as it was at last.
 pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
     let name = last.metadata.name.clone().unwrap_or_default();
-    let (began, mut errors, mut told) = (Instant::now(), 0, false);
+    let (began, mut errors, mut is_reported) = (Instant::now(), 0, false);
     let machine = Arc::new(as_deleted(last));
     loop {
-        let wait = match attempt(&ctx, &machine, &mut told).await {
+        let wait = match attempt(&ctx, &machine, &mut is_reported).await {
             Ok(None) => return,
             Ok(Some(wait)) => wait,
             Err(error) => {
@@ -84,7 +84,7 @@ fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
 async fn attempt(
     ctx: &Context,
     machine: &Arc<InfraMachine>,
-    told: &mut bool,
+    is_reported: &mut bool,
 ) -> Result<Option<Duration>, Error> {
     let _scope = ctx
         .drivers
@@ -92,7 +92,7 @@ async fn attempt(
     if is_there_again(ctx, machine).await? {
         return Ok(None);
     }
-    if !std::mem::replace(told, true) {
+    if !std::mem::replace(is_reported, true) {
         tracing::warn!(
             name = machine.metadata.name,
             "the InfraMachine went with the finalizer on: its VM is deleted"

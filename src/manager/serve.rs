@@ -84,7 +84,7 @@ pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
                 tokio::spawn(async move {
                     tokio::select! {
                         () = ticket.evicted() => tracing::debug!(%peer, "a connection made room for others"),
-                        () = greet(stream, tls, router, &ticket) => {}
+                        () = handshake(stream, tls, router, &ticket) => {}
                         () = sleep(LIFETIME) => tracing::debug!(%peer, "a connection took too long"),
                     }
                 });
@@ -94,7 +94,7 @@ pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
     }
 }
 
-async fn greet(stream: TcpStream, tls: Option<Tls>, router: Router, ticket: &Arc<Ticket>) {
+async fn handshake(stream: TcpStream, tls: Option<Tls>, router: Router, ticket: &Arc<Ticket>) {
     match tls {
         None => answer(stream, router, ticket).await,
         Some(tls) => {

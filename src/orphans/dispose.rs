@@ -87,7 +87,7 @@ async fn try_delete(
         asked: Instant::now(),
         now: Timestamp::now(),
     };
-    // A machine that was robbed of its identity looks as if it had no VM. The check says so also
+    // A machine whose identity was taken away looks as if it had no VM. The check says so also
     // of what was seen before it.
     if let admission::Enforcement::Unguarded(why) = scanner.policies.since(clock.asked).await {
         return Err(why.to_string());

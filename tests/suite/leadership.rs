@@ -166,7 +166,7 @@ async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_l
 /// The API server says which replica leads: without it, none does.
 #[tokio::test]
 async fn a_leader_whose_lease_is_taken_by_force_ends() -> Result<()> {
-    let world = World::new("robbed").await?;
+    let world = World::new("lease-taken").await?;
     let cloud = Cloud::new(&world);
     let mut replica = elected(&world, cloud.drivers(json!({})))
         .await?

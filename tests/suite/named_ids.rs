@@ -1,5 +1,5 @@
-//! ProviderIDs that a driver names before there is a VM: they save a write, and are nobody's word that there
-//! is one.
+//! ProviderIDs that a driver names before there is a VM: they save a write, and do not say that there is
+//! one.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use capcmi::api::conditions::READY;

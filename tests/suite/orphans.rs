@@ -253,7 +253,7 @@ async fn in_delete_mode_the_orphan_goes_and_every_other_vm_stays() -> Result<()>
     Ok(())
 }
 
-/// A machine that was robbed of its identity looks as if it had ended, and the object that was seen to end
+/// A machine whose identity was taken away looks as if it had ended, and the object that was seen to end
 /// may have carried the identity of another.
 #[tokio::test]
 async fn once_identities_were_not_guarded_no_orphan_of_before_is_deleted() -> Result<()> {

@@ -1,6 +1,6 @@
 //! The calls of the driver contract over all hosts.
 
-mod note;
+mod placement_record;
 mod survey;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,8 +28,8 @@ use crate::locks::Locks;
 use crate::machines::{self, Created, MachineRequest};
 use crate::placement::Reservations;
 use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
-use note::Note;
-use survey::{Survey, Whereabouts};
+use placement_record::PlacementRecord;
+use survey::{PossibleHosts, Survey};
 
 /// Name of the driver.
 pub const NAME: &str = "libvirt.capcmi.io";
@@ -59,7 +59,7 @@ pub struct LibvirtDriver {
     hosts: BTreeMap<String, Arc<Host>>,
     images: Images,
     locks: Locks,
-    /// Machines that were placed by a call which made none, for a caller that does not bring back the note.
+    /// Machines that were placed by a call which made none, for a caller that does not bring back the record.
     placed: Mutex<HashMap<Uuid, String>>,
     reservations: Arc<Reservations>,
     started: Instant,
@@ -150,30 +150,30 @@ impl LibvirtDriver {
         })
     }
 
-    /// Where the VM of a machine may be, by what is known of it.
-    fn whereabouts(asked: &Asked, note: Option<Note>) -> Whereabouts {
+    /// The hosts that may have the VM of a machine, by what is known of it.
+    fn possible_hosts(asked: &Asked, record: Option<PlacementRecord>) -> PossibleHosts {
         let known = asked.id.as_ref().map(|id| id.host.clone());
         let known = known
             .or_else(|| asked.spec.failure_domain.clone())
-            .or_else(|| note.map(|note| note.host));
-        known.map_or(Whereabouts::Anywhere, Whereabouts::On)
+            .or_else(|| record.map(|record| record.host));
+        known.map_or(PossibleHosts::All, PossibleHosts::One)
     }
 
     /// Asks the hosts for a machine.
-    async fn survey(&self, key: &MachineKey, whereabouts: &Whereabouts) -> Result<Survey> {
-        if let Whereabouts::On(name) = whereabouts {
+    async fn survey(&self, key: &MachineKey, possible: &PossibleHosts) -> Result<Survey> {
+        if let PossibleHosts::One(name) = possible {
             self.host(name)?;
         }
-        Ok(Survey::of(&self.hosts, key, whereabouts).await)
+        Ok(Survey::of(&self.hosts, key, possible).await)
     }
 
     /// The one host that has the machine.
-    async fn home(&self, asked: &Asked, note: Option<Note>) -> Result<&Arc<Host>> {
+    async fn home(&self, asked: &Asked, record: Option<PlacementRecord>) -> Result<&Arc<Host>> {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
-        let whereabouts = Self::whereabouts(asked, note);
-        let survey = self.survey(&asked.key, &whereabouts).await?;
+        let possible = Self::possible_hosts(asked, record);
+        let survey = self.survey(&asked.key, &possible).await?;
         let found = survey.one(asked)?;
         self.host(&found.host)
     }
@@ -182,11 +182,11 @@ impl LibvirtDriver {
     async fn change<T: Send + 'static>(
         &self,
         asked: &Asked,
-        note: Option<Note>,
+        record: Option<PlacementRecord>,
         change: impl FnOnce(&Connect, &MachineKey) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let held = self.locks.hold(&asked.key.domain_name()).await?;
-        let host = self.home(asked, note).await?;
+        let host = self.home(asked, record).await?;
         let key = asked.key.clone();
         host.run(move |connect| {
             let _held = held;
@@ -198,14 +198,19 @@ impl LibvirtDriver {
     /// The host that a new machine is made on of which nothing says where it is.
     ///
     /// # Errors
-    /// ABORTED with a note where there is a choice: the machine is made once the caller has it. Another
-    /// process that is asked for the machine while nothing of it can be seen is told the host by the caller,
-    /// and does not choose another one.
-    async fn placed(&self, key: &MachineKey, wanted: &Wanted<'_>, told: Option<String>) -> Result<String> {
+    /// ABORTED with a placement record where there is a choice: the machine is made once the caller has it.
+    /// Another process that is asked for the machine while nothing of it can be seen gets the host from the
+    /// caller, and does not choose another one.
+    async fn placed(
+        &self,
+        key: &MachineKey,
+        wanted: &Wanted<'_>,
+        placed_before: Option<String>,
+    ) -> Result<String> {
         if let Some(only) = wanted.only_host() {
             return Ok(only.to_owned());
         }
-        if let Some(host) = told.filter(|host| wanted.hosts.contains(&host.as_str())) {
+        if let Some(host) = placed_before.filter(|host| wanted.hosts.contains(&host.as_str())) {
             return Ok(host);
         }
         let host = self.place(key, wanted).await?;
@@ -215,7 +220,7 @@ impl LibvirtDriver {
         );
         self.placements().insert(key.uuid(), host.clone());
         let status = Status::new(Code::Aborted, what).with_nothing_begun();
-        Err(noted(status, Note { host }.write()))
+        Err(with_record(status, PlacementRecord { host }.write()))
     }
 
     /// NOT_FOUND, with the id that a create would give the VM where its host is settled: by the failure
@@ -257,20 +262,20 @@ impl LibvirtDriver {
         let asked = Asked::read(&request.machine, None)?;
         let wanted = asked.spec.within(&self.config)?;
         let held = self.locks.hold(&asked.key.domain_name()).await?;
-        let told = self.placements().remove(&asked.key.uuid());
-        let was_placed_here = told.is_some();
-        let note = request.last_known_state.as_ref().and_then(Note::read);
+        let placed_before = self.placements().remove(&asked.key.uuid());
+        let was_placed_here = placed_before.is_some();
+        let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
         // The pool may have other hosts by now; one that is not configured at all may have the VM.
-        let note = note.filter(|note| {
-            wanted.hosts.contains(&note.host.as_str()) || !self.hosts.contains_key(&note.host)
+        let record = record.filter(|record| {
+            wanted.hosts.contains(&record.host.as_str()) || !self.hosts.contains_key(&record.host)
         });
-        let whereabouts = Self::whereabouts(&asked, note);
-        let survey = self.survey(&asked.key, &whereabouts).await?;
-        let host = match survey.for_create(&asked.key, &whereabouts)? {
+        let possible = Self::possible_hosts(&asked, record);
+        let survey = self.survey(&asked.key, &possible).await?;
+        let host = match survey.for_create(&asked.key, &possible)? {
             Some(home) => home,
-            None => match &whereabouts {
-                Whereabouts::On(host) => host.clone(),
-                Whereabouts::Anywhere => self.placed(&asked.key, &wanted, told).await?,
+            None => match &possible {
+                PossibleHosts::One(host) => host.clone(),
+                PossibleHosts::All => self.placed(&asked.key, &wanted, placed_before).await?,
             },
         };
         let machine_request = MachineRequest {
@@ -295,10 +300,10 @@ impl LibvirtDriver {
                 machines::create(connect, &machine_request)
             })
             .await;
-        let note = Note { host }.write();
+        let record = PlacementRecord { host }.write();
         match made {
             Ok(Created::Made(machine)) => Ok(Machine {
-                last_known_state: note.filter(|_| !is_told_by_spec(&asked, &request)),
+                last_known_state: record.filter(|_| !is_told_by_spec(&asked, &request)),
                 ..*machine
             }),
             // The next try may be made on another host. Where another process has placed it, that one may
@@ -306,10 +311,13 @@ impl LibvirtDriver {
             Ok(Created::Refused(status)) => {
                 let has_choice =
                     was_placed_here && asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
-                Err(noted(placed_anew(status, has_choice), Note::withdrawn()))
+                Err(with_record(
+                    placed_anew(status, has_choice),
+                    PlacementRecord::withdrawn(),
+                ))
             }
             // It is made where this one may have left something.
-            Err(status) => Err(noted(status, note)),
+            Err(status) => Err(with_record(status, record)),
         }
     }
 
@@ -321,14 +329,14 @@ impl LibvirtDriver {
         let held = Arc::new(self.locks.hold(&asked.key.domain_name()).await?);
         self.placements().remove(&asked.key.uuid());
         self.reservations.forget(asked.key.uuid());
-        let note = request.last_known_state.as_ref().and_then(Note::read);
-        let whereabouts = Self::whereabouts(&asked, note);
-        if let Whereabouts::On(name) = &whereabouts {
+        let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
+        let possible = Self::possible_hosts(&asked, record);
+        if let PossibleHosts::One(name) = &possible {
             self.host(name)?;
         }
         let removals = self.hosts.iter().map(|(name, host)| {
             let (key, held) = (asked.key.clone(), Arc::clone(&held));
-            let required = whereabouts.may_be(name);
+            let required = possible.contains(name);
             // What can't be seen on a host that can't have it does not matter.
             let pools = if required {
                 self.storage_pools()
@@ -340,7 +348,7 @@ impl LibvirtDriver {
                     let _held = held;
                     machines::delete(connect, &key, &pools)
                 });
-                let removed = survey::within_patience(required, removal).await;
+                let removed = survey::bounded_if_optional(required, removal).await;
                 match removed {
                     // A host that can't have it need not be there, nor let the driver in.
                     Err(error) if !required && is_out_of_reach(&error) => Ok(()),
@@ -352,8 +360,9 @@ impl LibvirtDriver {
     }
 }
 
-/// Whether the spec says where the VM is, by its failure domain: a note beside it would cost a write. The
-/// only host of a pool does not say it, since the pool may have another by the time of the next call.
+/// Whether the spec says where the VM is, by its failure domain: a placement record beside it would cost a
+/// write. The only host of a pool does not say it, since the pool may have another by the time of the next
+/// call.
 fn is_told_by_spec(asked: &Asked, request: &CreateMachineRequest) -> bool {
     asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
 }
@@ -372,9 +381,9 @@ fn placed_anew(status: Status, has_choice: bool) -> Status {
 }
 
 /// An error with what the caller is to bring back.
-fn noted(status: Status, note: Option<LastKnownState>) -> Status {
-    match note {
-        Some(note) => status.with_last_known_state(note),
+fn with_record(status: Status, record: Option<LastKnownState>) -> Status {
+    match record {
+        Some(record) => status.with_last_known_state(record),
         None => status,
     }
 }
@@ -439,8 +448,8 @@ impl Driver for LibvirtDriver {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
-        let whereabouts = Self::whereabouts(&asked, None);
-        let survey = self.survey(&asked.key, &whereabouts).await?;
+        let possible = Self::possible_hosts(&asked, None);
+        let survey = self.survey(&asked.key, &possible).await?;
         let found = survey
             .one(&asked)
             .map_err(|status| self.with_named_id(&asked, status))?;
@@ -463,8 +472,8 @@ impl Driver for LibvirtDriver {
     /// Starts a VM whose making was cut off before that.
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
         let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
-        let note = request.last_known_state.as_ref().and_then(Note::read);
-        self.change(&asked, note, |connect, key| {
+        let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
+        self.change(&asked, record, |connect, key| {
             let mut vm = machines::find(connect, key)?;
             if !vm.record.started {
                 vm.start().map_err(|error| {
@@ -491,15 +500,15 @@ impl Driver for LibvirtDriver {
     /// says so. Each repeat presses it once more.
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
-        let note = request.last_known_state.as_ref().and_then(Note::read);
-        self.change(&asked, note.clone(), |connect, key| {
+        let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
+        self.change(&asked, record.clone(), |connect, key| {
             machines::find(connect, key)?.shut_down()
         })
         .await?;
         let deadline = Instant::now() + STOPS_WITHIN;
         loop {
             let is_off = |connect: &Connect, key: &MachineKey| machines::find(connect, key)?.is_off();
-            if self.change(&asked, note.clone(), is_off).await? {
+            if self.change(&asked, record.clone(), is_off).await? {
                 return Ok(ShutDownMachineResponse::default());
             }
             if Instant::now() >= deadline {
@@ -616,11 +625,11 @@ mod tests {
         assert!(is_told("default", Some("host-b"), None));
         assert!(!is_told("edge", None, None), "the pool has no other host, today");
         assert!(!is_told("default", None, None));
-        let note = Note {
+        let record = PlacementRecord {
             host: "host-b".to_owned(),
         };
         assert!(
-            !is_told("default", Some("host-b"), note.write()),
+            !is_told("default", Some("host-b"), record.write()),
             "what is kept is brought up to date"
         );
     }

@@ -141,7 +141,7 @@ impl Case {
                 Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable,
             ) => Next::Backoff,
             (Create | Initialize, Code::ResourceExhausted) => Next::Asked(EXHAUSTED_SECONDS),
-            // The guest's time is a courtesy: only what passes by itself is waited for.
+            // A shut-down is best effort: only what passes by itself is waited for.
             (ShutDown, Code::Uninitialized) => Next::Backoff,
             (ShutDown, _) => Next::Gone,
             (

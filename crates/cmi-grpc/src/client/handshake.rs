@@ -57,8 +57,8 @@ macro_rules! capabilities {
 impl Handshake {
     /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every
     /// plugin says its name and what it can do (CMI-50, CMI-58): a server that does not know these
-    /// calls is none. One without Probe or the extension is forgiven, and one that is not healthy
-    /// answers the handshake all the same.
+    /// calls is none. One without Probe or the extension is a plugin all the same, and one that is
+    /// not healthy answers the handshake, too.
     pub(super) async fn receive(
         connection: &Connection,
         deadline: Instant,

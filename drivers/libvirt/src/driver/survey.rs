@@ -1,8 +1,8 @@
 //! What all hosts say of one machine, and what follows from it.
 //!
 //! A host that does not answer may have the VM. Whether that matters depends on what is known: where a
-//! ProviderID, a failure domain or a note names the host, the others need not be there. Where nothing does,
-//! all have to answer: else a host that is down would lead to a second VM on another one.
+//! ProviderID, a failure domain or a placement record names the host, the others need not be there. Where
+//! nothing does, all have to answer: else a host that is down would lead to a second VM on another one.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,23 +19,23 @@ use crate::identity::MachineKey;
 use crate::machines::{self, Observation};
 
 /// How long it is waited for a host that need not be there.
-const PATIENCE: Duration = Duration::from_secs(2);
+const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where the VM of a machine may be.
+/// The hosts that may have the VM of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whereabouts {
-    /// On this host, if at all.
-    On(String),
-    /// On any.
-    Anywhere,
+pub enum PossibleHosts {
+    /// This one, if any.
+    One(String),
+    /// All of them.
+    All,
 }
 
-impl Whereabouts {
-    /// Whether it may be on this host.
-    pub fn may_be(&self, host: &str) -> bool {
+impl PossibleHosts {
+    /// Whether this host may have it.
+    pub fn contains(&self, host: &str) -> bool {
         match self {
-            Self::On(name) => name == host,
-            Self::Anywhere => true,
+            Self::One(name) => name == host,
+            Self::All => true,
         }
     }
 }
@@ -62,11 +62,11 @@ pub struct Found {
 }
 
 /// The answer of a host, or, of one that need not be there, that it took too long.
-pub async fn within_patience<T>(required: bool, asked: impl Future<Output = Result<T>>) -> Result<T> {
+pub async fn bounded_if_optional<T>(required: bool, asked: impl Future<Output = Result<T>>) -> Result<T> {
     if required {
         return asked.await;
     }
-    timeout(PATIENCE, asked).await.unwrap_or_else(|_elapsed| {
+    timeout(OPTIONAL_TIMEOUT, asked).await.unwrap_or_else(|_elapsed| {
         Err(Status::new(
             Code::Unavailable,
             "a host that need not answer did not",
@@ -76,27 +76,23 @@ pub async fn within_patience<T>(required: bool, asked: impl Future<Output = Resu
 
 impl Survey {
     /// Asks all hosts at once.
-    pub async fn of(
-        hosts: &BTreeMap<String, Arc<Host>>,
-        key: &MachineKey,
-        whereabouts: &Whereabouts,
-    ) -> Self {
+    pub async fn of(hosts: &BTreeMap<String, Arc<Host>>, key: &MachineKey, possible: &PossibleHosts) -> Self {
         let answers = hosts.iter().map(|(name, host)| {
-            let required = whereabouts.may_be(name);
+            let required = possible.contains(name);
             let key = key.clone();
             async move {
                 let seen = host.run(move |connect| machines::see(connect, &key));
-                (name.clone(), required, within_patience(required, seen).await)
+                (name.clone(), required, bounded_if_optional(required, seen).await)
             }
         });
         let mut survey = Self::default();
         for (host, required, answer) in join_all(answers).await {
-            survey.hear(host, required, answer);
+            survey.record(host, required, answer);
         }
         survey
     }
 
-    fn hear(&mut self, host: String, required: bool, answer: Result<Observation>) {
+    fn record(&mut self, host: String, required: bool, answer: Result<Observation>) {
         match answer {
             Ok(Observation::Nothing) => {}
             Ok(Observation::Other(what)) => self.others.push(what),
@@ -131,7 +127,7 @@ impl Survey {
     /// # Errors
     /// ALREADY_EXISTS when a domain of the name is another machine object's, FAILED_PRECONDITION when there
     /// are several, and what kept a host from saying that may have it.
-    pub fn for_create(self, key: &MachineKey, whereabouts: &Whereabouts) -> Result<Option<String>> {
+    pub fn for_create(self, key: &MachineKey, possible: &PossibleHosts) -> Result<Option<String>> {
         let ids = self.ids();
         if self.found.len() > 1 {
             return Err(several(key, Code::FailedPrecondition, &ids));
@@ -146,7 +142,7 @@ impl Survey {
         let Some(status) = self.silent else {
             return Ok(None);
         };
-        if *whereabouts != Whereabouts::Anywhere {
+        if *possible != PossibleHosts::All {
             return Err(status);
         }
         let what = format!(
@@ -197,10 +193,10 @@ mod tests {
         Err(Status::new(Code::Unavailable, "host `b` can't be reached"))
     }
 
-    fn heard(answers: Vec<(bool, Result<Observation>)>) -> Survey {
+    fn surveyed(answers: Vec<(bool, Result<Observation>)>) -> Survey {
         let mut survey = Survey::default();
         for (required, answer) in answers {
-            survey.hear("a".to_owned(), required, answer);
+            survey.record("a".to_owned(), required, answer);
         }
         survey
     }
@@ -240,7 +236,7 @@ mod tests {
             ),
         ] {
             let shown = format!("{answers:?}");
-            assert_eq!(code(heard(answers).one(&asked())), expected, "{shown}");
+            assert_eq!(code(surveyed(answers).one(&asked())), expected, "{shown}");
         }
     }
 
@@ -248,9 +244,9 @@ mod tests {
     #[test]
     fn a_host_that_is_down_never_leads_to_a_second_vm_elsewhere() {
         let key = asked().key;
-        let on = Whereabouts::On("a".to_owned());
-        let any = Whereabouts::Anywhere;
-        for (answers, whereabouts, expected) in [
+        let on = PossibleHosts::One("a".to_owned());
+        let any = PossibleHosts::All;
+        for (answers, possible, expected) in [
             (
                 vec![(true, Ok(Observation::Nothing)), (true, Ok(Observation::Nothing))],
                 &any,
@@ -290,8 +286,8 @@ mod tests {
                 Err(Code::FailedPrecondition),
             ),
         ] {
-            let shown = format!("{answers:?} {whereabouts:?}");
-            let answer = heard(answers).for_create(&key, whereabouts);
+            let shown = format!("{answers:?} {possible:?}");
+            let answer = surveyed(answers).for_create(&key, possible);
             assert_eq!(answer.map_err(|status| status.code()), expected, "{shown}");
         }
     }

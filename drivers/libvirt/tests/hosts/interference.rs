@@ -285,7 +285,7 @@ async fn a_note_counts_where_the_machine_may_be_made_and_one_call_reads_an_image
         "sha256": sha256(&image)}},
     }))?;
     let machines = ["a", "b", "c"].map(|name| machine(name, &json!({}), b""));
-    // The pool had this host when the note was written.
+    // The pool had this host when the placement record was written.
     let on_b = LastKnownState::new(b"{\"host\":\"host-b\"}".to_vec());
     let at_once = machines
         .iter()

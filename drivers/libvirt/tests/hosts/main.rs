@@ -410,7 +410,8 @@ async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none()
         .await?;
         delete(&lab.driver()?, &machine, None).await?;
     }
-    // Without a failure domain, both say a host, and none makes the machine before its caller has the note.
+    // Without a failure domain, both say a host, and none makes the machine before its caller has the
+    // placement record.
     let (one, other) = (lab.driver()?, lab.driver()?);
     let anywhere = machine("anywhere", &json!({}), b"#!/bin/sh\n");
     let first = create_with(&one, &anywhere, None).await;
@@ -422,7 +423,7 @@ async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none()
     let host = made.failure_domain.context("no failure domain")?;
     assert_eq!(state.as_bytes(), format!("{{\"host\":\"{host}\"}}").as_bytes());
     delete(&one, &anywhere, None).await?;
-    // A caller that brings no note back gets its machine all the same.
+    // A caller that brings no placement record back gets its machine all the same.
     let answer = create_with(&one, &anywhere, None).await;
     assert!(placed(&answer).is_some(), "{answer:?}");
     create_with(&one, &anywhere, None).await?;

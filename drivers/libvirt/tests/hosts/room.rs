@@ -40,8 +40,8 @@ async fn many_machines_at_once_are_placed_and_made_only_where_each_of_them_has_t
     let answers = join_all(machines.iter().map(|machine| create_with(&driver, machine, None))).await;
     let mut on = BTreeMap::new();
     for answer in &answers {
-        let note = placed(answer).with_context(|| format!("not placed: {answer:?}"))?;
-        *on.entry(String::from_utf8(note.as_bytes().to_vec())?)
+        let record = placed(answer).with_context(|| format!("not placed: {answer:?}"))?;
+        *on.entry(String::from_utf8(record.as_bytes().to_vec())?)
             .or_insert(0) += 1;
     }
     assert_eq!(on.into_values().collect::<Vec<_>>(), [10, 10]);
@@ -79,8 +79,8 @@ async fn many_machines_at_once_are_placed_and_made_only_where_each_of_them_has_t
     assert_eq!(code(&answer), Some(Code::ResourceExhausted), "{answer:?}");
     // What is placed now gets the other host.
     let answer = create_with(&driver, &late, None).await;
-    let note = placed(&answer).with_context(|| format!("{answer:?}"))?;
-    let there = create_with(&driver, &late, Some(note)).await?;
+    let record = placed(&answer).with_context(|| format!("{answer:?}"))?;
+    let there = create_with(&driver, &late, Some(record)).await?;
     assert_eq!(there.failure_domain.as_deref(), Some("host-b"));
     for machine in machines.iter().chain([&late]) {
         delete(&driver, machine, None).await?;

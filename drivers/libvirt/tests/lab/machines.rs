@@ -31,7 +31,7 @@ pub async fn create_with(
     driver.create_machine(request).await
 }
 
-/// Creates, and once more with the note where the machine was placed alone.
+/// Creates, and once more with the placement record where the machine was placed alone.
 pub async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
     let first = create_with(driver, machine, None).await;
     match placed(&first) {
@@ -40,7 +40,7 @@ pub async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver:
     }
 }
 
-/// The note of a create that placed the machine, and made none.
+/// The placement record of a create that placed the machine, and made none.
 pub fn placed(answer: &cmi_driver::Result<Machine>) -> Option<LastKnownState> {
     let status = answer.as_ref().err()?;
     let placed = status.code() == Code::Aborted && status.message().contains("is placed on host");

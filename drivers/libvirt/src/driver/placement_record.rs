@@ -5,18 +5,18 @@ use serde::{Deserialize, Serialize};
 
 /// Where a machine was placed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct PlacementRecord {
     /// The host, as the configuration names it.
     pub host: String,
 }
 
-impl Note {
+impl PlacementRecord {
     /// What an earlier call left, if it is of this driver.
     pub fn read(state: &LastKnownState) -> Option<Self> {
         serde_json::from_slice(state.as_bytes()).ok()
     }
 
-    /// What takes the place of a note that counts no more: an empty state would leave it.
+    /// What takes the place of a record that counts no more: an empty state would leave it.
     pub fn withdrawn() -> Option<LastKnownState> {
         LastKnownState::new(b"{}".to_vec())
     }
@@ -32,15 +32,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_is_read_as_it_was_written_and_what_is_none_is_not_believed() {
-        let note = Note {
+    fn a_record_is_read_as_it_was_written_and_what_is_none_is_not_believed() {
+        let record = PlacementRecord {
             host: "host-a".to_owned(),
         };
-        assert_eq!(Note::read(&note.write().unwrap()), Some(note));
-        assert_eq!(Note::read(&Note::withdrawn().unwrap()), None);
+        assert_eq!(PlacementRecord::read(&record.write().unwrap()), Some(record));
+        assert_eq!(
+            PlacementRecord::read(&PlacementRecord::withdrawn().unwrap()),
+            None
+        );
         for other in ["x", "{}", "{\"host\":1}"] {
             let state = LastKnownState::new(other.as_bytes().to_vec()).unwrap();
-            assert_eq!(Note::read(&state), None, "{other}");
+            assert_eq!(PlacementRecord::read(&state), None, "{other}");
         }
     }
 }
