@@ -105,9 +105,9 @@ async fn bring_up(connection: &Connection, target: &Target, writes: u8) -> Resul
         .read(&format!("/api/v1/namespaces/{namespace}/secrets/boot"))
         .await?;
     let id = target.provider_id();
-    let claim = target.claim(None, (writes == 2).then_some(id.as_str()));
+    let ownership = target.ownership(None, (writes == 2).then_some(id.as_str()));
     connection
-        .write(Method::PATCH, &format!("{path}?{by}"), &claim)
+        .write(Method::PATCH, &format!("{path}?{by}"), &ownership)
         .await?;
     if writes == 3 {
         connection

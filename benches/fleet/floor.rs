@@ -169,12 +169,12 @@ async fn bring_up(client: kube::Client, machine: Arc<InfraMachine>, writes: u8) 
         ..PatchParams::default()
     };
     let id = target.provider_id();
-    let claim = target.claim(
+    let ownership = target.ownership(
         machine.resource_version().as_deref(),
         (writes == 2).then_some(id.as_str()),
     );
     let mut written = api
-        .patch(&target.name, &params, &Patch::Merge(&claim))
+        .patch(&target.name, &params, &Patch::Merge(&ownership))
         .await
         .context("patching metadata")?;
     if writes == 3 {

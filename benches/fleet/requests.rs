@@ -8,6 +8,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Resource as _;
 use serde_json::{Value, json};
 
+/// The provider spec of a machine as the provider writes it down.
+const APPLIED_PROVIDER_SPEC: &str = concat!(
+    r#"{"size":"small","tags":{"#,
+    r#""capcmi.io/machine":"00000000-0000-0000-0000-000000000000","#,
+    r#""kubernetes.io/cluster":"00000000-0000-0000-0000-000000000000","#,
+    r#""kubernetes.io/role":"node"},"vmPool":"default"}"#,
+);
+
 /// A machine that a bare client brings up.
 #[derive(Clone, Debug)]
 pub struct Target {
@@ -26,9 +34,9 @@ impl Target {
     }
 
     /// Finalizer, identity and provider spec, and the providerID as well where that is written with them.
-    pub fn claim(&self, version: Option<&str>, provider_id: Option<&str>) -> Value {
+    pub fn ownership(&self, version: Option<&str>, provider_id: Option<&str>) -> Value {
         let Self { namespace, name, uid } = self;
-        let mut claim = json!({"metadata": {
+        let mut ownership = json!({"metadata": {
             "finalizers": [capcmi::api::MACHINE_FINALIZER],
             "annotations": {
                 "infrastructure.capcmi.io/cluster-id": uid,
@@ -36,16 +44,16 @@ impl Target {
                 "infrastructure.capcmi.io/instance": "may-exist",
                 "infrastructure.capcmi.io/driver": "simulated",
                 "infrastructure.capcmi.io/secret": "",
-                "infrastructure.capcmi.io/applied-provider-spec": r#"{"size":"small","tags":{"capcmi.io/machine":"00000000-0000-0000-0000-000000000000","kubernetes.io/cluster":"00000000-0000-0000-0000-000000000000","kubernetes.io/role":"node"},"vmPool":"default"}"#,
+                "infrastructure.capcmi.io/applied-provider-spec": APPLIED_PROVIDER_SPEC,
             },
         }});
         if let Some(version) = version {
-            claim["metadata"]["resourceVersion"] = json!(version);
+            ownership["metadata"]["resourceVersion"] = json!(version);
         }
         if let Some(provider_id) = provider_id {
-            claim["spec"] = json!({"providerID": provider_id});
+            ownership["spec"] = json!({"providerID": provider_id});
         }
-        claim
+        ownership
     }
 
     /// The providerID alone.
