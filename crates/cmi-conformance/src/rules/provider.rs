@@ -26,19 +26,19 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-16"     Must   "RestartMachine of what is not there is NOT_FOUND, and makes nothing";
     "CAP-17"     Must   "RestartMachine touches no VM of another cluster or with another tag \
                         `capcmi.io/machine`";
-    "CAP-18"     Must   "UpdateMachine gives a VM without the tag `capcmi.io/machine` the one that is asked for, \
-                        where `hot_updatable` names it";
+    "CAP-18"     Must   "UpdateMachine gives a VM without the tag `capcmi.io/machine` the one that is asked \
+                        for, where `hot_updatable` names it";
     "CAP-19"     Must   "A call without the tag means the VM of the name, cluster and id that it gives, also \
                         when that has got the tag";
     "CAP-20"     Must   "UpdateMachine touches no VM with another tag `capcmi.io/machine`";
-    "CAP-21"     Must   "GetMachine, InitializeMachine, UpdateMachine and RestartMachine check every field of \
-                        their requests first";
+    "CAP-21"     Must   "GetMachine, InitializeMachine, UpdateMachine and RestartMachine check every field \
+                        of their requests first";
     "CAP-22"     Must   "What calls of the extension answer can be read, and names the VM that is meant";
     "CAP-23"     Must   "UpdateMachine writes what is asked for, and takes it back";
-    "CAP-24"     Must   "An id that is named before there is a VM is the one that CreateMachine gives it, where \
-                        `names_provider_ids` is declared";
-    "CAP-25"     Must   "The id that is named for a machine is the same as long as the configuration stays, over \
-                        restarts as well";
-    "CAP-26"     Must   "No two machines are named the same id: not those of another name, another cluster or \
-                        another tag `capcmi.io/machine`";
+    "CAP-24"     Must   "An id that is named before there is a VM is the one that CreateMachine gives it, \
+                        where `names_provider_ids` is declared";
+    "CAP-25"     Must   "The id that is named for a machine is the same as long as the configuration stays, \
+                        over restarts as well";
+    "CAP-26"     Must   "No two machines are named the same id: not those of another name, another cluster \
+                        or another tag `capcmi.io/machine`";
 };
