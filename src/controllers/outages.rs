@@ -263,6 +263,8 @@ impl Retries {
 
     fn batch(&mut self) -> Vec<Reference> {
         if self.size == 1 {
+            // By hand: what doubles is a pause that begins anew once the driver has stayed, and no wait after
+            // failures in a row, as those of `retry::Backoff` are.
             let since = self.at.zip(self.began).map(|(at, began)| at - began);
             self.pause = match since {
                 Some(since) if since < 2 * LONGEST_RETRY_PAUSE => (self.pause * 2).min(LONGEST_RETRY_PAUSE),

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 use super::Cleanup;
 use cmi_driver::{Code, Operation};
 
+/// The first wait. Those that follow double by hand, since `Backoff` is the provider's, which this crate does
+/// not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 /// How long a driver that is gone has to come back.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
