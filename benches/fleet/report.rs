@@ -67,7 +67,8 @@ impl Row {
         median(self.runs.iter().map(figure).collect())
     }
 
-    /// The median of the ratios to the best floor of the same round: which one that is, each figure says anew.
+    /// The median of the ratios to the best floor of the same round: which one that is, each figure says
+    /// anew.
     fn ratio(&self, floors: &[Self], figure: impl Fn(&Run) -> f64) -> f64 {
         let rounds = self.runs.iter().enumerate().map(|(round, own)| {
             let floors = floors.iter().filter_map(|floor| floor.runs.get(round));

@@ -6,8 +6,9 @@
 //!   left for requests under way.
 //! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its
 //!   duration, on the monotonic clock of this process.
-//! * To take the lease names the version that it replaces: of two replicas that want it, one gets it. To renew
-//!   it tests that this process holds it, whose name no other has, so that renewals may overtake each other.
+//! * To take the lease names the version that it replaces: of two replicas that want it, one gets it. To
+//!   renew it tests that this process holds it, whose name no other has, so that renewals may overtake each
+//!   other.
 //! * An API server that answers slowly does not cost the lease: a renewal that waits for its answer keeps no
 //!   other from being sent, and each counts from when it was sent.
 //!
@@ -45,7 +46,8 @@ pub struct Election {
     pub namespace: String,
     /// Name of the Lease.
     pub lease: String,
-    /// The name of this replica; no other may have the same, nor this one after a restart: see [`holder_identity`].
+    /// The name of this replica; no other may have the same, nor this one after a restart: see
+    /// [`holder_identity`].
     pub identity: String,
     /// When.
     pub timing: Timing,

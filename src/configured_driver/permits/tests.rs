@@ -324,8 +324,7 @@ async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_woken_to_say_so(
 
 /// Many namespaces are served as fast together as one is.
 #[tokio::test(start_paused = true)]
-async fn of_many_namespaces_that_are_served_fast_together_a_few_are_called_and_those_first_that_waited_longest()
- {
+async fn of_many_namespaces_served_fast_together_a_few_are_woken_and_first_those_that_waited_longest() {
     let (permits, woken) = permits(1);
     assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
     let mut namespace_of = std::collections::HashMap::from([("first".to_owned(), "ns".to_owned())]);
@@ -365,7 +364,7 @@ async fn of_many_namespaces_that_are_served_fast_together_a_few_are_called_and_t
 
 /// What it shows is wrong by now.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_shows_another_wait_is_called_to_say_so_however_fast_the_queue_is_served() {
+async fn a_waiter_that_shows_another_wait_is_woken_to_say_so_however_fast_the_queue_is_served() {
     let (permits, woken) = permits(1);
     assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
     for n in 0..10_000 {
