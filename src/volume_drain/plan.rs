@@ -79,6 +79,7 @@ struct SpecDeletion {
 struct LiveStatus {
     node_ref: NodeReference,
     deletion: StatusDeletion,
+    conditions: Vec<LiveCondition>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -90,7 +91,25 @@ struct NodeReference {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct StatusDeletion {
+    /// Cluster API writes it since v1.14.
     wait_for_pre_drain_hook_start_time: Option<Time>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct LiveCondition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+    reason: String,
+    last_transition_time: Option<Time>,
+}
+
+impl LiveCondition {
+    /// Whether it says that Cluster API waits for a pre-drain hook, this one or another.
+    fn waits_for_pre_drain_hook(&self) -> bool {
+        self.type_ == "Deleting" && self.status == "True" && self.reason == "WaitingForPreDrainHook"
+    }
 }
 
 impl LiveMachine {
@@ -111,10 +130,27 @@ impl LiveMachine {
 
     /// When the drain has to be over, and how long that is; nothing before Cluster API waits for it.
     fn deadline(&self) -> Option<(Timestamp, Duration)> {
-        let Time(since) = self.status.deletion.wait_for_pre_drain_hook_start_time.as_ref()?;
+        self.waiting_since().map(|since| self.limit_from(since))
+    }
+
+    /// Since when Cluster API waits for the hook. Before v1.14 the condition alone says that it does; its time
+    /// is that of the deletion, which the hook comes first in.
+    fn waiting_since(&self) -> Option<Timestamp> {
+        let said = self.status.deletion.wait_for_pre_drain_hook_start_time.as_ref();
+        let shown = || {
+            let mut all = self.status.conditions.iter();
+            let waits = all.find(|condition| condition.waits_for_pre_drain_hook())?;
+            let begun = self.metadata.deletion_timestamp.as_ref();
+            waits.last_transition_time.as_ref().or(begun)
+        };
+        said.or_else(shown).map(|Time(since)| *since)
+    }
+
+    /// When a drain that begins then has to be over, and how long that is.
+    fn limit_from(&self, since: Timestamp) -> (Timestamp, Duration) {
         let limit = self.limit();
         let time = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
-        Some((since.saturating_add(time).unwrap_or(Timestamp::MAX), limit))
+        (since.saturating_add(time).unwrap_or(Timestamp::MAX), limit)
     }
 }
 
@@ -207,9 +243,14 @@ pub fn plan<'a>(observed: &Observed<'a>) -> Plan<'a> {
 }
 
 /// The hook of a Machine whose InfraMachine is for another to look after: it may hold a deletion up for as
-/// long as any, since the other may be no more.
+/// long as any, since the other may be no more. Where Cluster API does not say since when it waits, the time
+/// counts from the deletion.
 fn release_in_the_end(observed: &Observed<'_>) -> Plan<'static> {
-    let Some((deadline, limit)) = observed.live.and_then(LiveMachine::deadline) else {
+    let end = |machine: &LiveMachine| {
+        let Time(begun) = machine.metadata.deletion_timestamp.as_ref()?;
+        Some(machine.limit_from(machine.waiting_since().unwrap_or(*begun)))
+    };
+    let Some((deadline, limit)) = observed.live.and_then(end) else {
         return Plan::NoOp;
     };
     match Duration::try_from(deadline.duration_since(observed.now)) {

@@ -41,7 +41,7 @@ impl Seen {
             infra,
             cluster: Cluster::new("c", ClusterSpec::default()),
             live: json!({
-                "metadata": {"name": "m"},
+                "metadata": {"name": "m", "deletionTimestamp": "2026-01-01T00:58:00Z"},
                 "spec": {"deletion": {}},
                 "status": {
                     "nodeRef": {"name": "n"},
@@ -91,6 +91,36 @@ fn pods_are_evicted_while_cluster_api_waits_for_the_hook_and_not_before() {
     assert_eq!(Seen::new().plan(), "drain n 300s");
     let early = Seen::with(|seen| seen.live["status"]["deletion"] = json!({}));
     assert_eq!(early.plan(), "nothing");
+}
+
+/// v1.11 to v1.13 have no field for it.
+#[test]
+fn a_cluster_api_that_says_by_a_condition_alone_that_it_waits_for_the_hook_has_pods_evicted_and_goes_on() {
+    let says = |condition: Value, timeout: u32| {
+        Seen::with(|seen| {
+            seen.live["status"]["deletion"] = json!({"nodeDrainStartTime": null});
+            seen.live["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}, condition]);
+            seen.live["spec"]["deletion"] = json!({"nodeDrainTimeoutSeconds": timeout});
+        })
+    };
+    let deleting = |status: &str, reason: &str| {
+        json!({"type": "Deleting", "status": status, "reason": reason,
+            "lastTransitionTime": "2026-01-01T00:59:00Z"})
+    };
+    let waits = deleting("True", "WaitingForPreDrainHook");
+    assert_eq!(says(waits.clone(), 61).plan(), "drain n 300s");
+    assert_eq!(says(waits, 60).plan(), "release TimedOut(60s)");
+    for (status, reason) in [("True", "DrainingNode"), ("False", "WaitingForPreDrainHook")] {
+        assert_eq!(
+            says(deleting(status, reason), 60).plan(),
+            "nothing",
+            "{status} {reason}"
+        );
+    }
+    let mut timeless = deleting("True", "WaitingForPreDrainHook");
+    timeless.as_object_mut().unwrap().remove("lastTransitionTime");
+    assert_eq!(says(timeless.clone(), 121).plan(), "drain n 300s");
+    assert_eq!(says(timeless, 120).plan(), "release TimedOut(120s)");
 }
 
 #[test]
@@ -270,4 +300,13 @@ fn no_infra_machine_holds_a_deletion_up_for_ever() {
     assert_eq!(off.plan_with(Infra::Unknown), "release TimedOut(60s)");
     let alive = Seen::with(|seen| seen.machine.metadata.deletion_timestamp = None);
     assert_eq!(alive.plan_with(Infra::Unreadable), "nothing");
+    // Cluster API does not say that it waits: the time counts from the deletion.
+    let unsaid = |timeout: u32| {
+        Seen::with(|seen| {
+            seen.live["status"]["deletion"] = json!({});
+            seen.live["spec"]["deletion"] = json!({"nodeDrainTimeoutSeconds": timeout});
+        })
+    };
+    assert_eq!(unsaid(121).plan_with(Infra::Unknown), "wait 1s");
+    assert_eq!(unsaid(120).plan_with(Infra::Unknown), "release TimedOut(120s)");
 }
