@@ -333,9 +333,8 @@ impl Controllers {
     ///
     /// Ends when `shutdown` does and every reconcile that had begun is done.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
-        let workers = |asked| self.workers(asked);
-        let (caches, options) = (&self.caches, &self.options);
-        let of_machines = workers(options.machine_concurrency);
+        let (caches, workers) = (&self.caches, self.worker_counts());
+        let of_machines = workers.machines;
         let machines = Runner::new(&caches.infra_machines, &self.infra_machine_trigger, of_machines)
             .and_all(|facts| !facts.is_provisioned)
             .run(
@@ -344,7 +343,7 @@ impl Controllers {
                 Arc::clone(&self.machine_context),
                 shutdown.clone(),
             );
-        let of_clusters = workers(options.cluster_concurrency);
+        let of_clusters = workers.clusters;
         let clusters = Runner::new(&caches.infra_clusters, &self.infra_cluster_trigger, of_clusters)
             .and_all(|()| true)
             .run(
@@ -353,11 +352,10 @@ impl Controllers {
                 self.cluster_context(),
                 shutdown.clone(),
             );
-        let of_templates = workers(options.template_concurrency);
         let templates = Runner::new(
             &caches.infra_machine_templates,
             &self.template_trigger,
-            of_templates,
+            workers.templates,
         )
         .and_all(|()| true)
         .run(
@@ -366,13 +364,13 @@ impl Controllers {
             self.template_context(),
             shutdown.clone(),
         );
-        let nodes = Runner::new(&caches.infra_machines, &self.node_trigger, NODE_CONCURRENCY).run(
+        let nodes = Runner::new(&caches.infra_machines, &self.node_trigger, workers.nodes).run(
             not_ready_taint::reconcile,
             not_ready_taint::error_policy,
             Arc::clone(&self.taint_context),
             shutdown.clone(),
         );
-        let drains = Runner::new(&caches.machines, &self.drain_trigger, NODE_CONCURRENCY).run(
+        let drains = Runner::new(&caches.machines, &self.drain_trigger, workers.drains).run(
             volume_drain::reconcile,
             volume_drain::error_policy,
             Arc::clone(&self.drain_context),
@@ -454,6 +452,18 @@ impl Controllers {
         )
     }
 
+    /// How many reconciles of each kind run at the same time. Those of Nodes call no driver.
+    fn worker_counts(&self) -> WorkerCounts {
+        let options = &self.options;
+        WorkerCounts {
+            machines: self.workers(options.machine_concurrency),
+            clusters: self.workers(options.cluster_concurrency),
+            templates: self.workers(options.template_concurrency),
+            nodes: NODE_CONCURRENCY,
+            drains: self.workers(NODE_CONCURRENCY),
+        }
+    }
+
     /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each permit
     /// of a driver. Only a reconcile with a permit waits for a driver, so that drivers that hang, however
     /// many, leave the others their workers.
@@ -525,6 +535,18 @@ impl Controllers {
             None => in_pages(),
         }
     }
+}
+
+/// How many reconciles run at the same time.
+#[derive(Debug, PartialEq, Eq)]
+struct WorkerCounts {
+    /// Of InfraMachines, and as many of InfraMachineRemediations.
+    machines: u16,
+    clusters: u16,
+    templates: u16,
+    nodes: u16,
+    /// Of Machines whose volumes are drained: before an eviction each may ask a driver for the ids of volumes.
+    drains: u16,
 }
 
 /// A kind, and when its cache is filled.

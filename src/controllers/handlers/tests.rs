@@ -182,6 +182,14 @@ fn settled() -> Watched {
     watched
 }
 
+/// Drivers that hang would else hold up the drains of others.
+#[tokio::test]
+async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_its_own() {
+    let controllers = watched().controllers;
+    let counts = controllers.worker_counts();
+    assert_eq!((counts.machines, counts.clusters, counts.templates), (2, 2, 2));
+    assert_eq!(counts.drains, counts.nodes + 1, "the driver has one permit");
+}
 /// An object that is woken before the list is complete is seen as it was before, and is not woken again.
 #[tokio::test]
 async fn what_a_list_brings_wakes_when_it_is_complete_also_after_one_that_broke_off() {
