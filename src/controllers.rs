@@ -255,7 +255,7 @@ impl Controllers {
         writer: Writer<DeserializeGuard<InfraMachineRemediation>>,
     ) -> Option<BoxFuture<'static, ()>> {
         let trigger = self.remediations.as_ref()?.trigger.clone();
-        let notify = self.on_waiting(trigger);
+        let notify = self.on_remediation(trigger);
         Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
     }
 

@@ -220,7 +220,10 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
             Disposition::Retry
         }
-        Code::PermissionDenied | Code::Unauthenticated | Code::Internal | Code::DataLoss => match stage {
+        Code::PermissionDenied | Code::Unauthenticated => {
+            skip_shut_down_or(stage, Disposition::NeedsIntervention)
+        }
+        Code::Internal | Code::DataLoss => match stage {
             // It was one of the restarts that there may be, whatever came of it.
             Stage::Restart => Disposition::Retry,
             _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
@@ -229,10 +232,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             Stage::Restart => Disposition::Replace,
             _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
-        Code::ResourceExhausted => match stage {
-            Stage::Restart => Disposition::Retry,
-            _ => skip_shut_down_or(stage, Disposition::AwaitCapacity),
-        },
+        Code::ResourceExhausted => skip_shut_down_or(stage, Disposition::AwaitCapacity),
         Code::InvalidArgument => match stage {
             Stage::Restart => Disposition::Replace,
             // A look-up that refuses the spec refuses the create, unless a VM may be there.
@@ -469,6 +469,8 @@ mod tests {
             let expected = match code {
                 NotFound | Unimplemented | FailedPrecondition | InvalidArgument | AlreadyExists
                 | OutOfRange => Disposition::Replace,
+                PermissionDenied | Unauthenticated => Disposition::NeedsIntervention,
+                ResourceExhausted => Disposition::AwaitCapacity,
                 _ => Disposition::Retry,
             };
             assert_eq!(disposition(Stage::Restart, code), expected, "{code}");

@@ -10,10 +10,10 @@ use kube::{Resource, ResourceExt};
 
 use super::nodes::NodeChange;
 use super::trigger::Trigger;
-use super::watch::{CacheUpdate, Change, on_own, uid};
+use super::watch::{CacheUpdate, Change, on_own, on_own_but, uid};
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
 use crate::api::{self, DeserializeGuard, fingerprint, labels};
 use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
@@ -308,7 +308,30 @@ impl Controllers {
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
-        let (on_own, drivers) = (on_own(trigger), self.drivers.clone());
+        self.forgetting(on_own(trigger))
+    }
+
+    /// The same of a remediation, but for its record of restarts, which is our own writing: a restart that is
+    /// taken back is not asked for again for that, but after its back-off.
+    pub(super) fn on_remediation(
+        &self,
+        trigger: Trigger<DeserializeGuard<InfraMachineRemediation>>,
+    ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
+        self.forgetting(on_own_but(
+            trigger,
+            &[labels::RESTARTS, labels::RESTART_ISSUED_AT],
+        ))
+    }
+
+    /// What is gone leaves the queues of the drivers.
+    fn forgetting<K>(
+        &self,
+        on_own: impl Fn(&CacheUpdate<K>) + Send + 'static,
+    ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+    where
+        K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+    {
+        let drivers = self.drivers.clone();
         move |update| {
             for change in &update.changes {
                 if let Change::Deleted(object) = change {

@@ -190,10 +190,38 @@ pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send 
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
+    on_change_of(trigger, own)
+}
+
+/// The same where some annotations are our own writing, too.
+pub(super) fn on_own_but<K>(
+    trigger: Trigger<K>,
+    written: &'static [&'static str],
+) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    on_change_of(trigger, move |object: &K| {
+        let annotations = object.meta().annotations.iter().flatten();
+        let of_others: Vec<_> = annotations
+            .filter(|(key, _)| !written.contains(&key.as_str()))
+            .collect();
+        fingerprint((without_annotations(object), of_others))
+    })
+}
+
+/// Triggers an object's own reconcile when this much of it changed.
+fn on_change_of<K>(
+    trigger: Trigger<K>,
+    look: impl Fn(&K) -> u64 + Send + 'static,
+) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
     move |update| {
         for change in &update.changes {
             if let Some(object) = change.there()
-                && change.concerns(own)
+                && change.concerns(&look)
             {
                 trigger.send(ObjectRef::from_obj(&**object));
             }
@@ -203,6 +231,11 @@ where
 
 /// All but the status.
 fn own<K: Resource>(object: &K) -> u64 {
+    fingerprint((without_annotations(object), &object.meta().annotations))
+}
+
+/// All but the status and the annotations.
+fn without_annotations<K: Resource>(object: &K) -> u64 {
     let meta = object.meta();
     let owners: Vec<_> = meta
         .owner_references
@@ -211,14 +244,7 @@ fn own<K: Resource>(object: &K) -> u64 {
         .map(|o| (&o.uid, o.controller))
         .collect();
     let deleting = meta.deletion_timestamp.is_some();
-    fingerprint((
-        meta.generation,
-        &meta.labels,
-        &meta.annotations,
-        &meta.finalizers,
-        owners,
-        deleting,
-    ))
+    fingerprint((meta.generation, &meta.labels, &meta.finalizers, owners, deleting))
 }
 
 /// Removes what no reader needs of an object before it is cached, managed fields first, and bounds the rest.

@@ -8,6 +8,7 @@ use kube::api::Api;
 use serde_json::json;
 
 use super::Context;
+use super::answer::RestartResult;
 use super::gather::Gathered;
 use super::plan::{Report, Restart, hand_over, not_done, restarted, unanswered};
 use super::publish::publish;
@@ -21,15 +22,16 @@ use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK
 use crate::credentials;
 use crate::identity;
 use crate::reconciler::{Requeue, waker};
-use crate::retry::{self, Disposition, Stage};
-use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
+use crate::retry::{self, Stage};
+use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
 /// Restarts the VM, as far as that may be done now, and says how it went.
 ///
 /// # Guarantees
 /// The restart is written down before the driver is called, on the version of the object that the plan was
 /// made from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call
-/// never left this process. The VM is neither initialized nor updated meanwhile.
+/// never left this process, or the driver says that nothing was restarted. The VM is neither initialized nor
+/// updated meanwhile.
 pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Requeue, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {
@@ -64,12 +66,14 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
         Err(status) => Err(without_bootstrap_data(gathered, ctx, status).await),
         Ok(()) => Ok(()),
     };
-    let (record, metadata) = match &answer {
-        Err(status) if status.is_never_sent() => {
+    let (record, metadata) = match RestartResult::of(&answer) {
+        RestartResult::NotMade => {
             let taken_back = note(ctx, gathered.namespace(), &noted, restart.before).await?;
             (restart.before, taken_back)
         }
-        Ok(()) | Err(_) => (restart.record, noted),
+        RestartResult::Made | RestartResult::MayBeMade | RestartResult::NotPossible => {
+            (restart.record, noted)
+        }
     };
     let report = outcome(remediation, restart.record, answer, Timestamp::now());
     if report.phase != RemediationPhase::Replacing {
@@ -142,18 +146,18 @@ fn outcome(
     answer: Result<(), Status>,
     now: Timestamp,
 ) -> Report {
-    let status = match answer {
-        Ok(()) => return restarted(remediation, record, now),
-        // It is restarting already.
-        Err(status) if status.code() == Code::Aborted && !status.is_never_sent() => {
-            return restarted(remediation, record, now);
-        }
-        Err(status) if status.is_never_sent() => return not_sent(&status),
-        Err(status) => status,
+    let result = RestartResult::of(&answer);
+    let Err(status) = answer else {
+        return restarted(remediation, record, now);
     };
-    match retry::disposition(Stage::Restart, status.code()) {
-        Disposition::Replace => hand_over(reason::RESTART_NOT_POSSIBLE, said(&status)),
-        _ => unanswered(remediation, record, (status.code().name(), &said(&status)), now),
+    match result {
+        RestartResult::Made => restarted(remediation, record, now),
+        RestartResult::NotMade if status.is_never_sent() => not_sent(&status),
+        RestartResult::NotMade => not_made(&status),
+        RestartResult::MayBeMade => {
+            unanswered(remediation, record, (status.code().name(), &said(&status)), now)
+        }
+        RestartResult::NotPossible => hand_over(reason::RESTART_NOT_POSSIBLE, said(&status)),
     }
 }
 
@@ -173,6 +177,16 @@ fn event(report: &Report) -> Note {
         action: Operation::RestartMachine.name(),
         text: report.message.clone(),
     }
+}
+
+/// The driver says that nothing was restarted: it is asked again by the table of codes.
+fn not_made(status: &Status) -> Report {
+    let message = format!("{}; no restart was made, and none counts for it", said(status));
+    not_done(
+        status.code().name(),
+        message,
+        Requeue::after(Stage::Restart, status),
+    )
 }
 
 /// The status without the bootstrap data that a driver may have kept from the create (OPS-11).

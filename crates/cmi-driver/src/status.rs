@@ -22,6 +22,7 @@ pub struct Status {
     retry_after: Option<Duration>,
     never_sent: bool,
     nothing_begun: bool,
+    unanswered: bool,
     source: Option<Source>,
 }
 
@@ -46,6 +47,7 @@ impl Status {
             retry_after: None,
             never_sent: false,
             nothing_begun: false,
+            unanswered: false,
             source: None,
         }
     }
@@ -103,6 +105,14 @@ impl Status {
         self
     }
 
+    /// Marks that the call was sent and its answer was lost: whatever the code says, the driver may have
+    /// carried it out. Only the caller can know that; what a driver or a plugin answers never carries it.
+    #[must_use]
+    pub fn unanswered(mut self) -> Self {
+        self.unanswered = true;
+        self
+    }
+
     /// Adds the error that led to this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Source>) -> Self {
@@ -155,6 +165,11 @@ impl Status {
     /// Whether the driver says that it has begun nothing.
     pub fn has_nothing_begun(&self) -> bool {
         self.nothing_begun
+    }
+
+    /// Whether the call was sent, and its answer was lost.
+    pub fn is_unanswered(&self) -> bool {
+        self.unanswered
     }
 
     /// How long the driver asks to be left alone.

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::super::watch::CacheWriter;
-use super::super::{Options, Writers, caches};
+use super::super::{Options, Writer, Writers, caches};
 use super::*;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachineTemplate;
@@ -182,6 +182,31 @@ fn settled() -> Watched {
     watched
 }
 
+/// A restart that is taken back would else be asked for again at once, for ever.
+#[tokio::test]
+async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_does() {
+    let watched = watched();
+    let trigger = Trigger::default();
+    let mut received = trigger.receive();
+    let notify = watched.controllers.on_remediation(trigger);
+    let mut cache = CacheWriter::new(Writer::default());
+    let mut wakes = |version: u32, annotations: &Value| {
+        let object = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",
+            "metadata": {"annotations": annotations}, "spec": {},
+        });
+        for update in cache.take(Event::Apply(read("m", version, &object))) {
+            notify(&update);
+        }
+        received.try_recv().is_ok()
+    };
+    assert!(wakes(1, &json!({})), "it is new");
+    let record = json!({labels::RESTARTS: "1", labels::RESTART_ISSUED_AT: "2026-01-01T00:00:00Z"});
+    assert!(!wakes(2, &record));
+    assert!(!wakes(3, &json!({})));
+    assert!(wakes(4, &json!({labels::PAUSED: ""})));
+}
+
 /// Drivers that hang would else hold up the drains of others.
 #[tokio::test]
 async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_its_own() {
@@ -190,6 +215,7 @@ async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_it
     assert_eq!((counts.machines, counts.clusters, counts.templates), (2, 2, 2));
     assert_eq!(counts.drains, counts.nodes + 1, "the driver has one permit");
 }
+
 /// An object that is woken before the list is complete is seen as it was before, and is not woken again.
 #[tokio::test]
 async fn what_a_list_brings_wakes_when_it_is_complete_also_after_one_that_broke_off() {
