@@ -98,6 +98,7 @@ async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) 
             publish(&gathered, &remediation.metadata, ctx, record, &report).await?;
             Ok(report.requeue)
         }
+        Plan::Correct(record, report) => execute::correct(&gathered, ctx, record, &report).await,
         Plan::Restart(restart) => execute::restart(&gathered, ctx, *restart).await,
     }
 }

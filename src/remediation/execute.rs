@@ -83,6 +83,19 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     Ok(report.requeue)
 }
 
+/// Writes down restarts of which the record was wrong, and says how it stands.
+pub async fn correct(
+    gathered: &Gathered,
+    ctx: &Context,
+    record: Record,
+    report: &Report,
+) -> Result<Requeue, Error> {
+    let metadata = &gathered.remediation.metadata;
+    let noted = note(ctx, gathered.namespace(), metadata, record).await?;
+    publish(gathered, &noted, ctx, record, report).await?;
+    Ok(report.requeue)
+}
+
 /// The class for the call, when it may be made and would leave this process; else what is to be said.
 async fn prepared(
     gathered: &Gathered,
@@ -166,6 +179,16 @@ fn not_sent(status: &Status) -> Report {
     not_done(status.code().name(), said(status), requeue)
 }
 
+/// The driver says that nothing was restarted: it is asked again by the table of codes.
+fn not_made(status: &Status) -> Report {
+    let message = format!("{}; no restart was made, and none counts for it", said(status));
+    not_done(
+        status.code().name(),
+        message,
+        Requeue::after(Stage::Restart, status),
+    )
+}
+
 fn said(status: &Status) -> String {
     format!("{}: {}", Operation::RestartMachine, status.message())
 }
@@ -177,16 +200,6 @@ fn event(report: &Report) -> Note {
         action: Operation::RestartMachine.name(),
         text: report.message.clone(),
     }
-}
-
-/// The driver says that nothing was restarted: it is asked again by the table of codes.
-fn not_made(status: &Status) -> Report {
-    let message = format!("{}; no restart was made, and none counts for it", said(status));
-    not_done(
-        status.code().name(),
-        message,
-        Requeue::after(Stage::Restart, status),
-    )
 }
 
 /// The status without the bootstrap data that a driver may have kept from the create (OPS-11).

@@ -24,6 +24,9 @@ mod tests;
 /// For how long a Node has to be healthy before its Machine is left to its owner all the same: a
 /// MachineHealthCheck looks every 15 s at the earliest, and may be about to find it healthy.
 const NOTICE: Duration = Duration::from_secs(30);
+/// How far ahead the clock may be that a restart was written down by: a replica, or the target of a move, has
+/// another one.
+const SKEW: Duration = Duration::from_secs(30);
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -60,6 +63,8 @@ pub enum Plan {
     Pause(String),
     /// To say how it stands, here and on the Machine.
     Report(Report),
+    /// To write down these restarts, as the record was wrong, and then to say how it stands.
+    Correct(Record, Report),
     /// The VM is restarted.
     Restart(Box<Restart>),
 }
@@ -146,6 +151,9 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     }
     if record.count >= remediation.spec.retry_limit() {
         return exhausted(remediation, machine, observed.now);
+    }
+    if record.is_ahead_of(observed.now, SKEW) {
+        return corrected(remediation, record.issued_now(observed.now), observed.now);
     }
     let driver = match observed.driver {
         Some(Ok(DriverState::Known(driver))) => driver,
@@ -324,14 +332,28 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
         number(remediation, record),
         until(remediation, record)
     );
-    Plan::Report(Report {
+    Report {
         phase: RemediationPhase::Restarting,
         ready: State::Unknown,
         reason: reason::RESTARTED.to_owned(),
+    Plan::Report(unshown(remediation, record, left))
+}
+
+/// The time of the last restart is one that no clock shows yet: it counts as made now, once, else the Node
+/// would get its whole time anew at each look.
+fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Plan {
+    let left = record
+        .issued_at
+        .and_then(|at| rest(at, remediation.spec.timeout(), now));
+    Plan::Correct(record, unshown(remediation, record, left.unwrap_or_default()))
+}
+
+/// The restarts that are written down, of which nothing else is known.
+fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Report {
         message,
         verdict: None,
         requeue: Requeue::After(left),
-    })
+    }
 }
 
 fn number(remediation: &InfraMachineRemediation, record: Record) -> String {
@@ -359,7 +381,7 @@ fn after_timeout(remediation: &InfraMachineRemediation, record: Record, now: Tim
     Requeue::After(left.unwrap_or_default())
 }
 
-/// What is left of a time that began then. A clock that was set back does not make it longer than it is.
+/// What is left of a time that began then. What began later than now has just begun.
 fn rest(began: Timestamp, time: Duration, now: Timestamp) -> Option<Duration> {
     let lasted = Duration::try_from(now.duration_since(began)).unwrap_or_default();
     time.checked_sub(lasted).filter(|left| !left.is_zero())

@@ -179,12 +179,26 @@ fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
     assert_eq!(shown.plan(CREATED + 1), Plan::Later(left));
 }
 
+/// A clock that was set back, a move from a host whose clock is ahead, an annotation of a user.
 #[test]
-fn a_clock_that_was_set_back_gives_a_node_no_more_than_its_time() {
-    let ahead = world().restarted(1, CREATED + 1_000_000);
-    match ahead.plan(CREATED) {
-        Plan::Report(report) => assert_eq!(report.requeue, Requeue::After(Duration::from_mins(1))),
+fn a_restart_that_is_written_down_for_later_counts_as_made_now_and_its_node_gets_its_time_once() {
+    for ahead in [31, 1_000_000, 253_402_000_000 - CREATED] {
+        match world().restarted(1, CREATED + ahead).plan(CREATED) {
+            Plan::Correct(record, report) => {
+                assert_eq!((record.count, record.issued_at), (1, Some(at(CREATED))));
+    let left = |issued: i64, now: i64| match world().restarted(1, issued).plan(now) {
+        Plan::Report(report) => Some(report.requeue),
+        Plan::Restart(_) => None,
         other => panic!("{other:?}"),
+    };
+    // Clocks differ by so much: it gets that much longer, and no write is made.
+    let whole = Some(Requeue::After(Duration::from_mins(1)));
+    assert_eq!(left(CREATED + 30, CREATED), whole);
+    assert_eq!(left(CREATED + 30, CREATED + 30 + TIMEOUT), None);
+                assert_eq!(report.requeue, Requeue::After(Duration::from_mins(1)));
+            }
+            other => panic!("{ahead}: {other:?}"),
+        }
     }
 }
 
