@@ -125,6 +125,15 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
             );
         }
     };
+    let (own, of) = (&remediation.metadata.name, &machine.metadata.name);
+    if own != of {
+        let message = format!(
+            "it is owned by the Machine `{}` and has another name: MachineHealthChecks give a remediation the \
+                name of its Machine, and nothing is restarted for any other",
+            of.as_deref().unwrap_or_default()
+        );
+        return waiting(reason::WAITING_FOR_OWNER, &message);
+    }
     let Some(cluster) = observed.cluster else {
         return Plan::Later(Requeue::OnChange);
     };
@@ -143,6 +152,9 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
         Err(why) => return without_vm(remediation, machine, why, observed.now),
     };
     let record = Record::of(remediation.metadata.annotations.as_ref());
+    if record.is_ahead_of(observed.now, SKEW) {
+        return corrected(remediation, record.issued_now(observed.now), observed.now);
+    }
     if let Some(left) = record
         .issued_at
         .and_then(|at| rest(at, remediation.spec.timeout(), observed.now))
@@ -151,9 +163,6 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     }
     if record.count >= remediation.spec.retry_limit() {
         return exhausted(remediation, machine, observed.now);
-    }
-    if record.is_ahead_of(observed.now, SKEW) {
-        return corrected(remediation, record.issued_now(observed.now), observed.now);
     }
     let driver = match observed.driver {
         Some(Ok(DriverState::Known(driver))) => driver,
@@ -327,15 +336,6 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
     if shown == Some(record.count) && phase == Some(RemediationPhase::Restarting) {
         return Plan::Later(Requeue::After(left));
     }
-    let message = format!(
-        "{}, and its answer is not known; {}",
-        number(remediation, record),
-        until(remediation, record)
-    );
-    Report {
-        phase: RemediationPhase::Restarting,
-        ready: State::Unknown,
-        reason: reason::RESTARTED.to_owned(),
     Plan::Report(unshown(remediation, record, left))
 }
 
@@ -350,6 +350,15 @@ fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timesta
 
 /// The restarts that are written down, of which nothing else is known.
 fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Report {
+    let message = format!(
+        "{}, and its answer is not known; {}",
+        number(remediation, record),
+        until(remediation, record)
+    );
+    Report {
+        phase: RemediationPhase::Restarting,
+        ready: State::Unknown,
+        reason: reason::RESTARTED.to_owned(),
         message,
         verdict: None,
         requeue: Requeue::After(left),

@@ -186,6 +186,11 @@ fn a_restart_that_is_written_down_for_later_counts_as_made_now_and_its_node_gets
         match world().restarted(1, CREATED + ahead).plan(CREATED) {
             Plan::Correct(record, report) => {
                 assert_eq!((record.count, record.issued_at), (1, Some(at(CREATED))));
+                assert_eq!(report.requeue, Requeue::After(Duration::from_mins(1)));
+            }
+            other => panic!("{ahead}: {other:?}"),
+        }
+    }
     let left = |issued: i64, now: i64| match world().restarted(1, issued).plan(now) {
         Plan::Report(report) => Some(report.requeue),
         Plan::Restart(_) => None,
@@ -195,11 +200,19 @@ fn a_restart_that_is_written_down_for_later_counts_as_made_now_and_its_node_gets
     let whole = Some(Requeue::After(Duration::from_mins(1)));
     assert_eq!(left(CREATED + 30, CREATED), whole);
     assert_eq!(left(CREATED + 30, CREATED + 30 + TIMEOUT), None);
-                assert_eq!(report.requeue, Requeue::After(Duration::from_mins(1)));
-            }
-            other => panic!("{ahead}: {other:?}"),
-        }
-    }
+}
+
+/// Each would have as many restarts.
+#[test]
+fn of_the_remediations_of_a_machine_only_the_one_of_its_name_restarts_its_vm() {
+    let mut second = world();
+    second.remediation.metadata.name = Some("n".to_owned());
+    assert!(matches!(world().plan(CREATED), Plan::Restart(_)));
+    assert_eq!(second.report(CREATED), waiting_for(reason::WAITING_FOR_OWNER));
+    assert_eq!(
+        second.report(CREATED + TIMEOUT),
+        waiting_for(reason::WAITING_FOR_OWNER)
+    );
 }
 
 #[test]
