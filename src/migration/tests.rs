@@ -254,6 +254,49 @@ fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_i
     assert_eq!(differences(&now.machines[0], &other).len(), 1, "another VM");
 }
 
+/// New machines would be made from the old class with the old credentials, and the run report success.
+#[test]
+fn a_class_or_secret_that_has_changed_since_an_earlier_run_is_a_difference_and_no_secret_value_is_shown() {
+    let class = |change: &dyn Fn(&mut Vec<Value>)| {
+        let mut all = objects();
+        change(&mut all);
+        planned(all, None).unwrap()
+    };
+    let said = |change: &dyn Fn(&mut Vec<Value>)| {
+        let (before, now) = (class(&|_| {}), class(change));
+        let all = |migration: &Migration| {
+            let of_classes = migration.classes.iter().flat_map(|class| class.objects.clone());
+            let machines = migration.groups.iter().flat_map(|group| group.machines.clone());
+            of_classes.chain(machines).collect::<Vec<_>>()
+        };
+        let (made, wanted) = (all(&before), all(&now));
+        let differ = made.iter().zip(&wanted);
+        differ
+            .flat_map(|(made, wanted)| differences(wanted, &made.body))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(said(&|_| {}), Vec::<String>::new());
+    let size = said(&|all| all[3]["providerSpec"]["size"] = json!("l"));
+    assert_eq!(size.len(), 2, "{size:?}");
+    for (said, object) in size.iter().zip(["InfraMachineTemplate small", "InfraMachine m1"]) {
+        assert!(
+            said.starts_with(object) && said.contains("providerSpec"),
+            "{said}"
+        );
+    }
+    assert_eq!(
+        said(&|all| all[5]["data"] = json!({"token": "b3RoZXI=", "region": "ZXU="})),
+        [
+            "Secret small-credentials: data.region has another value",
+            "Secret small-credentials: data.token has another value",
+        ]
+    );
+    assert_eq!(
+        said(&|all| all[4]["stringData"]["userData"] = json!("#cloud-config 2")),
+        ["Secret small-bootstrap: data.value has another value"]
+    );
+}
+
 #[test]
 fn the_mark_of_a_new_object_tells_namespace_time_and_cluster_of_the_old_one() {
     let marks = |namespace: &str, uid: &str| {

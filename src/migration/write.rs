@@ -110,7 +110,9 @@ pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Resu
     for class in &migration.classes {
         if survey.needs(migration, &class.key) {
             for object in &class.objects {
-                look(client, object, &mut survey, &mut taken).await?;
+                if let Some(found) = look(client, object, &mut survey, &mut taken).await? {
+                    differ.extend(differences(object, &found.data));
+                }
             }
         }
     }
@@ -143,16 +145,48 @@ const OF_SETS: [&str; 11] = [
     "/spec/template/spec/failureDomain",
     "/spec/template/spec/minReadySeconds",
 ];
-/// What has to be as planned, so that the VM is the one that is meant.
-const OF_INFRA_MACHINES: [&str; 2] = ["/spec/driver", "/spec/providerID"];
+/// What has to be as planned, so that the VM is the one that is meant, and found and deleted by what it was
+/// made from.
+const OF_INFRA_MACHINES: [&str; 4] = [
+    "/spec/driver",
+    "/spec/providerID",
+    "/spec/providerSpec",
+    "/spec/secretRef/name",
+];
+/// What has to be as planned, so that machines that are made later are like those that there are.
+const OF_TEMPLATES: [&str; 3] = [
+    "/spec/template/spec/driver",
+    "/spec/template/spec/providerSpec",
+    "/spec/template/spec/secretRef/name",
+];
 
 /// Where what an earlier run has made is not what this one would make.
 pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
     match object.kind {
         "MachineDeployment" | "MachineSet" => differences_at(&OF_SETS, object, live),
         "InfraMachine" => differences_at(&OF_INFRA_MACHINES, object, live),
+        "InfraMachineTemplate" => differences_at(&OF_TEMPLATES, object, live),
+        "Secret" => differences_of_secrets(object, live),
         _ => Vec::new(),
     }
+}
+
+/// Which values of a Secret are not as planned, by their names alone.
+fn differences_of_secrets(object: &Object, live: &Value) -> Vec<String> {
+    let data = |of: &Value| {
+        of.get("data")
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default()
+    };
+    let (is, wanted) = (data(live), data(&object.body));
+    let names: BTreeSet<_> = is.keys().chain(wanted.keys()).collect();
+    let other = names
+        .into_iter()
+        .filter(|name| is.get(*name) != wanted.get(*name));
+    other
+        .map(|name| format!("Secret {}: data.{name} has another value", object.name))
+        .collect()
 }
 
 /// Which of these places are not as planned.
