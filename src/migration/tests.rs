@@ -6,7 +6,7 @@ use super::plan::{DISABLE_MACHINE_CREATE, MIGRATED_FROM, Migration, Target, plan
 use super::source::Source;
 use super::write::{differences, not_adopted};
 use crate::api::labels;
-use cmi_driver::Capabilities;
+use cmi_driver::{Capabilities, tags};
 
 fn objects() -> Vec<Value> {
     let of = |kind: &str, name: &str, owner: Option<(&str, &str)>, spec: Value| {
@@ -74,14 +74,18 @@ fn planned_with(
     for object in objects {
         source.add(object, None).unwrap();
     }
-    let target = Target {
+    let target = target(bootstrap, secrets_of_other_namespaces);
+    plan(&source, &target, &Capabilities::minimal())
+}
+
+fn target(bootstrap: Option<&str>, secrets_of_other_namespaces: bool) -> Target {
+    Target {
         namespace: "default".to_owned(),
         cluster: "c".to_owned(),
         driver: "pool".to_owned(),
         bootstrap_secret: bootstrap.map(str::to_owned),
         secrets_of_other_namespaces,
-    };
-    plan(&source, &target, &Capabilities::minimal())
+    }
 }
 
 /// What is said once the objects are changed like this.
@@ -295,6 +299,29 @@ fn a_class_or_secret_that_has_changed_since_an_earlier_run_is_a_difference_and_n
         said(&|all| all[4]["stringData"]["userData"] = json!("#cloud-config 2")),
         ["Secret small-bootstrap: data.value has another value"]
     );
+}
+
+#[test]
+fn a_failure_domain_that_is_no_text_is_refused_and_not_dropped() {
+    let migrated = |zone: Value| {
+        let mut source = Source::default();
+        for mut object in objects() {
+            if object["kind"] == "MachineClass" {
+                object["providerSpec"][tags::FAILURE_DOMAIN] = zone.clone();
+            }
+            source.add(object, None).unwrap();
+        }
+        let mut zoned = Capabilities::minimal();
+        zoned.zones = true;
+        plan(&source, &target(None, false), &zoned)
+    };
+    let said = migrated(json!(["z1"])).unwrap_err().join("\n");
+    assert!(
+        said.contains(tags::FAILURE_DOMAIN) && said.contains("has to be a text"),
+        "{said}"
+    );
+    let group = migrated(json!("z1")).unwrap().groups.remove(0);
+    assert_eq!(group.machines[1].body["spec"]["failureDomain"], "z1");
 }
 
 #[test]

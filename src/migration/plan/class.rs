@@ -28,12 +28,7 @@ pub fn class(
     };
     let given = spec.clone();
     let carried = carried(&mut spec, capabilities)?;
-    let failure_domain = if capabilities.zones {
-        let zone = spec.0.remove(tags::FAILURE_DOMAIN);
-        zone.and_then(|zone| zone.as_str().map(str::to_owned))
-    } else {
-        None
-    };
+    let failure_domain = failure_domain(&mut spec, capabilities)?;
     capabilities.check_spec(&spec).map_err(|status| {
         format!(
             "the driver `{}` refuses providerSpec: {}",
@@ -111,6 +106,21 @@ pub fn class(
             bootstrap,
         },
     ))
+}
+
+/// Takes out the failure domain, which a Machine says and its template does not, where the driver has zones.
+fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Option<String>, String> {
+    if !capabilities.zones {
+        return Ok(None);
+    }
+    match spec.0.remove(tags::FAILURE_DOMAIN) {
+        None => Ok(None),
+        Some(Value::String(zone)) => Ok(Some(zone)),
+        Some(_) => Err(format!(
+            "providerSpec.{}: the failure domain has to be a text, else new machines would have none",
+            tags::FAILURE_DOMAIN
+        )),
+    }
 }
 
 /// Takes out the tags that the provider sets, which no user's spec may have.
