@@ -1,6 +1,6 @@
 //! What a new template means. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
@@ -136,6 +136,7 @@ pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> F
                 assumes that they are: {why}"
         ));
     }
+    notes.extend(of_another_shard(seen, new));
     let fields = changes
         .iter()
         .flat_map(|(name, changes)| changes.iter().map(|change| field(name, change)));
@@ -185,6 +186,35 @@ fn notes(seen: &Seen) -> Vec<String> {
         );
     }
     notes
+}
+
+/// Which templates lack the label of the machines: the flags of the provider are not known here, and with
+/// `--watch-filter` it does not answer for such a template, now or at the next change.
+fn of_another_shard(seen: &Seen, new: &str) -> impl Iterator<Item = String> {
+    let filter_of = |object: &DynamicObject| object.labels().get(labels::WATCH_FILTER).cloned();
+    let infra = seen.machines.iter().filter_map(|(_, infra)| infra.as_ref());
+    let unlike: BTreeSet<_> = infra
+        .filter_map(|infra| Some((filter_of(infra)?, [template_of(infra), Some(new)])))
+        .flat_map(|(filter, names)| {
+            names
+                .into_iter()
+                .flatten()
+                .map(move |name| (name, filter.clone()))
+        })
+        .filter(|(name, filter)| {
+            let template = seen.templates.get(*name);
+            template.is_some_and(|template| filter_of(template).as_ref() != Some(filter))
+        })
+        .map(|(name, filter)| (name.to_owned(), filter))
+        .collect();
+    unlike.into_iter().map(|(name, filter)| {
+        format!(
+            "the InfraMachineTemplate `{name}` has no label {}: {filter}, which machines have: a provider with \
+                --watch-filter={filter} answers no question about it, and Cluster API rolls nothing out until \
+                it is answered: label the template",
+            labels::WATCH_FILTER
+        )
+    })
 }
 
 fn field(template: &str, change: &SpecChange) -> Field {
@@ -366,6 +396,27 @@ mod tests {
             );
             assert_eq!(notes(&seen).len(), 1);
         }
+    }
+
+    /// The provider's `--watch-filter` is not known here.
+    #[test]
+    fn a_template_without_the_watch_filter_label_of_its_machines_is_named() {
+        let label = |object: &mut DynamicObject| {
+            let filter = (labels::WATCH_FILTER.to_owned(), "blue".to_owned());
+            object.metadata.labels.get_or_insert_default().extend([filter]);
+        };
+        let notes = |seen: &Seen| forecast(seen, "new", &Capabilities::minimal()).notes;
+        let mut seen = seen("RollingUpdate", Some(1));
+        for infra in seen.machines.iter_mut().filter_map(|(_, infra)| infra.as_mut()) {
+            label(infra);
+        }
+        label(seen.templates.get_mut("older").unwrap());
+        let said = notes(&seen);
+        let named: Vec<_> = said.iter().map(|note| note.split('`').nth(1).unwrap()).collect();
+        assert_eq!(named, ["new", "old"], "{said:?}");
+        assert_eq!(actions(&seen)[0].1, "in place");
+        seen.templates.values_mut().for_each(label);
+        assert_eq!(notes(&seen), Vec::<String>::new());
     }
 
     #[test]
