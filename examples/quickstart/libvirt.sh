@@ -173,7 +173,7 @@ down() {
     local domain volume
     while read -r domain; do
         [ -n "$domain" ] || continue
-        if [ "$domain" = "$NAME-probe" ] || virsh -q dumpxml "$domain" | grep "pool='$NAME'" >/dev/null; then
+        if [ "$domain" = "$NAME-probe" ] || virsh -q dumpxml "$domain" | grep -F -e "<source file='$FOLDER/" -e "pool='$NAME'" >/dev/null; then
             virsh -q destroy "$domain" >/dev/null 2>&1 || true
             virsh -q undefine "$domain" >/dev/null
         fi

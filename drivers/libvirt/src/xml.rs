@@ -34,10 +34,8 @@ pub struct Domain<'a> {
     pub firmware: Firmware,
     /// The kernel, where there is no boot loader.
     pub direct_boot: Option<&'a DirectBoot>,
-    /// The storage pool of its volumes.
-    pub storage_pool: &'a str,
-    /// The volume of the root file system.
-    pub root_volume: &'a str,
+    /// Path of the volume of the root file system, on the host.
+    pub root_path: &'a str,
     /// How the guest gets its bootstrap data.
     pub bootstrap: Bootstrap<'a>,
     /// Path of the file for its serial console, on the host.
@@ -167,10 +165,10 @@ impl Domain<'_> {
     }
 
     fn write_devices(&self, xml: &mut Xml) -> io::Result<()> {
-        self.write_disk(xml, "vda", self.root_volume, "qcow2", false)?;
-        if let Bootstrap::Seed(volume) = self.bootstrap {
+        write_disk(xml, "vda", self.root_path, "qcow2", false)?;
+        if let Bootstrap::Seed(path) = self.bootstrap {
             // A disk and no CD-ROM: kernels for clouds have no driver for those.
-            self.write_disk(xml, "vdb", volume, "raw", true)?;
+            write_disk(xml, "vdb", path, "raw", true)?;
         }
         let (kind, source) = match self.attachment {
             Attachment::Network(name) => ("network", [("network", name)]),
@@ -202,18 +200,6 @@ impl Domain<'_> {
         })?;
         empty(xml, "memballoon", &[("model", "virtio")])
     }
-
-    fn write_disk(&self, xml: &mut Xml, at: &str, volume: &str, format: &str, fixed: bool) -> io::Result<()> {
-        element(xml, "disk", &[("type", "volume"), ("device", "disk")], |xml| {
-            empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;
-            empty(xml, "source", &[("pool", self.storage_pool), ("volume", volume)])?;
-            empty(xml, "target", &[("dev", at), ("bus", "virtio")])?;
-            if fixed {
-                empty(xml, "readonly", &[])?;
-            }
-            Ok(())
-        })
-    }
 }
 
 impl Volume<'_> {
@@ -243,6 +229,20 @@ impl Volume<'_> {
             })
         })
     }
+}
+
+/// By its path, and not by pool and volume: of those libvirt's AppArmor profile of the guest knows nothing, and
+/// QEMU may not open them.
+fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, fixed: bool) -> io::Result<()> {
+    element(xml, "disk", &[("type", "file"), ("device", "disk")], |xml| {
+        empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;
+        empty(xml, "source", &[("file", path)])?;
+        empty(xml, "target", &[("dev", at), ("bus", "virtio")])?;
+        if fixed {
+            empty(xml, "readonly", &[])?;
+        }
+        Ok(())
+    })
 }
 
 fn document(what: &str, write: impl FnOnce(&mut Xml) -> io::Result<()>) -> Result<String> {
@@ -305,9 +305,8 @@ mod tests {
             cpu_shares: Some(512),
             firmware: Firmware::Bios,
             direct_boot: None,
-            storage_pool: "machines",
-            root_volume: "root.qcow2",
-            bootstrap: Bootstrap::Seed("seed.iso"),
+            root_path: "/pool/root.qcow2",
+            bootstrap: Bootstrap::Seed("/pool/seed.iso"),
             console_path: "/pool/console.log",
             attachment: Attachment::Network("default"),
             mac: "52:01:02:03:04:05",
@@ -325,9 +324,8 @@ mod tests {
             "<cputune><shares>512</shares></cputune>",
             "<os><type arch=\"x86_64\" machine=\"q35\">hvm</type><boot dev=\"hd\"/></os>",
             "<cpu mode=\"maximum\"/>",
-            "<source pool=\"machines\" volume=\"root.qcow2\"/><target dev=\"vda\" bus=\"virtio\"/></disk>",
-            "<source pool=\"machines\" volume=\"seed.iso\"/><target dev=\"vdb\" \
-                bus=\"virtio\"/><readonly/></disk>",
+            "<source file=\"/pool/root.qcow2\"/><target dev=\"vda\" bus=\"virtio\"/></disk>",
+            "<source file=\"/pool/seed.iso\"/><target dev=\"vdb\" bus=\"virtio\"/><readonly/></disk>",
             "<interface type=\"network\"><mac address=\"52:01:02:03:04:05\"/><source network=\"default\"/>",
             "<log file=\"/pool/console.log\" append=\"on\"/>",
             "org.qemu.guest_agent.0",

@@ -221,7 +221,7 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         format: ImageFormat::Qcow2,
         backing: Some(backing),
     };
-    have_volume(pool, &layer)?;
+    let root_path = path(&have_volume(pool, &layer)?)?;
     let data = request
         .user_data
         .as_ref()
@@ -283,12 +283,11 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         cpu_shares: request.spec.cpu_shares,
         firmware: request.image.firmware,
         direct_boot: request.image.direct_boot.as_ref(),
-        storage_pool: &request.pool.storage_pool,
-        root_volume: &root,
+        root_path: &root_path,
         bootstrap: if is_ignition {
             Bootstrap::Ignition(&seed_path)
         } else {
-            Bootstrap::Seed(&seed_name)
+            Bootstrap::Seed(&seed_path)
         },
         console_path: &console_path,
         attachment: match (&request.pool.network, &request.pool.bridge) {

@@ -3,6 +3,7 @@
 // A failure of the lab ends the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod confined;
 mod crashes;
 mod guests;
 mod interference;

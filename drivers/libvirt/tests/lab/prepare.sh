@@ -7,7 +7,7 @@ set -euo pipefail
 
 programs=(libvirtd virsh qemu-system-x86_64 qemu-img tini dnsmasq iptables ip busybox curl mount kill unshare setpriv nsenter
     qemu-ga syslinux mcopy openssl ssh ssh-keygen dropbear)
-files=(/usr/share/OVMF/OVMF_CODE_4M.fd /usr/lib/systemd/boot/efi/systemd-bootx64.efi)
+files=(/usr/share/OVMF/OVMF_CODE_4M.fd /usr/lib/systemd/boot/efi/systemd-bootx64.efi /usr/lib/libvirt/virt-aa-helper)
 packages=(qemu-utils qemu-system-x86 libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev dnsmasq-base
     iptables iproute2 tini busybox-static curl pkg-config qemu-guest-agent ovmf syslinux mtools systemd-boot-efi openssl
     openssh-client dropbear-bin mount procps)
