@@ -360,6 +360,9 @@ impl Vm {
     pub fn start(&mut self) -> Result<()> {
         self.is_not_being_deleted()?;
         self.is_not_locked()?;
+        if !self.record.started {
+            self.have_it_started_with_the_host()?;
+        }
         match self.domain.create() {
             Ok(_) => {}
             Err(error) if is_running_already(&error) && self.is_active()? => {
@@ -382,6 +385,17 @@ impl Vm {
             ..self.record.clone()
         };
         self.note(record)
+    }
+
+    /// A host that was started again has its machines again. It comes with the first start, which is repeated
+    /// until it is noted: right after the definition, a call that is cut off there would never make up for it.
+    fn have_it_started_with_the_host(&self) -> Result<()> {
+        match self.domain.set_autostart(true) {
+            Ok(_) => Ok(()),
+            // One whose definition is gone is not there when it does not run.
+            Err(_) if !self.is_persistent()? => Ok(()),
+            Err(error) => Err(status("having the domain started with the host", error)),
+        }
     }
 
     /// Notes when the domain was started, of what is noted of it now: another process may have written since.

@@ -313,10 +313,6 @@ fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record
         Ok(Lookup::Other(_) | Lookup::Unmarked(_)) => changed_meanwhile(request).with_source(error),
         _ => status("defining the domain", error),
     })?;
-    // A host that was started again has its machines again.
-    domain
-        .set_autostart(true)
-        .map_err(|error| status("having the domain started with the host", error))?;
     Vm { domain, record }.start()
 }
 

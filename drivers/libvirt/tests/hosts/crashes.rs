@@ -212,11 +212,13 @@ async fn until_ok<T>(mut call: impl AsyncFnMut() -> cmi_driver::Result<T>) -> Re
     }
 }
 
-/// The machine is there once, whole, and runs.
+/// The machine is there once, whole, runs, and starts with its host.
 fn is_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
     let connect = lab.connect(host)?;
     ensure!(connect.list_all_domains(0)?.len() == 1);
-    ensure!(domain(&connect, machine)?.is_active()?);
+    let there = domain(&connect, machine)?;
+    ensure!(there.is_active()?);
+    ensure!(there.get_autostart()?, "it does not start with its host");
     for word in ["root", "seed", "console"] {
         let found = volumes(&connect, machine, word)?;
         ensure!(found.len() == 1, "{word}: {found:?}");
