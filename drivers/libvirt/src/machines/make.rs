@@ -25,6 +25,8 @@ use crate::xml::{self, Attachment, Bootstrap};
 
 /// What libvirt sends at once.
 const CHUNK: usize = 256 * 1024;
+/// What libvirt measures the size of a layer in.
+const KIB: u64 = 1024;
 /// The format of bootstrap data that is not for cloud-init.
 const IGNITION: &[u8] = b"ignition";
 
@@ -143,7 +145,8 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
     let image = request
         .images
         .check(connect, &request.host, &request.image_name, &request.image)?;
-    let root_bytes = root_bytes(request, &image)?;
+    // As libvirt makes a layer: of another size, what an earlier call has made would not count as whole.
+    let root_bytes = root_bytes(request, &image)?.next_multiple_of(KIB);
     Ok(Checked {
         pool,
         image,

@@ -1,7 +1,8 @@
 //! Hosts without the room for what is asked of them: memory, and storage.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::{Context as _, Result};
 use capcmi_driver_libvirt::LibvirtDriver;
@@ -12,7 +13,7 @@ use virt::connect::Connect;
 use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 
-use crate::lab::machines::{code, create, create_with, delete, placed, status, volumes};
+use crate::lab::machines::{code, create, create_with, delete, domain, placed, status, volumes};
 use crate::lab::{self, HOSTS, Lab, machine};
 
 /// What a machine of the lab has.
@@ -172,6 +173,35 @@ async fn a_full_storage_pool_is_resource_exhausted_and_a_machine_is_made_once_th
     assert_eq!(in_pool(&connect)?.len(), 3);
     delete(&driver, &large, Some(&made.provider_id)).await?;
     assert_eq!(in_pool(&connect)?, Vec::<String>::new());
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-10, DRV-11
+#[tokio::test]
+async fn a_root_volume_of_any_size_is_kept_by_the_next_create() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    // 1 GB is no multiple of 1 KiB, in which libvirt measures what it makes.
+    let machine = machine("odd", &json!({"failureDomain": "host-a", "rootFsSize": 1}), b"");
+    create(&driver, &machine).await?;
+    let connect = lab.connect("host-a")?;
+    let there = domain(&connect, &machine)?;
+    there.destroy()?;
+    there.undefine()?;
+    let volume = volumes(&connect, &machine, "root")?.pop().context("no disk")?;
+    let path = volume.get_path()?;
+    // As long as it is open, no other file has its number.
+    let before = File::open(&path)?;
+    create(&driver, &machine).await?;
+    assert_eq!(
+        fs::metadata(&path)?.ino(),
+        before.metadata()?.ino(),
+        "the disk was made anew"
+    );
+    delete(&driver, &machine, None).await?;
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }
