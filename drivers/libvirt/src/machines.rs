@@ -587,17 +587,25 @@ fn is_global(address: &str) -> bool {
 }
 
 fn power_state(state: virt_sys::virDomainState, reason: i32) -> PowerState {
+    let is_one_of = |reasons: &[virt_sys::virDomainPausedReason]| {
+        reasons.iter().any(|known| i32::try_from(*known) == Ok(reason))
+    };
     let crashed = [
         virt_sys::VIR_DOMAIN_SHUTOFF_CRASHED,
         virt_sys::VIR_DOMAIN_SHUTOFF_FAILED,
+    ];
+    // QEMU stops a guest that can't write to its disk, mostly because its storage pool is full.
+    let stuck = [
+        virt_sys::VIR_DOMAIN_PAUSED_IOERROR,
+        virt_sys::VIR_DOMAIN_PAUSED_WATCHDOG,
+        virt_sys::VIR_DOMAIN_PAUSED_CRASHED,
     ];
     match state {
         virt_sys::VIR_DOMAIN_SHUTDOWN => PowerState::Stopping,
         // Nothing starts it again by itself.
         virt_sys::VIR_DOMAIN_CRASHED => PowerState::Failed,
-        virt_sys::VIR_DOMAIN_SHUTOFF if crashed.iter().any(|crash| i32::try_from(*crash) == Ok(reason)) => {
-            PowerState::Failed
-        }
+        virt_sys::VIR_DOMAIN_SHUTOFF if is_one_of(&crashed) => PowerState::Failed,
+        virt_sys::VIR_DOMAIN_PAUSED if is_one_of(&stuck) => PowerState::Failed,
         virt_sys::VIR_DOMAIN_SHUTOFF => PowerState::Stopped,
         _ => PowerState::Running,
     }
@@ -611,7 +619,6 @@ mod tests {
     fn a_guest_that_crashed_has_failed_and_one_that_was_switched_off_is_stopped() {
         for (state, reason, expected) in [
             (virt_sys::VIR_DOMAIN_RUNNING, 1, PowerState::Running),
-            (virt_sys::VIR_DOMAIN_PAUSED, 1, PowerState::Running),
             (virt_sys::VIR_DOMAIN_SHUTDOWN, 1, PowerState::Stopping),
             (virt_sys::VIR_DOMAIN_CRASHED, 1, PowerState::Failed),
             (virt_sys::VIR_DOMAIN_SHUTOFF, 3, PowerState::Failed),
@@ -620,6 +627,20 @@ mod tests {
             (virt_sys::VIR_DOMAIN_SHUTOFF, 2, PowerState::Stopped),
         ] {
             assert_eq!(power_state(state, reason), expected, "{state} {reason}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_qemu_paused_for_an_error_has_failed_and_one_that_a_user_paused_runs() {
+        for (reason, expected) in [
+            (virt_sys::VIR_DOMAIN_PAUSED_USER, PowerState::Running),
+            (virt_sys::VIR_DOMAIN_PAUSED_STARTING_UP, PowerState::Running),
+            (virt_sys::VIR_DOMAIN_PAUSED_IOERROR, PowerState::Failed),
+            (virt_sys::VIR_DOMAIN_PAUSED_WATCHDOG, PowerState::Failed),
+            (virt_sys::VIR_DOMAIN_PAUSED_CRASHED, PowerState::Failed),
+        ] {
+            let paused = power_state(virt_sys::VIR_DOMAIN_PAUSED, reason.cast_signed());
+            assert_eq!(paused, expected, "{reason}");
         }
     }
 

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use capcmi_driver_libvirt::LibvirtDriver;
-use cmi_driver::{Code, LastKnownState, MachineRef};
+use cmi_driver::{Code, LastKnownState, MachineRef, PowerState};
 use futures::future::join_all;
 use serde_json::json;
 use virt::connect::Connect;
 use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 
-use crate::lab::machines::{code, create, create_with, delete, domain, placed, status, volumes};
-use crate::lab::{self, HOSTS, Lab, machine};
+use crate::lab::machines::{code, create, create_with, delete, domain, key, placed, status, volumes};
+use crate::lab::{self, HOSTS, Lab, eventually, machine};
 
 /// What a machine of the lab has.
 const MIB: u64 = 128;
@@ -119,6 +119,13 @@ fn small_pool(lab: &Lab, host: &str, kib: u32) -> Result<()> {
     Ok(())
 }
 
+/// A driver whose pool `tight` is in that of [`small_pool`].
+fn driver_of_a_small_pool(lab: &Lab) -> Result<LibvirtDriver> {
+    lab.driver_with(&json!({"vmPools": {"tight": {
+        "storagePool": "tight", "network": "default", "image": "tiny", "hosts": ["host-a"],
+    }}}))
+}
+
 /// The names of what is in it.
 fn in_pool(connect: &Connect) -> Result<Vec<String>> {
     let pool = StoragePool::lookup_by_name(connect, "tight")?;
@@ -136,9 +143,7 @@ async fn a_full_storage_pool_is_resource_exhausted_and_a_machine_is_made_once_th
     };
     small_pool(&lab, "host-a", 1024)?;
     let tight = lab.of("host-a").join("tight").display().to_string();
-    let driver = lab.driver_with(&json!({"vmPools": {"tight": {
-        "storagePool": "tight", "network": "default", "image": "tiny", "hosts": ["host-a"],
-    }}}))?;
+    let driver = driver_of_a_small_pool(&lab)?;
     let connect = lab.connect("host-a")?;
     let large = machine("large", &json!({"vmPool": "tight"}), &vec![b'#'; 3 << 20]);
     // There is room for the disk, and none for the seed.
@@ -172,6 +177,42 @@ async fn a_full_storage_pool_is_resource_exhausted_and_a_machine_is_made_once_th
     );
     assert_eq!(in_pool(&connect)?.len(), 3);
     delete(&driver, &large, Some(&made.provider_id)).await?;
+    assert_eq!(in_pool(&connect)?, Vec::<String>::new());
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guest_that_finds_no_room_to_write_has_failed_until_it_is_resumed_with_room() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    small_pool(&lab, "host-a", 4096)?;
+    let tight = lab.of("host-a").join("tight").display().to_string();
+    let driver = driver_of_a_small_pool(&lab)?;
+    let writes =
+        b"#!/bin/sh\ndd if=/dev/urandom of=/dev/vda bs=1M count=16 conv=fsync && echo GUEST has written\n";
+    let machine = machine("writes", &json!({"vmPool": "tight"}), writes);
+    let made = create(&driver, &machine).await?;
+    let state = async || Ok::<_, anyhow::Error>(status(&driver, &machine, None).await?.power_state);
+    eventually("the guest's pause", async || {
+        let state = state().await?;
+        ensure!(state == Some(PowerState::Failed), "{state:?}");
+        Ok(())
+    })
+    .await?;
+    let connect = lab.connect("host-a")?;
+    let there = domain(&connect, &machine)?;
+    assert!(there.is_active()?);
+    lab.on_host("host-a", &["mount", "-o", "remount,size=64m", &tight])?;
+    there.resume()?;
+    eventually("the rest of the guest's writing", async || {
+        let console = format!("{tight}/capcmi-{}-console.log", key(&machine).uuid());
+        lab.on_host("host-a", &["grep", "-q", "GUEST has written", &console])
+    })
+    .await?;
+    assert_ne!(state().await?, Some(PowerState::Failed));
+    delete(&driver, &machine, Some(&made.provider_id)).await?;
     assert_eq!(in_pool(&connect)?, Vec::<String>::new());
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
