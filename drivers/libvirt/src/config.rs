@@ -255,13 +255,27 @@ fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
     }
 }
 
+/// How a host may be reached. `tcp` lets in whatever can connect to the host's port, and `ext` runs a program.
+const TRANSPORTS: [&str; 5] = ["unix", "tls", "ssh", "libssh", "libssh2"];
+
 fn qemu_uri<C>(uri: &str, _: &C) -> garde::Result {
-    if uri.starts_with("qemu:///") || (uri.starts_with("qemu+") && uri.contains("://")) {
+    if uri.starts_with("qemu:///") {
         return Ok(());
     }
-    Err(garde::Error::new(
-        "it has to begin with `qemu:///`, `qemu+unix://`, `qemu+tls://` or `qemu+ssh://`",
-    ))
+    let transport = uri
+        .strip_prefix("qemu+")
+        .and_then(|rest| rest.split_once("://"))
+        .map(|(transport, _)| transport);
+    match transport {
+        Some(known) if TRANSPORTS.contains(&known) => Ok(()),
+        Some("tcp") => Err(garde::Error::new(
+            "`qemu+tcp://` neither encrypts nor authenticates, and the connection is as good as root's: take \
+             `qemu+tls://` or `qemu+ssh://`",
+        )),
+        Some(_) | None => Err(garde::Error::new(
+            "it has to begin with `qemu:///`, `qemu+unix://`, `qemu+tls://` or `qemu+ssh://`",
+        )),
+    }
 }
 
 fn is_sha256<C>(text: &str, _: &C) -> garde::Result {
@@ -338,6 +352,8 @@ images:
             ("cpus: 1", "cpus: one", "sizes.small.cpus"),
             ("cpus: 1", "cores: 1", "sizes.small"),
             ("qemu:///system", "xen:///system", "hosts.host-a.uri"),
+            ("qemu:///system", "qemu+tcp://a/system", "hosts.host-a.uri"),
+            ("qemu:///system", "qemu+ext:///system", "hosts.host-a.uri"),
             ("host-a:", "host_a:", "hosts"),
             ("network: default, ", "", "vm_pools.default.network"),
             (
@@ -360,5 +376,25 @@ images:
             let message = format!("{:#}", Config::parse(&text).unwrap_err());
             assert!(message.contains(path), "{what} -> {with}: {message}");
         }
+    }
+
+    #[test]
+    fn a_host_is_reached_by_what_keeps_others_out() {
+        for uri in [
+            "qemu:///system",
+            "qemu+unix:///system?socket=/run/libvirt-sock",
+            "qemu+tls://a/system?pkipath=/p",
+            "qemu+ssh://root@a/system",
+            "qemu+libssh://root@a/system",
+            "qemu+libssh2://root@a/system",
+        ] {
+            Config::parse(&EXAMPLE.replace("qemu:///system", uri)).unwrap();
+        }
+        let tcp = EXAMPLE.replace("qemu:///system", "qemu+tcp://a/system");
+        let message = format!("{:#}", Config::parse(&tcp).unwrap_err());
+        assert!(
+            message.contains("neither encrypts nor authenticates"),
+            "{message}"
+        );
     }
 }
