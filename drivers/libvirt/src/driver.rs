@@ -338,15 +338,14 @@ impl LibvirtDriver {
             let (key, held) = (asked.key.clone(), Arc::clone(&held));
             let required = possible.contains(name);
             // What can't be seen on a host that can't have it does not matter.
-            let pools = if required {
-                self.storage_pools()
-            } else {
-                Vec::new()
-            };
+            let pools = required.then(|| self.storage_pools());
             async move {
                 let removal = host.run(move |connect| {
                     let _held = held;
-                    machines::delete(connect, &key, &pools)
+                    match pools {
+                        Some(pools) => machines::delete(connect, &key, &pools),
+                        None => machines::delete_where_it_can_not_be(connect, &key),
+                    }
                 });
                 let removed = survey::bounded_if_optional(required, removal).await;
                 match removed {

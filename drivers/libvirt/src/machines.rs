@@ -28,7 +28,7 @@ use crate::placement::FreeMemory;
 use crate::spec::VmSpec;
 
 pub use make::{Created, MachineRequest, create};
-pub use remove::delete;
+pub use remove::{delete, delete_where_it_can_not_be};
 
 /// Kind of metadata that is an element of a namespace.
 const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
@@ -77,23 +77,14 @@ pub enum Observation {
 /// # Errors
 /// When the host did not say whether there is one.
 pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
-    let (name, uuid) = (key.domain_name(), key.uuid().to_string());
-    // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
-    let failed = |error| status(&format!("looking for domain `{name}`"), error);
-    let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
-    let (domain, another): (_, fn(String) -> Lookup) = match by_uuid {
-        Some(domain) => (Some(domain), Lookup::Unmarked),
-        None => (
-            or_none(Domain::lookup_by_name(connect, &name)).map_err(failed)?,
-            Lookup::Other,
-        ),
-    };
-    let Some(domain) = domain else {
-        return Ok(Lookup::Nothing);
+    let (domain, another): (_, fn(String) -> Lookup) = match domain_of(connect, key)? {
+        Sought::Nothing => return Ok(Lookup::Nothing),
+        Sought::ByUuid(domain) => (domain, Lookup::Unmarked),
+        Sought::ByName(domain) => (domain, Lookup::Other),
     };
     Ok(match record(&domain)? {
         Noted::Gone => Lookup::Nothing,
-        Noted::Nothing => another(format!("domain `{name}`, which no machine has")),
+        Noted::Nothing => another(format!("domain `{}`, which no machine has", key.domain_name())),
         Noted::Machine(record) if record.is_of(key) => Lookup::Ours(Box::new(Vm {
             domain,
             record: *record,
@@ -103,6 +94,26 @@ pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
             record.provider_id
         )),
     })
+}
+
+/// What may be the domain of a machine, by what it was found.
+enum Sought {
+    Nothing,
+    ByUuid(Domain),
+    ByName(Domain),
+}
+
+/// Finds the domain that may be a machine's, without reading what is noted of it.
+fn domain_of(connect: &Connect, key: &MachineKey) -> Result<Sought> {
+    let (name, uuid) = (key.domain_name(), key.uuid().to_string());
+    let failed = |error| status(&format!("looking for domain `{name}`"), error);
+    // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
+    let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
+    if let Some(domain) = by_uuid {
+        return Ok(Sought::ByUuid(domain));
+    }
+    let by_name = or_none(Domain::lookup_by_name(connect, &name)).map_err(failed)?;
+    Ok(by_name.map_or(Sought::Nothing, Sought::ByName))
 }
 
 /// Nothing where the host says that there is no such domain.

@@ -4,8 +4,9 @@ use cmi_driver::{Code, Result, Status};
 use virt::connect::Connect;
 use virt::error::ErrorNumber;
 use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
 
-use super::{Lookup, Vm, look};
+use super::{Lookup, Sought, Vm, domain_of, look};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::metadata::Record;
@@ -38,6 +39,27 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
     }
 }
 
+/// The same on a host that can't have the machine, as far as is known. One that can't say what it has, or lacks
+/// what it takes to look, is as one that is down: it does not hold up the deletion on the host that has it. What
+/// is found there all the same has to go.
+///
+/// # Errors
+/// Those of removing what was found.
+pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result<()> {
+    let unseen = |status: Status| {
+        tracing::debug!(machine = key.name, %status, "a host that can't have the machine was not looked through");
+        Ok(())
+    };
+    match domain_of(connect, key) {
+        Err(status) => unseen(status),
+        Ok(Sought::ByUuid(_) | Sought::ByName(_)) => delete(connect, key, &[]),
+        Ok(Sought::Nothing) => match volumes(connect, key) {
+            Ok(found) => remove(found),
+            Err(status) => unseen(status),
+        },
+    }
+}
+
 /// Another process may have defined or started it while its volumes were removed: a domain that runs while
 /// it is undefined is there until it ends.
 fn is_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
@@ -51,24 +73,35 @@ fn is_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
 
 /// The machine's volumes, in whatever pool they are: its spec may have named another one.
 fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
-    let failed = |error| status("looking for the volumes of the machine", error);
-    let prefix = key.volume_prefix();
     for name in storage_pools {
         read_again(connect, name)?;
     }
+    remove(volumes(connect, key)?)
+}
+
+/// The machine's volumes in the pools that are active.
+fn volumes(connect: &Connect, key: &MachineKey) -> Result<Vec<StorageVol>> {
+    let failed = |error| status("looking for the volumes of the machine", error);
+    let (prefix, mut found) = (key.volume_prefix(), Vec::new());
     let pools = connect
         .list_all_storage_pools(virt_sys::VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)
         .map_err(failed)?;
     for pool in pools {
         for volume in pool.list_all_volumes(0).map_err(failed)? {
-            if !volume.get_name().map_err(failed)?.starts_with(&prefix) {
-                continue;
+            if volume.get_name().map_err(failed)?.starts_with(&prefix) {
+                found.push(volume);
             }
-            match volume.delete(0) {
-                Ok(()) => {}
-                Err(error) if error.code() == ErrorNumber::NoStorageVolume => {}
-                Err(error) => return Err(of_a_volume("deleting a volume of the machine", error)),
-            }
+        }
+    }
+    Ok(found)
+}
+
+fn remove(volumes: Vec<StorageVol>) -> Result<()> {
+    for volume in volumes {
+        match volume.delete(0) {
+            Ok(()) => {}
+            Err(error) if error.code() == ErrorNumber::NoStorageVolume => {}
+            Err(error) => return Err(of_a_volume("deleting a volume of the machine", error)),
         }
     }
     Ok(())

@@ -1,9 +1,12 @@
 //! What administrators, and other processes of the driver, do to machines.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
 use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, Record};
+use capcmi_driver_libvirt::{Config, LibvirtDriver};
 use cmi_driver::{
     Code, Driver as _, InitializeMachineRequest, LastKnownState, MachineRef, ProviderId,
     RestartMachineRequest, ShutDownMachineRequest, Status, UpdateMachineRequest, tags,
@@ -12,7 +15,8 @@ use futures::future::join_all;
 use serde_json::json;
 
 use crate::lab::machines::{ELEMENT, code, create, create_with, delete, domain, is_up, key, note, status};
-use crate::lab::{self, CLUSTER, Lab, machine, sha256};
+use crate::lab::wire::{Fate, Way, procedure};
+use crate::lab::{self, CLUSTER, HOSTS, Lab, machine, sha256};
 
 const LIVE_AND_CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE | virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
 
@@ -151,6 +155,45 @@ async fn a_vm_whose_definition_is_gone_while_it_runs_is_the_machines_until_its_d
     let rotated = format!("capcmi-{}-console.log.0", key(&machine).uuid());
     fs::write(lab.of("host-a").join("machines").join(rotated), "GUEST\n")?;
     delete(&driver, &machine, Some(&id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-DE-07, DRV-DE-16
+#[tokio::test]
+async fn a_host_that_can_not_have_the_machine_holds_its_deletion_up_only_with_a_domain_of_it() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    lab.lay_wire("host-a", Arc::new(|_| Fate::Passes))?;
+    let failing = Arc::new(AtomicU32::new(0));
+    let fails = Arc::clone(&failing);
+    lab.lay_wire(
+        "host-b",
+        Arc::new(move |message| {
+            if message.is(Way::There, &[fails.load(Ordering::SeqCst)], "") {
+                return Fate::Refused(1, "internal error: canary".to_owned());
+            }
+            Fate::Passes
+        }),
+    )?;
+    let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&HOSTS)?)?);
+    let on_a = on_a("m");
+    for procedure in [procedure::LOOK_UP[0], procedure::LIST_POOLS[0]] {
+        failing.store(procedure, Ordering::SeqCst);
+        let id = create(&driver, &on_a).await?.provider_id;
+        delete(&driver, &on_a, Some(&id)).await?;
+        assert_eq!(lab.left()?, Vec::<String>::new());
+    }
+    // A VM that is there all the same.
+    failing.store(0, Ordering::SeqCst);
+    let on_b = machine("m", &json!({"failureDomain": "host-b"}), b"");
+    create(&driver, &on_b).await?;
+    failing.store(procedure::UNDEFINE[1], Ordering::SeqCst);
+    let kept = delete(&driver, &on_a, None).await;
+    assert_eq!(code(&kept), Some(Code::Internal), "{kept:?}");
+    failing.store(0, Ordering::SeqCst);
+    delete(&driver, &on_a, None).await?;
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }

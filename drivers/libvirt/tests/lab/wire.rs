@@ -45,6 +45,10 @@ pub mod procedure {
     pub const UPLOAD: [u32; 1] = [208];
     /// `virDomainUndefine`.
     pub const UNDEFINE: [u32; 2] = [35, 231];
+    /// `virDomainLookupByUUID`.
+    pub const LOOK_UP: [u32; 1] = [24];
+    /// `virConnectListAllStoragePools`.
+    pub const LIST_POOLS: [u32; 1] = [281];
     /// `virDomainSetMetadata`.
     pub const NOTE: [u32; 1] = [264];
     /// Those that open and close a connection: the rest is about what is on the host.
