@@ -49,10 +49,17 @@ pub struct Domain<'a> {
 /// How a guest gets its bootstrap data.
 #[derive(Debug)]
 pub enum Bootstrap<'a> {
-    /// A NoCloud seed in this volume.
+    /// A NoCloud seed in the volume at this path of the host.
     Seed(&'a str),
-    /// A file for Ignition at this path of the host.
-    Ignition(&'a str),
+    /// By QEMU's `fw_cfg`, which has no metadata beside the data.
+    Ignition {
+        /// The file for Ignition, by its path on the host.
+        path: &'a str,
+        /// The name of the guest.
+        hostname: &'a str,
+        /// What its kubelet has to report.
+        provider_id: &'a str,
+    },
 }
 
 /// What a network interface is attached to.
@@ -103,9 +110,16 @@ impl Domain<'_> {
                     text(xml, "shares", &shares.to_string())
                 })?;
             }
-            if let Bootstrap::Ignition(path) = self.bootstrap {
+            if let Bootstrap::Ignition {
+                path,
+                hostname,
+                provider_id,
+            } = self.bootstrap
+            {
                 element(xml, "sysinfo", &[("type", "fwcfg")], |xml| {
-                    empty(xml, "entry", &[("name", "opt/com.coreos/config"), ("file", path)])
+                    empty(xml, "entry", &[("name", "opt/com.coreos/config"), ("file", path)])?;
+                    fw_cfg(xml, "opt/io.capcmi/hostname", hostname)?;
+                    fw_cfg(xml, "opt/io.capcmi/provider_id", provider_id)
                 })?;
             }
             self.write_boot(xml)?;
@@ -280,6 +294,13 @@ fn text(xml: &mut Xml, name: &str, content: &str) -> io::Result<()> {
     Ok(())
 }
 
+fn fw_cfg(xml: &mut Xml, name: &str, content: &str) -> io::Result<()> {
+    xml.create_element("entry")
+        .with_attribute(("name", name))
+        .write_text_content(BytesText::new(content))?;
+    Ok(())
+}
+
 fn mebibytes(xml: &mut Xml, name: &str, amount: u64) -> io::Result<()> {
     let amount = amount.to_string();
     xml.create_element(name)
@@ -346,7 +367,11 @@ mod tests {
             virt_type: VirtType::Kvm,
             firmware: Firmware::Efi,
             direct_boot: Some(&boot),
-            bootstrap: Bootstrap::Ignition("/pool/i.ign"),
+            bootstrap: Bootstrap::Ignition {
+                path: "/pool/i.ign",
+                hostname: "m-1",
+                provider_id: "libvirt://host-a/0b0b",
+            },
             attachment: Attachment::Bridge("br0"),
             cpu_shares: None,
             ..domain(&record)
@@ -355,7 +380,9 @@ mod tests {
         for part in [
             "<domain type=\"kvm\">",
             "<cpu mode=\"host-model\"/>",
-            "<sysinfo type=\"fwcfg\"><entry name=\"opt/com.coreos/config\" file=\"/pool/i.ign\"/></sysinfo>",
+            "<sysinfo type=\"fwcfg\"><entry name=\"opt/com.coreos/config\" file=\"/pool/i.ign\"/>\
+                <entry name=\"opt/io.capcmi/hostname\">m-1</entry>\
+                <entry name=\"opt/io.capcmi/provider_id\">libvirt://host-a/0b0b</entry></sysinfo>",
             "<os firmware=\"efi\">",
             "<firmware><feature enabled=\"no\" name=\"secure-boot\"/>\
                 <feature enabled=\"no\" name=\"enrolled-keys\"/></firmware>",

@@ -288,7 +288,11 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         direct_boot: request.image.direct_boot.as_ref(),
         root_path: &root_path,
         bootstrap: if is_ignition {
-            Bootstrap::Ignition(&seed_path)
+            Bootstrap::Ignition {
+                path: &seed_path,
+                hostname: &instance.hostname,
+                provider_id: &instance.provider_id,
+            }
         } else {
             Bootstrap::Seed(&seed_path)
         },

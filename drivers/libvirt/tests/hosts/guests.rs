@@ -98,7 +98,8 @@ async fn a_disk_with_a_boot_loader_boots_with_bios_and_with_uefi_and_takes_its_s
 }
 
 #[tokio::test]
-async fn ignition_is_read_by_the_guest_from_its_firmware_and_there_is_no_seed_beside_it() -> Result<()> {
+async fn ignition_is_read_by_the_guest_from_its_firmware_with_its_name_and_provider_id_and_no_seed()
+-> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };
@@ -111,12 +112,14 @@ async fn ignition_is_read_by_the_guest_from_its_firmware_and_there_is_no_seed_be
         .secrets
         .insert(USER_DATA_FORMAT.to_owned(), format)
         .map_err(anyhow::Error::msg)?;
-    create(&driver, &machine).await?;
+    let made = create(&driver, &machine).await?;
     let console = booted(&lab, &machine).await?;
-    has(
-        &console,
-        &format!("GUEST ignition user-data={} disks=1", sha256(&ignition)),
-    )?;
+    for told in [
+        format!("GUEST ignition user-data={} disks=1", sha256(&ignition)),
+        format!("GUEST told hostname=ignited provider_id={}", made.provider_id),
+    ] {
+        has(&console, &told)?;
+    }
     delete(&driver, &machine, None).await?;
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())

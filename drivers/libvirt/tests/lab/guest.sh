@@ -72,6 +72,8 @@ ignition=/sys/firmware/qemu_fw_cfg/by_name/opt/com.coreos/config/raw
 if [ -e $ignition ]; then
     cat $ignition >/www/user-data
     echo "GUEST ignition user-data=$(sha256sum </www/user-data | cut -d' ' -f1) disks=$(ls /sys/block | grep -c '^vd')"
+    own=/sys/firmware/qemu_fw_cfg/by_name/opt/io.capcmi
+    echo "GUEST told hostname=$(cat $own/hostname/raw) provider_id=$(cat $own/provider_id/raw)"
 else
     for i in $(seq 20); do seed=$(findfs LABEL=cidata 2>/dev/null) && break; sleep 0.2; done
     if ! mount -o ro -t iso9660 "$seed" /mnt; then
