@@ -545,7 +545,8 @@ struct WorkerCounts {
     clusters: u16,
     templates: u16,
     nodes: u16,
-    /// Of Machines whose volumes are drained: before an eviction each may ask a driver for the ids of volumes.
+    /// Of Machines whose volumes are drained: before an eviction each may ask a driver for the ids of
+    /// volumes.
     drains: u16,
 }
 

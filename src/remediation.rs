@@ -6,8 +6,8 @@
 //!
 //! # Guarantees
 //! * A VM is restarted no more often than the strategy says, whenever the provider ends and wherever the
-//!   object is moved to: each restart is written down before the driver is called. It is taken back only where
-//!   it is certain that none was made.
+//!   object is moved to: each restart is written down before the driver is called. It is taken back only
+//!   where it is certain that none was made.
 //! * Only a VM is restarted that this provider has made for this Machine, by an identity that may be trusted.
 
 mod answer;

@@ -17,8 +17,8 @@ pub enum RestartResult {
 }
 
 impl RestartResult {
-    /// By the answer. An outage or credentials that have expired use up no restart: a Machine would be replaced
-    /// of which no VM was restarted.
+    /// By the answer. An outage or credentials that have expired use up no restart: a Machine would be
+    /// replaced of which no VM was restarted.
     pub fn of(answer: &Result<(), Status>) -> Self {
         let Err(status) = answer else {
             return Self::Made;

@@ -133,8 +133,8 @@ impl LiveMachine {
         self.waiting_since().map(|since| self.limit_from(since))
     }
 
-    /// Since when Cluster API waits for the hook. Before v1.14 the condition alone says that it does; its time
-    /// is that of the deletion, which the hook comes first in.
+    /// Since when Cluster API waits for the hook. Before v1.14 the condition alone says that it does; its
+    /// time is that of the deletion, which the hook comes first in.
     fn waiting_since(&self) -> Option<Timestamp> {
         let said = self.status.deletion.wait_for_pre_drain_hook_start_time.as_ref();
         let shown = || {

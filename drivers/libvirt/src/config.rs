@@ -255,7 +255,8 @@ fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
     }
 }
 
-/// How a host may be reached. `tcp` lets in whatever can connect to the host's port, and `ext` runs a program.
+/// How a host may be reached. `tcp` lets in whatever can connect to the host's port, and `ext` runs a
+/// program.
 const TRANSPORTS: [&str; 5] = ["unix", "tls", "ssh", "libssh", "libssh2"];
 
 fn qemu_uri<C>(uri: &str, _: &C) -> garde::Result {

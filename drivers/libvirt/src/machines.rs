@@ -399,7 +399,8 @@ impl Vm {
     }
 
     /// A host that was started again has its machines again. It comes with the first start, which is repeated
-    /// until it is noted: right after the definition, a call that is cut off there would never make up for it.
+    /// until it is noted: right after the definition, a call that is cut off there would never make up for
+    /// it.
     fn have_it_started_with_the_host(&self) -> Result<()> {
         match self.domain.set_autostart(true) {
             Ok(_) => Ok(()),

@@ -102,8 +102,8 @@ impl Record {
         .find_map(|(field, same)| (!same).then_some(field))
     }
 
-    /// JSON escapes all that XML has no way to write, but for two characters. They stand in texts alone, where
-    /// they may be escaped, too.
+    /// JSON escapes all that XML has no way to write, but for two characters. They stand in texts alone,
+    /// where they may be escaped, too.
     fn to_json(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string(self)?;
         Ok(text.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff"))

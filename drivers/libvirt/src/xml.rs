@@ -245,8 +245,8 @@ impl Volume<'_> {
     }
 }
 
-/// By its path, and not by pool and volume: of those libvirt's AppArmor profile of the guest knows nothing, and
-/// QEMU may not open them.
+/// By its path, and not by pool and volume: of those libvirt's AppArmor profile of the guest knows nothing,
+/// and QEMU may not open them.
 fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, fixed: bool) -> io::Result<()> {
     element(xml, "disk", &[("type", "file"), ("device", "disk")], |xml| {
         empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;

@@ -39,9 +39,9 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
     }
 }
 
-/// The same on a host that can't have the machine, as far as is known. One that can't say what it has, or lacks
-/// what it takes to look, is as one that is down: it does not hold up the deletion on the host that has it. What
-/// is found there all the same has to go.
+/// The same on a host that can't have the machine, as far as is known. One that can't say what it has, or
+/// lacks what it takes to look, is as one that is down: it does not hold up the deletion on the host that has
+/// it. What is found there all the same has to go.
 ///
 /// # Errors
 /// Those of removing what was found.
