@@ -163,13 +163,7 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_reported_once(
     };
     provider.finds_driver_reachable(true).await?;
     reported("True").await?;
-
-    let before = audit::writes(&world)?.len();
-    plugin.kill();
-    provider.finds_driver_reachable(false).await?;
-    plugin.listen(&world).await?;
-    provider.finds_driver_reachable(true).await?;
-    // Lists of the inventory: what the return leads to has happened.
+    // Lists of the inventory, which come each second.
     let lists = || -> Result<usize> {
         let calls = cloud.calls()?;
         Ok(calls
@@ -177,6 +171,19 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_reported_once(
             .filter(|call| call.operation == Operation::ListMachines)
             .count())
     };
+    // The grace is over in which nothing is settled, and with it the look at the InfraCluster that follows.
+    eventually(DEADLINE, "lists for longer than the grace", async || {
+        ensure!(lists()? > 12, "{} lists", lists()?);
+        Ok(())
+    })
+    .await?;
+
+    let before = audit::writes(&world)?.len();
+    plugin.kill();
+    provider.finds_driver_reachable(false).await?;
+    plugin.listen(&world).await?;
+    provider.finds_driver_reachable(true).await?;
+    // What the return leads to has happened.
     let seen = lists()?;
     eventually(DEADLINE, "lists after the return", async || {
         ensure!(lists()? > seen + 5, "{} lists", lists()? - seen);
