@@ -48,8 +48,8 @@ release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=â€
 	SBOM='$(SBOM)' BUILDER='$(BUILDER)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
 
 .PHONY: book
-book: ## Build the documentation as a book in out/book and check its links; wants mdbook (`cargo install --locked mdbook`).
-	mdbook build
+book: ## Build the documentation as a book in out/book and check its links.
+	"$$(CARGO='$(CARGO)' hack/mdbook.sh)" build
 	python3 hack/book/check_links.py out/book
 
 .PHONY: docker-build
