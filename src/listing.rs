@@ -1,4 +1,7 @@
 //! Lists of VMs: what a driver answers for a class, with the credentials of an account.
+//!
+//! This is not a `driver_query`: the inventory and the commands are no reconciles that a waker runs again, so
+//! they wait for their permit; and they ask once what the driver can do, for many lists.
 
 use std::sync::Arc;
 

@@ -582,12 +582,25 @@ enum Point {
     Call(Side),
 }
 
-/// The writes of an update, in their order.
+/// The writes of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Write {
     Request,
     BlockMove,
     Applied,
+    /// That it is done, of a new template in which nothing differs: the VM is not touched.
+    Report,
+}
+
+impl Write {
+    /// How many come before it.
+    fn index(self) -> usize {
+        match self {
+            Self::Request => 0,
+            Self::BlockMove | Self::Report => 1,
+            Self::Applied => 2,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -602,7 +615,7 @@ const AT_ONCE: usize = 3;
 #[tokio::test]
 async fn killed_at_any_point_of_an_update_in_place_the_provider_finishes_it() -> Result<()> {
     let sides = [Side::Before, Side::After];
-    let writes = [Write::Request, Write::BlockMove, Write::Applied];
+    let writes = [Write::Request, Write::BlockMove, Write::Applied, Write::Report];
     let points = writes
         .into_iter()
         .flat_map(|write| sides.map(|side| Point::Write(write, side)))
@@ -618,9 +631,13 @@ async fn killed_at(point: Point) -> Result<()> {
     let mut in_place = InPlace::new("in-place-killed").await?;
     let gate = Gate::new();
     let fault = match point {
-        Point::Write(write, Side::Before) => Some((write as usize, Fault::HoldBefore(gate.clone()))),
-        Point::Write(write, Side::After) => Some((write as usize, Fault::HoldAfter(gate.clone()))),
+        Point::Write(write, Side::Before) => Some((write.index(), Fault::HoldBefore(gate.clone()))),
+        Point::Write(write, Side::After) => Some((write.index(), Fault::HoldAfter(gate.clone()))),
         Point::Call(_) => None,
+    };
+    let wanted = match point {
+        Point::Write(Write::Report, _) => "bronze",
+        Point::Write(..) | Point::Call(_) => "gold",
     };
     let armed = Arc::new(AtomicBool::new(false));
     let hook = {
@@ -654,7 +671,7 @@ async fn killed_at(point: Point) -> Result<()> {
         cloud.fail(json!([{"operation": "UpdateMachine", "hang": hang}]))?;
     }
     armed.store(true, Ordering::SeqCst);
-    retemplate(&fleet, "md-2", tier("gold")).await?;
+    retemplate(&fleet, "md-2", tier(wanted)).await?;
     if hang.is_some() {
         called(cloud, &before[0].name).await?;
     } else {
@@ -664,7 +681,7 @@ async fn killed_at(point: Point) -> Result<()> {
     drop(replica);
     cloud.fail(json!([]))?;
     let _again = in_place.provider.clone().named("again").start(world).await?;
-    updated(&in_place, &fleet, "gold").await?;
+    updated(&in_place, &fleet, wanted).await?;
     fleet.running(1).await?;
     ensure!(ids(&cloud.holds(1).await?) == ids(&before), "the VM was replaced");
     Extension::unregister(world).await

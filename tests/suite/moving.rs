@@ -8,14 +8,13 @@ use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, READY, VIRTUAL_MACHINE_UP
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use cmi_driver::Operation;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use management_cluster::eventually;
 use management_cluster::stand_in::StandInController;
 use serde_json::json;
 
 use crate::support::by_hand::{says, small};
-use crate::support::fleet::objects;
+use crate::support::fleet::copy_bootstrap_secret;
 use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds
@@ -89,14 +88,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     }
     ensure!(cloud.vms()? == vms, "VMs were touched");
 
-    // Bootstrap data without an owner is the user's to bring.
-    let mut secret = objects(&source, "", "v1", "Secret").get("boot").await?;
-    secret.metadata = ObjectMeta {
-        name: secret.metadata.name,
-        namespace: secret.metadata.namespace,
-        ..ObjectMeta::default()
-    };
-    management_cluster::apply(&target.admin, serde_json::to_value(secret)?).await?;
+    copy_bootstrap_secret(&source, &target, "boot").await?;
     moved.scale(3).await?;
     moved.running(3).await?;
     let clusters: Vec<_> = cloud

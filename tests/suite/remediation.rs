@@ -21,7 +21,7 @@ use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::backing::with_every_backing;
-use crate::support::fleet::objects;
+use crate::support::fleet::{copy_bootstrap_secret, objects};
 use crate::support::plugin::Plugin;
 use crate::support::provider::service_account;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
@@ -529,7 +529,8 @@ async fn killed_when_taken_back(side: fn(Gate) -> Fault, calls: usize) -> Result
     restarts(&cloud, "m", calls).await
 }
 
-/// The restarts that were made count at the target of a move, and none is made there again.
+/// The restarts that were made count at the target of a move, and none is made there again: when the Node has
+/// had its time, the owner replaces the Machine, whose move has lost that it is unhealthy.
 #[tokio::test]
 async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()> {
     let source = World::new("restart-move").await?;
@@ -557,6 +558,24 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
     ensure!(
         cloud.holds(1).await?[0].id == vms[0].id,
         "another VM than before the move"
+    );
+
+    copy_bootstrap_secret(&source, &target, "boot").await?;
+    let over = json!({"spec": {"strategy": {"timeoutSeconds": 1}}}).to_string();
+    target.kubectl(&[
+        "patch",
+        "inframachineremediation",
+        &name,
+        "--type=merge",
+        "-p",
+        &over,
+    ])?;
+    replaced(&target, &name).await?;
+    restarts(&cloud, &name, 1).await?;
+    Fleet::of(&target, "md").running(1).await?;
+    ensure!(
+        cloud.holds(1).await?[0].id != vms[0].id,
+        "the Machine has the VM of the one that was replaced"
     );
     Ok(())
 }

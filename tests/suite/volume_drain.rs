@@ -386,6 +386,145 @@ async fn killed_around_any_write_of_a_drain_the_provider_goes_on_where_it_was() 
     machine.gone().await
 }
 
+/// What is written while a pod is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DrainWrite {
+    /// The Node takes no new pods.
+    Cordon,
+    /// The eviction itself.
+    Eviction,
+    /// Which pod is evicted, or that its eviction was refused.
+    Record,
+}
+
+impl DrainWrite {
+    fn is(self, request: &ProxiedRequest) -> bool {
+        match self {
+            Self::Cordon => request.method == Method::PATCH && request.path.contains("/nodes/"),
+            Self::Eviction => {
+                request.method == Method::POST
+                    && request.path.ends_with("/eviction")
+                    && !request.query.contains("dryRun")
+            }
+            Self::Record => {
+                request.method == Method::PATCH
+                    && request.path.contains("/inframachines/")
+                    && !request.path.ends_with("/status")
+            }
+        }
+    }
+}
+
+/// Killed around what it writes to the workload cluster, while it waits for the driver, and around the record
+/// of a refused eviction, the provider goes on where the drain was, and evicts no other pod meanwhile.
+#[tokio::test]
+async fn killed_around_cordon_call_and_eviction_the_provider_goes_on_where_the_drain_was() -> Result<()> {
+    let world = World::new("volumes-evictions").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let trap = Arc::new(Mutex::new(None::<(DrainWrite, Fault)>));
+    let set = |write, fault| {
+        *trap.lock().unwrap_or_else(PoisonError::into_inner) = Some((write, fault));
+    };
+    let hook_of_proxy = || {
+        let trap = Arc::clone(&trap);
+        move |request: &ProxiedRequest| {
+            let mut trap = trap.lock().unwrap_or_else(PoisonError::into_inner);
+            let sprung = trap.take_if(|(write, _)| write.is(request));
+            sprung.map_or(Fault::None, |(_, fault)| fault)
+        }
+    };
+    let proxy = Proxy::start(&world.management, hook_of_proxy()).await?;
+    let to_nodes = Proxy::of_workload(&world.management, hook_of_proxy()).await?;
+    let provider = provider(&cloud, json!({})).through(proxy.kubeconfig(&service_account(&world).await?)?);
+    let _kubelets = cloud.kubelets();
+    world.cluster("one").await?;
+    let workload = world.management.workload().await?;
+    let kubeconfig = std::fs::read_to_string(to_nodes.kubeconfig(workload.admin_kubeconfig())?)?;
+    let first = provider.clone().named("first").start(&world).await?;
+    let (machine, node) = drained(&world, "e-1", "30m").await?;
+    drop(first);
+    // Core has its connection: what goes this way is the provider's.
+    let secret = json!({"stringData": {"value": kubeconfig}}).to_string();
+    world.kubectl(&["patch", "secret", "one-kubeconfig", "--type=merge", "-p", &secret])?;
+    let volumes = ["a", "b"].map(|claim| format!("kubernetes.io/csi/d.example.com^{claim}"));
+    let volumes = [volumes[0].as_str(), volumes[1].as_str()];
+    for claim in ["a", "b"] {
+        let source = json!({"csi": {"driver": "d.example.com", "volumeHandle": claim}});
+        node.volume(claim, source).await?;
+        node.pod(claim, &[claim], json!({"labels": {"app": claim}}))
+            .await?;
+    }
+    node.attach(&volumes).await?;
+    let started = async |name: &str| provider.clone().named(name).start(&world).await;
+    let reached = async |gate: &Gate, what: &str| {
+        let reached = tokio::time::timeout(DEADLINE, gate.reached()).await;
+        reached.with_context(|| format!("{what}: it was never written"))
+    };
+    // Starts the provider, and kills it around its next write of this kind.
+    let killed = async |name: &str, write: DrainWrite, side: fn(Gate) -> Fault| -> Result<()> {
+        let gate = Gate::new();
+        set(write, side(gate.clone()));
+        let replica = started(name).await?;
+        reached(&gate, name).await?;
+        drop(replica);
+        Ok(())
+    };
+
+    machine.delete().await?;
+    killed("before-cordon", DrainWrite::Cordon, Fault::HoldBefore).await?;
+    ensure!(!node.is_cordoned().await?, "it was cordoned");
+    killed("after-cordon", DrainWrite::Cordon, Fault::HoldAfter).await?;
+    ensure!(node.is_cordoned().await?, "it was not cordoned");
+
+    cloud.fail(json!([{"operation": "GetVolumeIDs", "hang": "before"}]))?;
+    let asks = started("in-call").await?;
+    eventually(DEADLINE, "a driver that is asked", async || {
+        let is_asked = |call: &cmi_simulated::CallLine| call.operation == Operation::GetVolumeIds;
+        ensure!(cloud.calls()?.iter().any(is_asked), "it was not asked");
+        Ok(())
+    })
+    .await?;
+    drop(asks);
+    cloud.fail(json!([]))?;
+    node.leaving(&[]).await?;
+
+    killed("before-eviction", DrainWrite::Eviction, Fault::HoldBefore).await?;
+    node.leaving(&[]).await?;
+    killed("after-eviction", DrainWrite::Eviction, Fault::HoldAfter).await?;
+    node.leaving(&["a"]).await?;
+    node.ends("a").await?;
+    let waits = started("waits").await?;
+    waits_for(&world, "e-1", &["a", volumes[0]]).await?;
+    node.leaving(&[]).await?;
+    drop(waits);
+    node.attach(&volumes[1..]).await?;
+
+    // A budget that comes between the dry run and the eviction.
+    for (name, side) in [
+        ("before-refused", Fault::HoldBefore as fn(Gate) -> Fault),
+        ("after-refused", Fault::HoldAfter),
+    ] {
+        node.budget("b", 1).await?;
+        let (evicts, records) = (Gate::new(), Gate::new());
+        set(DrainWrite::Eviction, Fault::HoldBefore(evicts.clone()));
+        let replica = started(name).await?;
+        reached(&evicts, name).await?;
+        node.budget("b", 0).await?;
+        set(DrainWrite::Record, side(records.clone()));
+        evicts.open();
+        reached(&records, name).await?;
+        drop(replica);
+        node.leaving(&[]).await?;
+    }
+    node.budget("b", 1).await?;
+    let _last = started("last").await?;
+    node.leaving(&["b"]).await?;
+    node.ends("b").await?;
+    node.attach(&[]).await?;
+    machine.gone().await
+}
+
 /// An outage of the driver holds the eviction up, and is shown.
 #[tokio::test]
 async fn a_driver_that_is_away_is_asked_again_before_a_pod_is_evicted() -> Result<()> {
@@ -724,6 +863,12 @@ impl NodeOfCase {
             .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(status))
             .await?;
         Ok(())
+    }
+
+    /// Whether it takes no new pods.
+    async fn is_cordoned(&self) -> Result<bool> {
+        let node = Api::<Node>::all(self.client.clone()).get(&self.name).await?;
+        Ok(node.spec.and_then(|spec| spec.unschedulable).unwrap_or_default())
     }
 
     /// Waits until these pods, and no others, are on their way out.

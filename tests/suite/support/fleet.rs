@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachine;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use management_cluster::eventually;
@@ -201,5 +202,17 @@ pub async fn bootstrap_secret(world: &World, name: &str) -> Result<()> {
         "stringData": {"value": data, "format": "cloud-config"},
     });
     management_cluster::apply(&world.admin, secret).await?;
+    Ok(())
+}
+
+/// What a user does beside a move: bootstrap data without an owner are left behind.
+pub async fn copy_bootstrap_secret(source: &World, target: &World, name: &str) -> Result<()> {
+    let mut secret = objects(source, "", "v1", "Secret").get(name).await?;
+    secret.metadata = ObjectMeta {
+        name: secret.metadata.name,
+        namespace: secret.metadata.namespace,
+        ..ObjectMeta::default()
+    };
+    management_cluster::apply(&target.admin, serde_json::to_value(secret)?).await?;
     Ok(())
 }
