@@ -1,6 +1,6 @@
 //! What happens, in order.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -67,7 +67,7 @@ async fn bring_up(
     screen.doing(&format!(
         "starting capcmi under its ServiceAccount, with the {name} driver"
     ));
-    let mut provider = start_provider(management, binary, &backend).await?;
+    let mut provider = start_provider(management, binary.clone(), &backend).await?;
     screen.doing("starting a workload cluster for the machines to join");
     let workload = management.workload().await?;
     let _kubelets = backend.kubelets(management).await?;
@@ -96,7 +96,7 @@ async fn bring_up(
         backend.consoles(&then).iter().for_each(|line| screen.say(line));
         return Ok(());
     }
-    let how_to_reach = how_to_reach(management, workload.admin_kubeconfig());
+    let how_to_reach = how_to_reach(management, &binary, workload.admin_kubeconfig());
     loop {
         let rows = fleet.look().await?;
         screen.note(&[how_to_reach.clone(), backend.consoles(&rows)].concat());
@@ -190,12 +190,17 @@ async fn running(screen: &Screen, fleet: &Fleet, provider: &mut Launched, count:
     }
 }
 
-fn how_to_reach(management: &ManagementCluster, workload: &std::path::Path) -> Vec<String> {
+fn how_to_reach(management: &ManagementCluster, capcmi: &Path, workload: &Path) -> Vec<String> {
     vec![
         "In another terminal:".to_owned(),
         format!("  export KUBECONFIG={}", management.admin_kubeconfig().display()),
-        format!("  alias kubectl={}", management.programs().kubectl.display()),
+        format!(
+            "  alias kubectl={} capcmi={}",
+            management.programs().kubectl.display(),
+            capcmi.display()
+        ),
         "  kubectl get machines,inframachines -o wide".to_owned(),
+        "  capcmi describe machine NAME".to_owned(),
         format!("  kubectl scale machinedeployment {NAME} --replicas=7"),
         format!("  kubectl get nodes --kubeconfig={}", workload.display()),
         format!(
