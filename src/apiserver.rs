@@ -9,7 +9,7 @@ pub mod pages;
 pub mod secrets;
 mod status;
 
-pub use error::Error;
+pub use error::{Error, in_words};
 #[cfg(test)]
 pub(crate) use events::tests::recorded;
 pub use events::{Events, Note};

@@ -38,7 +38,7 @@ use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::{Presence, Report};
 use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
-use crate::metrics::{Kind, MachineCount, Metrics};
+use crate::metrics::{INVALID_PHASE, Kind, MachineCount, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::Reconciler;
@@ -290,7 +290,7 @@ impl Controllers {
                             let driver = known(&drivers, &facts.shown_driver);
                             (phase, driver, namespace, &*facts.reason)
                         }
-                        None => ("Invalid", "", namespace, reason::UNREADABLE),
+                        None => (INVALID_PHASE, "", namespace, reason::UNREADABLE),
                     };
                     *counts.entry(key).or_default() += 1;
                 }

@@ -86,8 +86,18 @@ pub enum OrphanReason {
     Duplicate,
 }
 
-/// The phases that machines are counted by, beside `Invalid`.
-pub const PHASES: [&str; 5] = ["Pending", "Provisioned", "NotReady", "Failed", "Deleting"];
+/// The phase of a machine that does not fit its definition.
+pub const INVALID_PHASE: &str = "Invalid";
+
+/// The phases that machines are counted by.
+pub const PHASES: [&str; 6] = [
+    "Pending",
+    "Provisioned",
+    "NotReady",
+    "Failed",
+    "Deleting",
+    INVALID_PHASE,
+];
 
 /// Machines that have all of this in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,5 +1,7 @@
 //! What a person should do next. Pure.
 
+use std::collections::HashSet;
+
 use jiff::Timestamp;
 
 use super::machine::MachineFacts;
@@ -7,6 +9,8 @@ use super::vm::SeenVm;
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationState};
+use crate::identity;
+use crate::machine::driver_name;
 use cmi_driver::Code;
 
 /// What a person should do for a machine, what matters most first; never nothing.
@@ -25,6 +29,7 @@ pub(super) fn steps(facts: &MachineFacts, now: Timestamp) -> Vec<String> {
         is_false(conditions::READY)
     };
     let others = [
+        conditions::VIRTUAL_MACHINE_CREATED,
         conditions::DRIVER_REACHABLE,
         conditions::VIRTUAL_MACHINE_UP_TO_DATE,
         conditions::CREDENTIALS_MOVABLE,
@@ -33,17 +38,17 @@ pub(super) fn steps(facts: &MachineFacts, now: Timestamp) -> Vec<String> {
     ];
     let others = others.into_iter().filter_map(is_false);
     for shown in summary.into_iter().chain(others) {
-        let step = if shown.reason == reason::CREATION_TIMED_OUT {
-            last_code(machine).and_then(of_reason)
-        } else {
-            of_reason(&shown.reason)
+        let step = match shown.reason.as_str() {
+            reason::CREATION_TIMED_OUT => last_code(machine).and_then(of_reason).map(str::to_owned),
+            reason::DRIVER_NOT_CONFIGURED if identity::recorded_driver(machine).is_some() => {
+                Some(of_driver_taken_away(machine))
+            }
+            why => of_reason(why).map(str::to_owned),
         };
-        if let Some(step) = step
-            && !steps.iter().any(|said| said == step)
-        {
-            steps.push(step.to_owned());
-        }
+        steps.extend(step.map(|step| step.replace("inframachine NAME", &selector(machine))));
     }
+    let mut said = HashSet::new();
+    steps.retain(|step| said.insert(step.clone()));
     steps.extend(of_vm(facts));
     if steps.is_empty() {
         steps.push(of_silence(machine, now));
@@ -53,6 +58,32 @@ pub(super) fn steps(facts: &MachineFacts, now: Timestamp) -> Vec<String> {
 
 fn last_code(machine: &InfraMachine) -> Option<&str> {
     machine.status.as_ref()?.last_operation.as_ref()?.code.as_deref()
+}
+
+/// The object, as kubectl takes it.
+fn selector(machine: &InfraMachine) -> String {
+    let meta = &machine.metadata;
+    let name = meta.name.as_deref().unwrap_or_default();
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    format!("inframachine {name} --namespace {namespace}")
+}
+
+/// The driver of a VM that exists, or may: no other one can take its place.
+fn of_driver_taken_away(machine: &InfraMachine) -> String {
+    let last_resort = if machine.metadata.deletion_timestamp.is_some() {
+        format!(
+            " If that driver is gone for good, delete the VM by hand at its back end, and only then let the \
+                object go: kubectl annotate inframachine NAME {}=true",
+            labels::FORCE_DELETE
+        )
+    } else {
+        String::new()
+    };
+    format!(
+        "Have an administrator put the driver `{}` back into the drivers file, for this namespace, and \
+            restart the provider: a VM stays at the driver that made it.{last_resort}",
+        driver_name(machine)
+    )
 }
 
 fn of_pause(facts: &MachineFacts) -> String {
@@ -185,8 +216,7 @@ fn of_own_reason(why: &str) -> Option<&'static str> {
         reason::WAITING_FOR_CAPACITY => of_code(Code::ResourceExhausted),
         reason::DRIVER_NOT_CONFIGURED => {
             "Name a driver that is configured in spec.driver, or have an administrator add it to the drivers \
-                file, for this namespace. A VM stays at the driver that made it: put that one back, under \
-                its name."
+                file, for this namespace, and restart the provider."
         }
         reason::WAITING_FOR_OWNER => {
             "Nothing is done for an InfraMachine that no Machine controls: delete it, or restore the Machine \

@@ -15,7 +15,7 @@ use crate::api::bounded::Bounded;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, Parts};
-use crate::apiserver::pages;
+use crate::apiserver::{in_words, pages};
 use crate::configured_driver::{ConfiguredDrivers, Priority};
 use crate::machine::{driver_name, phase, phase_reason};
 use cmi_driver::{Capabilities, PluginInfo, Readiness, Status};
@@ -121,7 +121,8 @@ pub async fn gather(
             .cloned();
         let has_machines =
             cluster.is_some() && of_machines.contains(&(infra.metadata.namespace.clone(), cluster));
-        if has_machines || infra.spec.driver.as_deref() == Some(name) {
+        let own = infra.spec.driver.as_deref();
+        if own.map_or(has_machines, |own| own == name) {
             clusters.push(infra);
         }
     });
@@ -129,9 +130,7 @@ pub async fn gather(
     facts.more_clusters = clusters.len().saturating_sub(MOST_CLUSTERS);
     clusters.truncate(MOST_CLUSTERS);
     facts.clusters = clusters;
-    facts.orphans = orphans(client, namespace)
-        .await
-        .map_err(|error| error.to_string());
+    facts.orphans = orphans(client, namespace).await.map_err(|error| in_words(&error));
     Ok(facts)
 }
 

@@ -10,6 +10,7 @@ use super::vm::{self, SeenVm};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, GROUP, labels};
+use crate::apiserver::in_words;
 use crate::configured_driver::ConfiguredDrivers;
 
 /// What is known about a machine.
@@ -71,7 +72,7 @@ pub async fn gather(
     Ok(MachineFacts {
         cluster: cluster(client, &machine).await,
         vm: vm::of(client, drivers, &machine).await,
-        events: events.map_err(|error| error.to_string()),
+        events: events.map_err(|error| in_words(&error)),
         owners,
         machine,
     })
@@ -136,7 +137,7 @@ async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster,
     let clusters = Api::<Cluster>::namespaced(client.clone(), namespace);
     let found = clusters.get_opt(name).await;
     let cluster = found
-        .map_err(|error| format!("the Cluster `{name}` can't be read: {error}"))?
+        .map_err(|error| format!("the Cluster `{name}` can't be read: {}", in_words(&error)))?
         .ok_or_else(|| format!("there is no Cluster `{name}` in namespace `{namespace}`"))?;
     let reference = cluster.spec.infrastructure_ref.as_ref();
     let ours = reference.filter(|infra| infra.api_group == GROUP && infra.kind == "InfraCluster");
@@ -156,7 +157,7 @@ async fn infra_cluster(client: &Client, namespace: &str, name: &str) -> Result<I
     let api = Api::<DeserializeGuard<InfraCluster>>::namespaced(client.clone(), namespace);
     let found = api.get_opt(name).await;
     found
-        .map_err(|error| format!("the InfraCluster `{name}` can't be read: {error}"))?
+        .map_err(|error| format!("the InfraCluster `{name}` can't be read: {}", in_words(&error)))?
         .ok_or_else(|| format!("there is no InfraCluster `{name}`"))?
         .0
         .map_err(|invalid| format!("the InfraCluster `{name}` can't be read: {}", invalid.error))

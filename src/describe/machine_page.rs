@@ -74,7 +74,10 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
 
 fn owners(page: &mut Page, facts: &MachineFacts) {
     page.section("Owners");
-    for owner in &facts.owners {
+    // The Cluster has a row of its own.
+    let below_cluster = facts.owners.iter();
+    let below_cluster = below_cluster.filter(|owner| facts.cluster.is_err() || owner.kind != "Cluster");
+    for owner in below_cluster {
         page.row(&owner.kind, &format!("{}{}", owner.name, state_of(owner)));
     }
     if facts.owners.is_empty() {

@@ -3,6 +3,8 @@
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta};
 
+use crate::apiserver::in_words;
+
 /// No chain of Cluster API is longer.
 const MOST: usize = 8;
 
@@ -57,7 +59,7 @@ pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
                 (OwnerState::There { phase, deleting }, Some(found.metadata))
             }
             Ok(Some(_) | None) => (OwnerState::Gone, None),
-            Err(error) => (OwnerState::Unread(error.to_string()), None),
+            Err(error) => (OwnerState::Unread(in_words(&error)), None),
         };
         chain.push(Owner {
             kind: owner.kind,

@@ -21,7 +21,7 @@ impl Page {
 
     /// A name and its value.
     pub(super) fn row(&mut self, name: &str, value: &str) {
-        let text = format!("  {name:<COLUMN$}{}", one_line(value));
+        let text = format!("  {name:<width$} {}", one_line(value), width = COLUMN - 1);
         self.0.push_str(text.trim_end());
         self.0.push('\n');
     }

@@ -15,6 +15,7 @@ use super::owners::{Owner, OwnerState};
 use super::scrape::Scrape;
 use super::vm::SeenVm;
 use super::{driver_page, machine_page};
+use crate::api::labels;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, PowerState, Readiness};
@@ -152,6 +153,7 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
     let mut deleted = refused();
     deleted["metadata"]["deletionTimestamp"] = json!(at(100));
     deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);
+    deleted["metadata"]["annotations"] = json!({labels::MACHINE_ID: "ns/m/1", labels::DRIVER: "pool"});
     deleted["status"]["conditions"] = json!([
         {"type": "Deleting", "status": "True", "reason": "DriverNotConfigured",
          "message": "the driver `pool`, which has the VM, is configured no more",

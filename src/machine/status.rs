@@ -16,6 +16,7 @@ use crate::identity;
 use crate::machine::outcome::{Blocked, HURRY, Outcome};
 use crate::machine::plan::is_refused_uncalled;
 use crate::machine::secret_movability::SecretMovability;
+use crate::retry::LONG_WAIT;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;
@@ -98,8 +99,8 @@ fn draft(
             draft.queued();
             return draft.status;
         }
-        Outcome::AwaitingCapacity { .. } => {
-            draft.circuit_open();
+        Outcome::AwaitingCapacity { requeue_after } => {
+            draft.circuit_open(*requeue_after);
             return draft.status;
         }
         // Paused: what the rest of the status says is still of the generation that it was made from. To call
@@ -283,15 +284,24 @@ impl Draft<'_> {
 
     /// It waits for capacity that another machine was refused for. One that was
     /// refused itself says so already.
-    fn circuit_open(&mut self) {
-        self.unpaused();
+    fn circuit_open(&mut self, requeue_after: Duration) {
         let is_said = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
         });
-        if is_said || self.machine.is_provisioned() {
+        if is_said {
+            self.goes_on(Some(requeue_after));
             return;
         }
-        let message = format!("{CircuitOpen}; {HURRY}");
+        self.unpaused();
+        if self.machine.is_provisioned() {
+            return;
+        }
+        // What it waited for before is not what it waits for now.
+        self.calls_nothing();
+        let message = format!(
+            "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {HURRY}",
+            LONG_WAIT.as_secs() / 60
+        );
         self.set(
             conditions::READY,
             State::False,
@@ -305,6 +315,21 @@ impl Draft<'_> {
         self.calls_nothing();
         let state = State::from(block.condition == conditions::DELETING);
         self.set(block.condition, state, block.reason, &block.message);
+        if block.reason == reason::DRIVER_NOT_CONFIGURED
+            && conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE).is_some()
+        {
+            self.set(
+                conditions::DRIVER_REACHABLE,
+                State::False,
+                block.reason,
+                &block.message,
+            );
+        }
+        if block.reason == reason::WAITING_FOR_FINALIZERS {
+            // The VM is gone, or left to itself by force: what was known of it is so no more.
+            self.status.power_state = None;
+            self.status.addresses.clear();
+        }
         if block.condition == conditions::DELETING {
             self.set(conditions::READY, State::False, block.reason, &block.message);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::api::conditions;
+use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 use crate::machine::Context;
@@ -37,8 +37,13 @@ pub fn phase_reason(machine: &InfraMachine) -> &str {
         conditions::READY
     };
     let status = machine.status.as_ref();
-    let shown = status.and_then(|status| conditions::get(&status.conditions, type_));
-    shown.map_or("", |shown| shown.reason.as_str())
+    let Some(status) = status else { return "" };
+    match conditions::get(&status.conditions, type_) {
+        Some(shown) => &shown.reason,
+        // Nothing else was said of it before it was paused.
+        None if conditions::is_true(&status.conditions, conditions::PAUSED) => reason::PAUSED,
+        None => "",
+    }
 }
 
 /// The driver that has a machine's VM, or that it names; empty where none is known yet.

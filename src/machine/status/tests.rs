@@ -821,6 +821,60 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
     assert_eq!(Some(after(&up, &circuit_open(), moment())), up.status);
 }
 
+/// The time of the next try that is shown is that of what is shown.
+#[test]
+fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_pause() {
+    let circuit_open = Outcome::AwaitingCapacity {
+        requeue_after: Duration::from_mins(10),
+    };
+    let next_try = |status: &InfraMachineStatus| {
+        let last = status.last_operation.as_ref().unwrap();
+        last.next_retry_time.as_ref().map(|time| time.0)
+    };
+    let mut other = machine().build();
+    let unavailable = failed(Stage::Create, Code::Unavailable);
+    other.status = Some(after(&other, &unavailable, moment()));
+    assert!(next_try(other.status.as_ref().unwrap()).is_some());
+    assert_eq!(next_try(&after(&other, &circuit_open, moment())), None);
+
+    let mut refused = machine().build();
+    let exhausted = failed(Stage::Create, Code::ResourceExhausted);
+    refused.status = Some(after(&refused, &exhausted, moment()));
+    let pause = Outcome::Blocked(Blocked::new(conditions::PAUSED, reason::PAUSED, "paused"));
+    refused.status = Some(after(&refused, &pause, moment()));
+    assert_eq!(next_try(refused.status.as_ref().unwrap()), None);
+    let later = Moment {
+        now: at(99),
+        ..moment()
+    };
+    assert_eq!(
+        next_try(&after(&refused, &circuit_open, later)),
+        Some(at(99 + 600))
+    );
+}
+
+/// What was known of the VM and of the driver is not shown beside what says that it is so no more.
+#[test]
+fn what_is_so_no_more_is_not_shown_any_more() {
+    let on_its_way = machine().condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE);
+    let no_driver = Blocked::new(conditions::READY, reason::DRIVER_NOT_CONFIGURED, "none");
+    let status = status_of(on_its_way, &Outcome::Blocked(no_driver));
+    assert_eq!(
+        state_of(&status, conditions::DRIVER_REACHABLE),
+        ("False", reason::DRIVER_NOT_CONFIGURED)
+    );
+
+    let mut up = machine().identified().build();
+    let mut running = vm();
+    running.power_state = Some(PowerState::Running);
+    up.status = Some(after(&up, &provisioned(running), moment()));
+    let status = up.status.as_ref().unwrap();
+    assert!(status.power_state.is_some() && !status.addresses.is_empty());
+    let of_others = Blocked::new(conditions::DELETING, reason::WAITING_FOR_FINALIZERS, "others");
+    let status = after(&up, &Outcome::Blocked(of_others), moment());
+    assert_eq!((status.power_state, status.addresses), (None, Vec::new()));
+}
+
 #[test]
 fn an_update_that_failed_is_told_where_updates_are_told() {
     for code in Code::ALL {

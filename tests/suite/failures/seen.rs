@@ -328,6 +328,8 @@ struct Labels {
     phases: &'static [&'static str],
     /// None where any will do: machines of several drivers share an InfraCluster.
     drivers: Option<Vec<String>>,
+    /// Whether a driver was called, as far as the object says.
+    was_called: bool,
 }
 
 impl Labels {
@@ -342,14 +344,17 @@ impl Labels {
             Kind::Machine => Self {
                 phases: phases(object),
                 drivers: Some(drivers(driver(&object["spec"]))),
+                was_called: object["status"]["lastOperation"]["operation"].is_string(),
             },
             Kind::Cluster => Self {
                 phases: &[],
                 drivers: driver(&object["spec"]).map(|driver| drivers(Some(driver))),
+                was_called: true,
             },
             Kind::MachineTemplate => Self {
                 phases: &[],
                 drivers: Some(drivers(driver(&object["spec"]["template"]["spec"]))),
+                was_called: true,
             },
         }
     }
@@ -380,7 +385,7 @@ fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<Stri
             "capcmi_machines" => {
                 value > 0.0 && has_reason("reason") && labels.phases.iter().any(|phase| has("phase", phase))
             }
-            "capcmi_driver_calls_total" => value > 0.0 && has_reason("code"),
+            "capcmi_driver_calls_total" => value > 0.0 && labels.was_called && has_reason("code"),
             "capcmi_orphans" => value > 0.0 && labels.phases.is_empty(),
             "capcmi_driver_reachable" => value < 1.0,
             "capcmi_driver_breakers" | "capcmi_driver_capacity_queue" => value > 0.0,
