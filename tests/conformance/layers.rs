@@ -193,6 +193,19 @@ async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_th
     }
 }
 
+/// CMI-13, OPS-11: what every answer has to keep is part of each run, whichever cases were chosen.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_leaks_fails_a_part_of_the_rules_that_is_not_about_secrets() {
+    let report = mutant(Flaw::SecretInAddress, &["create-again"]).await;
+    assert!(report.rule("OPS-11").unwrap().verdict.is_failure());
+    assert!(!report.passed, "{:#?}", report.layers);
+    let text = report::text(&report);
+    assert!(
+        text.contains("secrets leak: ") && text.contains("OPS-11"),
+        "{text}"
+    );
+}
+
 /// Half of what such a list breaks is about other calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {

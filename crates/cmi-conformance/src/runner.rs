@@ -125,10 +125,13 @@ impl Selection {
         Ok(cases::all().filter(chosen).collect())
     }
 
-    /// What the report is about: every rule, or those that the chosen cases prove.
-    fn rules(&self, chosen: &[&Case]) -> Vec<&'static Rule> {
+    /// What the report is about: every rule, or those that the chosen cases prove, and those that were seen
+    /// broken besides. What has to hold for every answer is part of each run.
+    fn rules(&self, chosen: &[&Case], violations: &[Violation]) -> Vec<&'static Rule> {
+        let is_chosen = |id: &str| chosen.iter().any(|case| case.proves.contains(&id));
+        let is_broken = |id: &str| violations.iter().any(|found| found.rules.contains(&id));
         rules::all()
-            .filter(|rule| self.only.is_empty() || chosen.iter().any(|case| case.proves.contains(&rule.id)))
+            .filter(|rule| self.only.is_empty() || is_chosen(rule.id) || is_broken(rule.id))
             .collect()
     }
 }
@@ -147,7 +150,6 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<Report, RunError> {
     let chosen = selection.cases()?;
-    let about = selection.rules(&chosen);
     let (capabilities, refusal) = match target.driver.capabilities().await {
         Ok(capabilities) => (capabilities, None),
         // What is wrong with it has rows of its own.
@@ -225,11 +227,12 @@ pub async fn run(
         }
     }
     left.extend(cleanup(&shared).confirm(deleted, parallel).await);
-    shared
-        .judge
-        .look_at_metadata(&sent, shared.target.take_metadata());
+    let metadata = shared.target.take_metadata();
+    shared.judge.look_at_metadata(&sent, metadata);
     reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
-    reports.extend(shared.judge.violations().into_iter().map(watched));
+    let violations = shared.judge.violations();
+    let about = selection.rules(&chosen, &violations);
+    reports.extend(violations.into_iter().map(watched));
     Ok(Report::new(
         &name,
         info.as_ref(),
