@@ -35,7 +35,7 @@ pub struct Config {
     /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
     pub provider_spec: Map<String, Value>,
-    /// The credentials that go with every call, each of 6 bytes or more. Default: none.
+    /// The credentials that go with every call, each of 12 bytes or more. Default: none.
     #[serde(default)]
     pub secrets: SecretMap,
     /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of
@@ -351,9 +351,10 @@ mod tests {
 
     #[test]
     fn five_lines_are_a_configuration() {
-        let config =
-            Config::read("providerSpec:\n  region: eu-1\n  size: small\nsecrets:\n  token: abcdef\n")
-                .unwrap();
+        let config = Config::read(
+            "providerSpec:\n  region: eu-1\n  size: small\nsecrets:\n  token: not-a-real-token\n",
+        )
+        .unwrap();
         assert_eq!(
             (config.longest_name(), config.parallel, config.many_machines),
             (63, 8, 25)
@@ -378,9 +379,9 @@ mod tests {
                 "providerSpec: {a: b}\nsecrets: {pin: '12345'}",
                 "`pin` is too short",
             ),
-            ("providerSpec: {a: b}\nsecrets: {pin: '12345'}", "6 bytes"),
+            ("providerSpec: {a: b}\nsecrets: {pin: '12345678901'}", "12 bytes"),
             (
-                "providerSpec: {a: b}\nsecrets: {pin: '123456'}\nnoCredentials: true",
+                "providerSpec: {a: b}\nsecrets: {pin: '123456789012'}\nnoCredentials: true",
                 "noCredentials",
             ),
             (
@@ -388,11 +389,11 @@ mod tests {
                 "publicSecretKeys",
             ),
             (
-                "providerSpec: {a: b}\nbadSecrets: [{}, {pin: wrong}]",
+                "providerSpec: {a: b}\nbadSecrets: [{}, {pin: unknown}]",
                 "badSecrets: the value of `pin` is too short",
             ),
             (
-                "providerSpec: {a: b}\nrestrictedSecrets: {pin: '12345'}",
+                "providerSpec: {a: b}\nrestrictedSecrets: {pin: powerless}",
                 "restrictedSecrets: the value of `pin` is too short",
             ),
             ("providerSpec: {a: b}\nhooks: {explode: [a]}", "explode"),
@@ -416,7 +417,7 @@ mod tests {
     /// OPS-11
     #[test]
     fn secrets_are_not_printed() {
-        let config = Config::read("providerSpec: {a: b}\nsecrets: {token: canary-1}").unwrap();
+        let config = Config::read("providerSpec: {a: b}\nsecrets: {token: canary-of-a-test}").unwrap();
         assert!(!format!("{config:?}").contains("canary"));
     }
 }

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use percent_encoding::percent_decode_str;
 
-/// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
-pub const SHORTEST_SECRET: usize = 6;
+/// The shortest value that counts as a secret, one that works as well as one that is refused; to find a
+/// shorter one in a text means nothing: `expired` stands in any message about credentials.
+pub const SHORTEST_SECRET: usize = 12;
 /// The shortest line of a longer secret that counts as one by itself.
 const SHORTEST_LINE: usize = 20;
 /// The format of bootstrap data, which stands beside it.
@@ -214,6 +215,10 @@ mod tests {
             assert!(!echoes(text, SECRET.as_bytes()), "{text}");
         }
         assert!(!echoes("abc", b"abc"), "too short to mean anything");
+        assert!(
+            !echoes("the token has expired", b"expired"),
+            "a word of plain text"
+        );
         assert!(!echoes("#cloud-config", b"cloud-config"));
     }
 }

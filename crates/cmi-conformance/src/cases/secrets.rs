@@ -4,12 +4,10 @@ use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::config::secrets;
 use crate::judge::problem;
-use crate::secret_scan::{SHORTEST_SECRET, echoes};
+use crate::secret_scan::echoes;
 use crate::{Case, CaseError, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 
-/// The fewest bytes of refused credentials that are searched for.
-const SHORTEST_REFUSED: usize = 12;
 /// Logs are read after all other cases.
 const LOGS: Need = Need::Setting(Setting::Logs);
 
@@ -98,20 +96,20 @@ async fn are_not_logged(t: TestContext) -> CaseResult {
 }
 
 /// What the driver was given in this run and has to keep to itself. Credentials that it refused may be good
-/// elsewhere; those that are short, such as `wrong` and `invalid`, are found in any log.
+/// elsewhere.
 fn all_secrets(t: &TestContext) -> Vec<(String, Vec<u8>)> {
     let config = t.config();
-    let kept = |map: &SecretMap, shortest: usize| {
+    let kept = |map: &SecretMap| {
         let all = secrets(map);
-        let kept = all.iter().filter(|(key, value)| {
-            !config.public_secret_keys.contains(*key) && value.expose().len() >= shortest
-        });
+        let kept = all
+            .iter()
+            .filter(|(key, _)| !config.public_secret_keys.contains(*key));
         kept.map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
             .collect::<Vec<_>>()
     };
-    let mut all = kept(&config.secrets, SHORTEST_SECRET);
+    let mut all = kept(&config.secrets);
     let refused = config.bad_secrets.iter().chain(&config.restricted_secrets);
-    all.extend(refused.flat_map(|map| kept(map, SHORTEST_REFUSED)));
+    all.extend(refused.flat_map(kept));
     let own = t.machine_request("a").class.secrets;
     all.extend(
         own.get(USER_DATA)
