@@ -101,7 +101,7 @@ fn a_driver_that_breaks_a_rule_exits_with_1_and_the_rule_is_named() {
     // The author says that a field is mandatory which the driver does not ask for.
     fs::write(
         &config,
-        "providerSpec:\n  vmPool: default\n  size: small\nsecrets:\n  token: \
+        "providerSpec:\n  vmPool: default\n  size: small\n  rootFsSize: 20\nsecrets:\n  token: \
             conformance-token-of-an-operator\nmandatoryFields: [/rootFsSize]\n",
     )
     .unwrap();

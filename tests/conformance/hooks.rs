@@ -5,11 +5,15 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{
-    CaseReport, Compliance, Config, Hook, HookCall, Hooks, Layer, Ledger, Progress, Report, Selection,
-    Target, Verdict, Waiting, run,
+    CaseReport, Compliance, Config, Hook, HookCall, Hooks, Layer, Ledger, NoHooks, Progress, Report,
+    Selection, Target, Verdict, Waiting, run,
 };
+use cmi_driver::Operation;
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 use crate::served::{RestartingHooks, Server, served};
 
 /// The hooks of a cloud, one of which is another one.
@@ -264,6 +268,62 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
     assert!(matches!(fared, Verdict::Skipped { .. }), "{fared:?}");
     let top = report.layers.last().unwrap();
     assert_eq!(report.compliance(Layer::Provider), Compliance::Full, "{top:#?}");
+}
+
+/// DRV-GS-11: a setting by which a rule is left out stands beside a hook that could have tried it.
+#[tokio::test(flavor = "multi_thread")]
+async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_that_names_both() {
+    let simulated = Simulated::new().unwrap();
+    let mut without_list = Operation::ALL.to_vec();
+    without_list.retain(|operation| *operation != Operation::ListMachines);
+    for offered in [Operation::ALL.to_vec(), without_list] {
+        let driver = Mutant::offering(offered, simulated.driver.clone(), Flaw::Nothing);
+        let target = Target::in_process("simulated", Arc::new(driver));
+        let mut config = simulated.config.clone();
+        config.unique_names = true;
+        let hooks = Otherwise {
+            hook: Hook::Vanish,
+            does: Does::Nothing,
+            cloud: Arc::clone(&simulated.hooks),
+        };
+        let report = judged(target, config, hooks, &["status-several-vms"]).await;
+        let Verdict::Inconclusive { reason } = &report.cases[0].verdict else {
+            panic!("{:?}", report.cases[0].verdict);
+        };
+        assert!(
+            reason.contains("`uniqueNames: true`") && reason.contains("hook `plant`"),
+            "{reason}"
+        );
+        assert!(!report.passed);
+    }
+}
+
+/// What only a run can know: which changes are hot updates, the driver declares.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_the_driver_takes_for_others_than_their_author_are_named_and_blame_no_rule() {
+    for (change, setting, case) in [
+        (json!({"size": "large"}), "`hotUpdates`", "update-there-and-back"),
+        (
+            json!({"labels": {"a": "b"}}),
+            "`incompatibleChange`",
+            "create-other-parameters",
+        ),
+    ] {
+        let simulated = Simulated::new().unwrap();
+        let target = Target::in_process("simulated", simulated.driver.clone());
+        let mut config = simulated.config.clone();
+        config.hot_updates = vec![change.clone()];
+        config.incompatible_change = Some(change);
+        let report = judged(target, config, NoHooks, &[case]).await;
+        let Verdict::Inconclusive { reason } = &report.cases[0].verdict else {
+            panic!("{case}: {:?}", report.cases[0].verdict);
+        };
+        assert!(
+            reason.contains(setting) && reason.contains("`hot_updatable`"),
+            "{reason}"
+        );
+        assert!(!report.passed && report.broken().next().is_none(), "{case}");
+    }
 }
 
 /// The hooks of a cloud that has one VM of a name, in each cluster.

@@ -1,5 +1,6 @@
 //! What the suite has to know of a driver.
 
+mod contradiction;
 mod setting;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+pub use contradiction::{changed_places, with_capabilities};
 pub use setting::Setting;
 
 use super::hooks::Hook;
@@ -19,6 +21,9 @@ use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 
 /// The most characters of a name where nothing is said: of a label in DNS.
 const LONGEST_LABEL: usize = 63;
+
+/// How much longer than the deadline a slow call takes, in cases about deadlines.
+const TIMES_THE_DEADLINE: u32 = 40;
 
 /// Secret values by key.
 pub type SecretMap = BTreeMap<String, SecretString>;
@@ -31,6 +36,7 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 #[garde(custom(public_keys_exist))]
 #[garde(custom(secrets_can_be_found))]
 #[garde(custom(credentials_are_taken))]
+#[garde(custom(contradiction::agree))]
 pub struct Config {
     /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
@@ -206,6 +212,11 @@ impl Config {
     /// The deadline in cases about deadlines.
     pub fn short_deadline(&self) -> Duration {
         Duration::from_millis(self.short_deadline_ms)
+    }
+
+    /// How much longer a call takes where the back end is made slow.
+    pub fn slow(&self) -> Duration {
+        self.short_deadline().saturating_mul(TIMES_THE_DEADLINE)
     }
 
     /// The fields that have to be there; what is no pointer was refused by [`Config::read`].
@@ -408,7 +419,7 @@ mod tests {
     #[test]
     fn what_is_public_or_empty_may_be_short() {
         let public = "secrets: {pin: '12345'}\npublicSecretKeys: [pin]\nbadSecrets: [{pin: '1'}]";
-        let empty = "secrets: {pin: ''}\nbadSecrets: [{pin: ''}]\nrestrictedSecrets: {pin: ''}";
+        let empty = "secrets: {pin: ''}\nbadSecrets: [{key: ''}]\nrestrictedSecrets: {name: ''}";
         for secrets in [public, empty] {
             Config::read(&format!("providerSpec: {{a: b}}\n{secrets}")).unwrap();
         }

@@ -13,7 +13,7 @@ use super::answer::{CaseError, CaseResult};
 use super::case::{Case, Need};
 use super::cases;
 use super::cleanup::{Cleanup, Deleted};
-use super::config::{Config, secrets};
+use super::config::{Config, secrets, with_capabilities};
 use super::hooks::{Hook, Hooks};
 use super::in_flight::{InFlight, Waiting};
 use super::judge::{Judge, SERVES_AGAIN_RULES, Violation};
@@ -312,7 +312,9 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
             reason: lacking.reason.clone(),
         })
     } else {
-        hopeless.map(|reason| Verdict::Inconclusive { reason })
+        let contradiction = || contradiction(&test_context, case);
+        let reason = hopeless.or_else(contradiction);
+        reason.map(|reason| Verdict::Inconclusive { reason })
     };
     if let Some(verdict) = verdict {
         let mut report = CaseReport::new(case, verdict, Vec::new(), started.elapsed());
@@ -462,13 +464,24 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     })
 }
 
+/// Why a setting that a case needs can't be meant for this driver: either it or what the driver declares is
+/// wrong, so that nothing follows for the rules.
+fn contradiction(test_context: &TestContext, case: &Case) -> Option<String> {
+    let (config, capabilities) = (test_context.config(), test_context.capabilities());
+    case.needs.iter().find_map(|need| match need {
+        Need::Setting(setting) => with_capabilities(config, *setting, capabilities),
+        _ => None,
+    })
+}
+
 fn is_met(need: Need, test_context: &TestContext) -> bool {
     match need {
         Need::Call(operation) => test_context.offers(operation),
         Need::Hook(hook) => test_context.has(hook),
         Need::Setting(setting) => test_context.config().says(setting),
         Need::Endpoint => test_context.target().wire().is_some(),
-        Need::SecondVm => !test_context.config().unique_names,
+        // A hook that may make one shows whether it does.
+        Need::SecondVm => !test_context.config().unique_names || test_context.has(Hook::Plant),
         Need::MachineTag => test_context.capabilities().adds_machine_tag(),
         Need::NamedIds => test_context.capabilities().names_provider_ids,
     }

@@ -7,8 +7,6 @@ use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, CaseError, Hook, HookCall, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
-/// How much longer than the deadline a slow call takes.
-const TIMES_THE_DEADLINE: u64 = 40;
 /// Codes after which a controller tries again.
 const TRANSIENT: &[Code] = &[
     Code::Canceled,
@@ -250,9 +248,10 @@ async fn locked_and_read(t: TestContext) -> CaseResult {
 /// Every call of the back end takes much longer than the deadline, until it is restored. Answers how much
 /// longer.
 pub(super) async fn slow_down(t: &TestContext) -> CaseResult<Duration> {
-    let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
-    t.run_hook(HookCall::new(Hook::Slow).amount(slow)).await?;
-    Ok(Duration::from_millis(slow))
+    let slow = t.config().slow();
+    let milliseconds = u64::try_from(slow.as_millis()).unwrap_or(u64::MAX);
+    t.run_hook(HookCall::new(Hook::Slow).amount(milliseconds)).await?;
+    Ok(slow)
 }
 
 /// A call that ended at its deadline, and may still run, can be repeated, and leaves nothing half done.

@@ -220,16 +220,17 @@ async fn vanished(t: TestContext) -> CaseResult {
 async fn several(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.run_hook_on(Hook::Plant, &request)
-        .await
-        .map_err(|error| error.before(UNIQUE_NAMES))?;
+    let planted = t.run_hook_on(Hook::Plant, &request).await;
     t.settle().await;
-    if t.offers(Operation::ListMachines) {
-        let listed = t.list(&request).await?.ok().map_err(CaseError::in_preparation)?;
-        if listed.len() < 2 {
-            let seen = format!("{} VM of the name is listed after it", listed.len());
-            return Err(t.changed_nothing(Hook::Plant, &seen).before(UNIQUE_NAMES));
-        }
+    if t.config().unique_names {
+        return there_is_one_of_a_name(&t, &request, planted.is_ok()).await;
+    }
+    planted.map_err(|error| error.before(UNIQUE_NAMES))?;
+    if let Some(listed) = listed(&t, &request).await?
+        && listed < 2
+    {
+        let seen = format!("{listed} VM of the name is listed after it");
+        return Err(t.changed_nothing(Hook::Plant, &seen).before(UNIQUE_NAMES));
     }
     let status = t.status(&request, None).await?.refused(Code::OutOfRange)?;
     ensure(status.message().contains(id.as_str()), || {
@@ -238,4 +239,30 @@ async fn several(t: TestContext) -> CaseResult {
             status.message()
         )
     })
+}
+
+/// How many VMs of a cluster there are, if that can be seen.
+async fn listed(t: &TestContext, request: &MachineRequest) -> CaseResult<Option<usize>> {
+    if !t.offers(Operation::ListMachines) {
+        return Ok(None);
+    }
+    let listed = t.list(request).await?.ok().map_err(CaseError::in_preparation)?;
+    Ok(Some(listed.len()))
+}
+
+/// Skips the case where the back end takes no second VM of a name, as its author says; what a hook has made
+/// all the same shows that it does.
+async fn there_is_one_of_a_name(t: &TestContext, request: &MachineRequest, planted: bool) -> CaseResult {
+    let there_are_two = planted && listed(t, request).await?.is_none_or(|listed| listed > 1);
+    if there_are_two {
+        return Err(CaseError::Inconclusive(
+            "`uniqueNames: true` says that the back end takes no second VM of a name, and the hook `plant` has \
+             made one: take `uniqueNames` away, so that it is seen what the driver makes of two; or, if the \
+             hook has made none, let it fail"
+                .to_owned(),
+        ));
+    }
+    Err(CaseError::Skipped(
+        "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
+    ))
 }
