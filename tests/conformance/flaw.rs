@@ -269,6 +269,9 @@ pub enum Flaw {
     /// InitializeMachine answers no node name.
     InitializeNoNodeName,
 
+    /// CreateMachine takes a VM with other hot-updatable fields for another one.
+    CreateRefusesHotUpdates,
+
     /// UpdateMachine replaces the VM.
     UpdateReplaces,
     /// UpdateMachine answers OK and changes nothing.

@@ -296,6 +296,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ChokesOnLists(UpdateMachine), "CAP-21"),
     (Pretends(UpdateMachine, InvalidArgument), "CAP-21"),
     (Says(UpdateMachine, InvalidArgument, Internal), "CAP-21"),
+    (CreateRefusesHotUpdates, "CAP-27"),
     (UpdateReplaces, "UPD-03"),
     (OnlyOnce(UpdateMachine), "UPD-03"),
     (OnlyOnce(UpdateMachine), "UPD-02"),

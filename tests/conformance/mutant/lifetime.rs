@@ -8,6 +8,7 @@ use cmi_driver::{
     Driver as _, LastKnownState, Machine, MachineRef, Result, Secrets, Status, USER_DATA, tags,
 };
 use cmi_simulated::Vm;
+use serde_json::json;
 
 use super::{MOMENT, Mutant, again, broken, machine, tag, text};
 use crate::flaw::Flaw;
@@ -132,7 +133,13 @@ impl Mutant {
             return made;
         }
         let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(&class, tags::CLUSTER);
+        let labels = || class.provider_spec.0.get("labels").cloned();
+        let labelled = |vm: &Vm| ours(vm) && json!(vm.labels) != labels().unwrap_or_else(|| json!({}));
         match self.flaw {
+            Flaw::CreateRefusesHotUpdates if !self.vms(labelled).is_empty() => {
+                let message = "there is a VM of this name with other labels";
+                return Err(Status::new(Code::AlreadyExists, message));
+            }
             Flaw::CreateAdoptsAnything => {
                 if let Some(vm) = self.vms(ours).first() {
                     return Ok(machine(vm));

@@ -35,6 +35,9 @@ pub(super) const CASES: &[Case] = cases! {
     "create-other-parameters": "a request that the VM of this name does not fit is ALREADY_EXISTS"
         ["DRV-CR-06", "PLG-CR-06", "CMI-02"],
         [Need::Setting(Setting::IncompatibleChange)] => other_parameters;
+    "create-hot-update":
+        "a request that the VM of this name does not fit in hot-updatable fields alone gives that VM"
+        ["CAP-27"], [Need::Call(Operation::UpdateMachine), Need::Setting(Setting::HotUpdates)] => hot_update;
     "create-other-identity": "a VM of this name that belongs to another machine object is ALREADY_EXISTS"
         ["CAP-01"], [] => other_identity;
     "create-after-delete":
@@ -190,6 +193,31 @@ async fn other_parameters(t: TestContext) -> CaseResult {
     ensure(again.provider_id == first.provider_id, || {
         "the VM is another one since a request that it does not fit".to_owned()
     })
+}
+
+/// Where a driver refused it, a tag would be the end of the machine; another VM would be one too many.
+async fn hot_update(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let first = t.prepare(&request).await?;
+    for change in t.config().hot_updates.clone() {
+        let wanted = request.clone().changed(&change);
+        let again = t.created(&wanted).await.map_err(|error| {
+            error.after(&format!(
+                "the request differs from the VM by the change {change} alone, which is `hot_updatable`"
+            ))
+        })?;
+        ensure(
+            (&again.provider_id, &again.node_name) == (&first.provider_id, &first.node_name),
+            || {
+                format!(
+                    "the VM was `{}` of the node `{}`, and with the change {change} alone CreateMachine answered \
+                     `{}` of `{}`",
+                    first.provider_id, first.node_name, again.provider_id, again.node_name
+                )
+            },
+        )?;
+    }
+    t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
 
 async fn other_identity(t: TestContext) -> CaseResult {

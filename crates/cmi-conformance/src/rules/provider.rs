@@ -41,4 +41,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         over restarts as well";
     "CAP-26"     Must   "No two machines are named the same id: not those of another name, another cluster \
                         or another tag `capcmi.io/machine`";
+    "CAP-27"     Must   "CreateMachine adopts a VM that differs from the request in what `hot_updatable` names \
+                        alone";
 };
