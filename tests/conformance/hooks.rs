@@ -261,7 +261,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
     // Of the other cases, none asks for a second VM.
     let mut config = simulated.config.clone();
     config.unique_names = true;
-    config.many_machines = 8;
+    config.many_machines = Some(8);
     let hooks = OneVmOfAName(Arc::clone(&simulated.hooks));
     let report = judged(target(), config, hooks, &[]).await;
     let fared = &report.rule("DRV-GS-11").unwrap().verdict;

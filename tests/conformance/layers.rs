@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::flaw::Flaw;
 use crate::mutant::Mutant;
 use crate::served::{RestartingHooks, served};
+use crate::variants::Variant;
 
 /// A driver of the published interface alone: a machine is known by cluster and name, and no tag of this
 /// provider's says anything to it.
@@ -125,7 +126,7 @@ async fn judged(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
     let mut config = simulated.config.clone();
     // Without InitializeMachine nothing switches the check.
     config.provider_spec.remove("sourceDestCheck");
-    config.many_machines = 8;
+    config.many_machines = Some(8);
     let hooks: Arc<dyn Hooks> = if hooks {
         let cloud = Arc::new(PlainHooks(Arc::clone(&simulated.hooks)));
         Arc::new(RestartingHooks { cloud, server })
@@ -215,6 +216,53 @@ async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {
     let (_, summary) = text.split_once("failed, the most telling first:\n").unwrap();
     let first = summary.lines().next().unwrap_or_default();
     assert!(first.contains("list-other-cluster"), "{summary}");
+}
+
+/// OPS-11: what is in a log that the driver does not write, no run can find out.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
+    for (lines, is_missing) in [("", true), ("listening\n", false)] {
+        let simulated = Simulated::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("driver.log");
+        std::fs::write(&log, lines).unwrap();
+        let driver = simulated.driver.clone();
+        let report = crate::judged_with(&simulated, driver, &["OPS-11"], |config| {
+            config.logs = vec![log];
+        })
+        .await;
+        assert!(report.passed, "{:#?}", report.cases);
+        let provider = report.layers.last().unwrap();
+        assert_eq!(
+            provider.missing.contains("lines in `logs`"),
+            is_missing,
+            "{provider:?}"
+        );
+        assert_eq!(provider.untried.contains(&"OPS-11"), is_missing, "{provider:?}");
+    }
+}
+
+/// DRV-34: a list that is shorter than a page shows nothing of the pages, unless its author knows them.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_vms_take_long_and_pages_are_not_known_lists_were_not_tried_in_full() {
+    for (many, is_missing) in [(None, true), (Some(3), false)] {
+        let simulated = Simulated::new().unwrap();
+        let creation = std::time::Duration::from_millis(700);
+        let driver = Arc::new(Variant::late(simulated.driver.clone(), creation));
+        let report = crate::judged_with(&simulated, driver, &["list-all"], |config| {
+            crate::patiently(config);
+            config.many_machines = many;
+        })
+        .await;
+        assert!(report.passed, "{:#?}", report.cases);
+        let provider = report.layers.last().unwrap();
+        assert_eq!(
+            provider.missing.contains("`manyMachines`"),
+            is_missing,
+            "{provider:?}"
+        );
+        assert_eq!(provider.untried.contains(&"DRV-34"), is_missing, "{provider:?}");
+    }
 }
 
 /// CMI-83: a driver may cut names behind the longest one that is tried.

@@ -55,7 +55,7 @@ async fn judged_with(
     change: impl FnOnce(&mut Config),
 ) -> Report {
     let mut config = simulated.config.clone();
-    config.many_machines = 8;
+    config.many_machines = Some(8);
     config.call_seconds = 2.0;
     config.shut_down_seconds = 1.0;
     change(&mut config);

@@ -441,7 +441,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
     };
     let report = judged_with(&simulated, mutant, &only, |config| match flaw {
         // Where VMs take long on a busy computer, the case makes no more than it is asked for.
-        ListOneLongPage => config.many_machines = 110,
+        ListOneLongPage => config.many_machines = Some(110),
         CreateRunsOn | CreateRunsOnAtOnce => patiently(config),
         _ => {}
     })

@@ -47,9 +47,14 @@ pub enum Need {
 const HOOK: &str = "hook ";
 
 impl Need {
-    /// Whether this is the name of a hook that is needed.
-    pub fn is_hook(name: &str) -> bool {
+    /// Whether a rule was not tried in full without what has this name, although other cases have tried it:
+    /// what a hook causes shows in no other way, nor does what a driver makes of its own invalid specs.
+    pub fn has_no_substitute(name: &str) -> bool {
+        let settings = [Setting::MandatoryFields, Setting::InvalidSpecs];
         name.starts_with(HOOK)
+            || settings
+                .iter()
+                .any(|setting| Self::Setting(*setting).to_string() == name)
     }
 }
 

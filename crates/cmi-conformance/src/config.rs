@@ -22,6 +22,8 @@ use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 /// The most characters of a name where nothing is said: of a label in DNS.
 const LONGEST_LABEL: usize = 63;
 
+/// How many VMs are in a long list where nothing is said.
+const MANY_MACHINES: usize = 25;
 /// How much longer than the deadline a slow call takes, in cases about deadlines.
 const TIMES_THE_DEADLINE: u32 = 40;
 
@@ -92,10 +94,11 @@ pub struct Config {
     #[serde(default)]
     #[garde(inner(range(min = 20, max = 253)))]
     pub longest_name: Option<usize>,
-    /// How many VMs the case about long lists makes: more than a page of the back end. Default: 25.
-    #[serde(default = "Config::default_many_machines")]
-    #[garde(range(min = 2, max = 1000))]
-    pub many_machines: usize,
+    /// How many VMs the case about long lists makes: more than a page of the back end, 2–1000. Default: 25,
+    /// and whether longer lists are whole counts as not tried where VMs take long.
+    #[serde(default)]
+    #[garde(inner(range(min = 2, max = 1000)))]
+    pub many_machines: Option<usize>,
     /// How many cases run at once. Default: 8.
     #[serde(default = "Config::default_parallel")]
     #[garde(range(min = 1, max = 256))]
@@ -209,6 +212,11 @@ impl Config {
         self.longest_name.unwrap_or(LONGEST_LABEL)
     }
 
+    /// How many VMs the case about long lists makes.
+    pub fn many_machines(&self) -> usize {
+        self.many_machines.unwrap_or(MANY_MACHINES)
+    }
+
     /// The deadline in cases about deadlines.
     pub fn short_deadline(&self) -> Duration {
         Duration::from_millis(self.short_deadline_ms)
@@ -248,12 +256,9 @@ impl Config {
             Setting::Migration => self.migration.is_some(),
             Setting::BrokenMigration => self.migration.as_ref().is_some_and(|m| !m.broken.is_empty()),
             Setting::LongestName => self.longest_name.is_some(),
+            Setting::ManyMachines => self.many_machines.is_some(),
             Setting::Logs => !self.logs.is_empty(),
         }
-    }
-
-    fn default_many_machines() -> usize {
-        25
     }
 
     fn default_parallel() -> usize {
@@ -367,7 +372,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (config.longest_name(), config.parallel, config.many_machines),
+            (config.longest_name(), config.parallel, config.many_machines()),
             (63, 8, 25)
         );
         assert!(!config.says(Setting::BadSecrets) && !config.says(Setting::LongestName));

@@ -153,9 +153,14 @@ impl TestContext {
     /// Notes that the case, though it is run, tries less than it could if the configuration said this.
     pub fn goes_only_so_far_without(&self, setting: Setting) {
         if !self.config().says(setting) {
-            let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-            missing.insert(Need::Setting(setting).to_string());
+            self.goes_only_so_far_for_want_of(Need::Setting(setting).to_string());
         }
+    }
+
+    /// Notes that the case, though it is run, tries less than it could, and what has to be added.
+    pub fn goes_only_so_far_for_want_of(&self, what: impl Into<String>) {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.insert(what.into());
     }
 
     /// The settings for want of which the case has tried less than it could.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{cases, published};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::machine_request::MachineRequest;
-use crate::{Case, Hook, Need, TestContext};
+use crate::{Case, Hook, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId, Status, tags};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
@@ -53,7 +53,7 @@ async fn offered(t: TestContext) -> CaseResult {
 async fn all(t: TestContext) -> CaseResult {
     let started = Instant::now();
     let mut made = Vec::new();
-    let most = t.config().many_machines;
+    let most = t.config().many_machines();
     if !more(&t, &mut made, most).await? {
         return Err(CaseError::Inconclusive(format!(
             "there is room for {} VMs, and `manyMachines` is {most}",
@@ -116,7 +116,7 @@ async fn made_if_there_is_room(
 }
 
 /// Most back ends have pages of 100 at least. Where VMs are made in no time, more of them are; elsewhere the
-/// author has to say so.
+/// author has to say how many are more than a page, or longer lists count as not tried.
 async fn longer_than_usual_pages(
     t: &TestContext,
     made: &mut Vec<(MachineRequest, ProviderId)>,
@@ -126,6 +126,7 @@ async fn longer_than_usual_pages(
     let each = took / u32::try_from(made.len()).unwrap_or(u32::MAX).max(1);
     let is_quick = each.saturating_mul(missing) <= NO_TIME;
     if !is_quick || !more(t, made, MORE_THAN_A_PAGE).await? {
+        t.goes_only_so_far_without(Setting::ManyMachines);
         t.warn(format!(
             "the list had {} VMs: a driver that reads one page of the back end and no more may pass. Set \
              `manyMachines` above the size of a page: 100 and 1000 are usual",

@@ -29,6 +29,8 @@ pub enum Setting {
     BrokenMigration,
     /// `longestName`.
     LongestName,
+    /// `manyMachines`.
+    ManyMachines,
     /// `logs`.
     Logs,
 }
@@ -50,6 +52,7 @@ impl Setting {
             Self::Migration => "migration",
             Self::BrokenMigration => "migration.broken",
             Self::LongestName => "longestName",
+            Self::ManyMachines => "manyMachines",
             Self::Logs => "logs",
         }
     }

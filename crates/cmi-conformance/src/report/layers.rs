@@ -132,8 +132,9 @@ fn of(
 }
 
 /// What a rule could not be tried for want of, and its author can add. One that some cases have tried lacks
-/// the hooks of the others all the same: what a driver does when its back end fails shows in no other way. So
-/// it does what a case that was run lacks to go further.
+/// all the same what the others need and nothing stands in for: what a driver does when its back end fails,
+/// or with its own invalid specs, shows in no other way. So it does what a case that was run lacks to go
+/// further.
 fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     let of_rule = cases.iter().filter(|case| case.proves.contains(&rule.id));
     match rule.verdict {
@@ -141,7 +142,11 @@ fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
         _ => of_rule
             .filter(|case| {
                 let was_run = !matches!(case.verdict, Verdict::Skipped { .. });
-                was_run || case.missing.iter().all(|missing| Need::is_hook(missing))
+                was_run
+                    || case
+                        .missing
+                        .iter()
+                        .all(|missing| Need::has_no_substitute(missing))
             })
             .flat_map(|case| case.missing.clone())
             .collect(),

@@ -177,7 +177,7 @@ fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driv
 
 /// A rule that another case has tried as well: what the hook is for shows in no other way.
 #[test]
-fn a_run_that_lacks_a_hook_is_basic_although_each_rule_was_tried_without_it() {
+fn a_run_that_lacks_what_nothing_stands_in_for_is_basic_although_each_rule_was_tried_without_it() {
     let lacking = |name: &str, missing: &str| CaseReport {
         missing: vec![missing.to_owned()],
         ..case(name, skipped())
@@ -189,6 +189,16 @@ fn a_run_that_lacks_a_hook_is_basic_although_each_rule_was_tried_without_it() {
         ]
     };
     let (mut without_hook, mut without_setting) = (tried(), tried());
+    for setting in ["`mandatoryFields`", "`invalidSpecs`"] {
+        let mut without = tried();
+        without.push(CaseReport {
+            missing: vec![setting.to_owned()],
+            ..case("create-quota", skipped())
+        });
+        let basic = report(without);
+        assert_eq!(basic.compliance(Layer::Provider), Compliance::Basic, "{setting}");
+        assert!(text(&basic).contains(setting), "{setting}");
+    }
     without_hook.push(lacking("create-exhausted", "hook `exhaust`"));
     without_setting.push(lacking("create-quota", "`quotaBreakingSpec`"));
     let basic = report(without_hook);
