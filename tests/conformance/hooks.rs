@@ -115,6 +115,15 @@ async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
         (Hook::Vanish, "delete-vanished-vm"),
         (Hook::Uninitialize, "initialize-status"),
         (Hook::Uninitialize, "delete-uninitialized"),
+        (Hook::Restore, "create-unavailable"),
+        (Hook::Restore, "list-unknown"),
+        (Hook::Restore, "create-exhausted"),
+        (Hook::Restore, "probe-unhealthy"),
+        (Hook::Restore, "probe-starting"),
+        (Hook::Unlock, "create-locked"),
+        (Hook::Unlock, "delete-locked"),
+        (Hook::UserData, "create-user-data"),
+        (Hook::UserData, "create-user-data-of-any-bytes"),
     ] {
         let ended = with_hook(hook, Does::Nothing, case).await;
         let mut said = ended.warnings.clone();

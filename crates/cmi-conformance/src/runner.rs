@@ -340,14 +340,16 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
     let mut missing = test_context.missing();
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
-        Err(CaseError::Failed(reason)) => Verdict::Failed {
-            reason: match test_context.without_effect() {
-                Some(hint) => format!("{reason}; {hint}"),
-                None => reason,
-            },
-        },
+        Err(CaseError::Failed(reason)) => {
+            let hint = test_context.still_there();
+            Verdict::Failed {
+                reason: with_hint(reason, hint.or_else(|| test_context.without_effect())),
+            }
+        }
         Err(CaseError::DriverGone(reason)) => Verdict::Failed { reason },
-        Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive { reason },
+        Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive {
+            reason: with_hint(reason, test_context.still_there()),
+        },
         Err(CaseError::Skipped(reason)) if stop.is_cancelled() => ended_early(&shared, Some(&reason)),
         Err(CaseError::Skipped(reason)) => Verdict::Skipped { reason },
         Err(CaseError::Unconfigured { reason, setting }) => {
@@ -361,6 +363,13 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
         report,
         deleted,
         problem,
+    }
+}
+
+fn with_hint(reason: String, hint: Option<String>) -> String {
+    match hint {
+        Some(hint) => format!("{reason}; {hint}"),
+        None => reason,
     }
 }
 

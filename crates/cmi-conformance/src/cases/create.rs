@@ -289,6 +289,10 @@ async fn was_given(t: &TestContext, request: &MachineRequest) -> CaseResult {
             differ.unwrap_or(wanted.len().min(found.len()))
         )
     })
+    .map_err(|error| match found.as_slice() {
+        [] => error.before(&format!("; or {}", t.may_have_done_nothing(Hook::UserData))),
+        _ => error,
+    })
 }
 
 async fn user_data_of_any_bytes(t: TestContext) -> CaseResult {

@@ -202,7 +202,11 @@ async fn starting(t: TestContext) -> CaseResult {
         "a driver that still starts has to say that it is not ready".to_owned()
     })?;
     t.restore().await?;
-    becomes_ready(t).await
+    let ready = becomes_ready(t.clone()).await;
+    if ready.is_err() {
+        t.remains("Probe answered that the driver is not ready");
+    }
+    ready
 }
 
 #[cfg(test)]

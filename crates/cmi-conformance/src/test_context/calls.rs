@@ -274,10 +274,13 @@ impl TestContext {
         let result = self.watched(&what, call).await?;
         match &result {
             Ok(_) => self.answered_ok(&what),
+            Err(status) => self.was_refused(&what, status.code()),
+        }
+        match &result {
             Err(status) if status.code() == Code::Unavailable => {
                 self.is_alive(&what, &format!("it answered {status}")).await?;
             }
-            Err(_) => {}
+            Ok(_) | Err(_) => {}
         }
         self.shared.judge.look(operation, secrets, &result);
         Ok(Answer {

@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use super::TestContext;
 use crate::answer::CaseError;
 use crate::hooks::Hook;
+use cmi_driver::Code;
 
 /// A fault that a case has caused.
 #[derive(Clone, Debug)]
@@ -14,6 +15,12 @@ pub struct Fault {
     is_on: bool,
     /// A call that answered OK in spite of it.
     unaffected: Option<String>,
+    /// What the first call answered that it kept from being done.
+    code: Option<Code>,
+    /// The hook that undid it.
+    undone_by: Option<Hook>,
+    /// What was seen of it after that.
+    remains: Option<String>,
 }
 
 impl TestContext {
@@ -22,8 +29,10 @@ impl TestContext {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         match hook {
             Hook::Restore | Hook::Unlock => {
-                if let Some(fault) = &mut *fault {
+                // What ends a case undoes everything once more.
+                if let Some(fault) = fault.as_mut().filter(|fault| fault.is_on) {
                     fault.is_on = false;
+                    fault.undone_by = Some(hook);
                 }
             }
             Hook::Mutations | Hook::UserData | Hook::VmSpec => {}
@@ -45,6 +54,9 @@ impl TestContext {
                     hook,
                     is_on: true,
                     unaffected: None,
+                    code: None,
+                    undone_by: None,
+                    remains: None,
                 });
             }
         }
@@ -57,6 +69,40 @@ impl TestContext {
         if let Some(fault) = fault.as_mut().filter(meant_to_fail) {
             fault.unaffected.get_or_insert_with(|| call.to_owned());
         }
+    }
+
+    /// Notes a call that was refused. One that is refused in the same way after the fault was undone shows
+    /// that it may not have been.
+    pub(crate) fn was_refused(&self, call: &str, code: Code) {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(fault) = fault.as_mut() else { return };
+        if fault.is_on {
+            fault.code.get_or_insert(code);
+        } else if fault.code == Some(code) {
+            fault
+                .remains
+                .get_or_insert_with(|| format!("{call} answered {code}"));
+        }
+    }
+
+    /// Notes something else that is as it was before a fault was undone.
+    pub(crate) fn remains(&self, seen: &str) {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fault) = fault.as_mut().filter(|fault| fault.undone_by.is_some()) {
+            fault.remains.get_or_insert_with(|| seen.to_owned());
+        }
+    }
+
+    /// What to look at when a case does not pass after a fault that was undone, and is still to be seen.
+    pub fn still_there(&self) -> Option<String> {
+        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = fault.as_ref()?;
+        let (hook, seen) = (fault.undone_by?, fault.remains.as_ref()?);
+        Some(format!(
+            "{seen} after the hook `{hook}`, as it did before: the driver does not recover from `{}`, or {}",
+            fault.hook,
+            self.may_have_done_nothing(hook)
+        ))
     }
 
     /// Notes that what a hook did has passed by itself.
@@ -83,9 +129,8 @@ impl TestContext {
             .clone()?;
         let (hook, call) = (fault.hook, fault.unaffected?);
         Some(format!(
-            "{call} answered OK after the hook `{hook}`: the driver hides that fault, or the hook may have \
-                done nothing: {}",
-            self.by_hand(hook)
+            "{call} answered OK after the hook `{hook}`: the driver hides that fault, or {}",
+            self.may_have_done_nothing(hook)
         ))
     }
 
@@ -103,6 +148,11 @@ impl TestContext {
             "the hook `{hook}` may have done nothing, and then nothing was shown here: {seen}; {}",
             self.by_hand(hook)
         ));
+    }
+
+    /// The doubt that is left where a driver may be blamed for a hook.
+    pub fn may_have_done_nothing(&self, hook: Hook) -> String {
+        format!("the hook `{hook}` may have done nothing: {}", self.by_hand(hook))
     }
 
     fn by_hand(&self, hook: Hook) -> String {
