@@ -345,6 +345,8 @@ pub enum Flaw {
     VolumesOnce,
     /// An empty list is INVALID_ARGUMENT. That breaks no rule.
     VolumesRefuseNone,
+    /// A volume without a source is INVALID_ARGUMENT. That breaks no rule.
+    VolumesRefuseNoSource,
 
     /// Migration renames the class.
     MigrateRenames,

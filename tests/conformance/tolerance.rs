@@ -65,6 +65,15 @@ async fn a_driver_that_refuses_a_spec_in_delete_as_in_create_is_compliant() {
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
+/// DRV-44, CMI-148, CMI-154: in Kubernetes a volume has a source.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_refuses_a_volume_without_a_source_is_compliant() {
+    let simulated = Simulated::new().unwrap();
+    let driver = Mutant::new(simulated.driver.clone(), VolumesRefuseNoSource);
+    let report = judged_patiently(&simulated, Arc::new(driver), &["DRV-44", "CMI-148"]).await;
+    is_compliant_and_leaves_nothing(&simulated, &report);
+}
+
 /// A consistency window is for looking and for deleting: what was made in it is not found by either.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing() {

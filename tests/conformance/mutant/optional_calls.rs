@@ -239,6 +239,9 @@ impl Mutant {
                 return Err(Status::new(Code::InvalidArgument, "that is no volume of mine"));
             }
             Flaw::VolumesOnce if self.turn() > 0 => ids.clear(),
+            Flaw::VolumesRefuseNoSource if request.pv_specs.contains(&Value::Object(Map::new())) => {
+                return Err(Status::new(Code::InvalidArgument, "a volume has no source"));
+            }
             Flaw::VolumesRefuseNone if request.pv_specs.is_empty() => {
                 return Err(Status::new(
                     Code::InvalidArgument,
