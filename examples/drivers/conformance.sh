@@ -5,7 +5,8 @@
 #
 # The exit code is that of `capcmi conformance`; conformance.xml has the cases as JUnit XML, driver.log what the
 # driver writes, and driver.pid its process, for the hook `restart: [sh, restart.sh, driver.pid, driver.log, …]`.
-# Environment: CAPCMI, the program (default: capcmi); CMI_ENDPOINT, where the driver is to listen.
+# Environment: CAPCMI, the program (default: capcmi); CMI_ENDPOINT, where the driver is to listen; REQUIRE, what
+# exit code 0 takes: cmi.v1, basic (the default) or full.
 set -eu
 
 [ $# -ge 2 ] || { echo "usage: conformance.sh suite.yaml COMMAND [ARGUMENT…]" >&2; exit 2; }
@@ -28,4 +29,5 @@ until "$capcmi" driver info --endpoint "$CMI_ENDPOINT" >/dev/null 2>&1; do
     [ "$tries" -lt 60 ] || { cat driver.log >&2; echo "nothing answers at $CMI_ENDPOINT" >&2; exit 1; }
     sleep 1
 done
-"$capcmi" conformance --endpoint "$CMI_ENDPOINT" --config "$config" --junit conformance.xml
+"$capcmi" conformance --endpoint "$CMI_ENDPOINT" --config "$config" --junit conformance.xml \
+    --require "${REQUIRE:-basic}"

@@ -77,11 +77,43 @@ enum Required {
 }
 
 impl Required {
-    fn is_met(self, report: &Report) -> bool {
+    /// As the last lines of the report have it.
+    const fn name(self) -> &'static str {
         match self {
+            Self::Published => "cmi.v1: yes",
+            Self::Basic => "capcmi: basic",
+            Self::Full => "capcmi: full",
+        }
+    }
+
+    /// Why the exit code is not 0, if it is not.
+    fn unmet(self, report: &Report) -> Option<String> {
+        let is_met = match self {
             Self::Published => report.compliance(Layer::Published) == Compliance::Yes,
             Self::Basic => report.passed,
             Self::Full => report.compliance(Layer::Provider) == Compliance::Full,
+        };
+        (!is_met).then(|| self.verdict(report))
+    }
+
+    fn verdict(self, report: &Report) -> String {
+        let target = &report.target;
+        let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
+        let top = report.layers.last().filter(|_| report.passed);
+        match top {
+            // Nothing binding is broken: what is asked for is more than was tried.
+            Some(top) => format!(
+                "{target} is `{}`, and --require asks for `{}`; that takes {}",
+                report::compliance(top),
+                self.name(),
+                top.missing
+                    .iter()
+                    .map(String::as_str)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+            None if broken.is_empty() => format!("{target} was not shown to be compliant"),
+            None => format!("{target} breaks {}", report::rows(&broken)),
         }
     }
 }
@@ -151,28 +183,22 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
         .map_err(CommandError::misconfigured)?;
     drop(waiting);
     say(&format!("\n{}", report::text(&report).trim_end()));
+    let unmet = args.require.unmet(&report);
     if let Some(file) = junit {
-        let xml = report::junit(&report).map_err(CommandError::failed)?;
+        let required = report::Required {
+            what: args.require.name(),
+            unmet: unmet.as_deref(),
+        };
+        let xml = report::junit(&report, required).map_err(CommandError::failed)?;
         file.write(&xml).map_err(CommandError::Failed)?;
     }
     if let Some(file) = json {
         let json = serde_json::to_string_pretty(&report).map_err(CommandError::failed)?;
         file.write(&json).map_err(CommandError::Failed)?;
     }
-    if args.require.is_met(&report) {
-        Ok(())
-    } else {
-        Err(CommandError::Failed(anyhow::anyhow!(verdict(&report))))
-    }
-}
-
-/// Why the exit code is not 0.
-fn verdict(report: &Report) -> String {
-    let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
-    if broken.is_empty() {
-        format!("{} was not shown to be compliant", report.target)
-    } else {
-        format!("{} breaks {}", report.target, report::rows(&broken))
+    match unmet {
+        None => Ok(()),
+        Some(reason) => Err(CommandError::Failed(anyhow::anyhow!(reason))),
     }
 }
 

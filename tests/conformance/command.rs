@@ -78,8 +78,50 @@ fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full(
         text.contains("may be broken: ") && text.contains("hook `unavailable`"),
         "{text}"
     );
-    let full = capcmi(&[&arguments[..], &["--require", "full"]].concat());
+    let xml = folder.path().join("cases.xml");
+    let required = ["--require", "full", "--junit", &xml.display().to_string()];
+    let full = capcmi(&[&arguments[..], &required].concat());
     assert_eq!(full.status.code(), Some(1), "{}", printed(&full));
+    let complaint = String::from_utf8_lossy(&full.stderr).into_owned();
+    let xml = fs::read_to_string(xml).unwrap();
+    let (_, verdict) = xml.split_once("\"required: capcmi: full\"").unwrap();
+    for said in [&complaint, verdict] {
+        assert!(
+            said.contains("is `capcmi: basic`") && said.contains("`capcmi: full`; that takes"),
+            "{said}"
+        );
+        assert!(said.contains("hook `unavailable`"), "{said}");
+    }
+    assert!(verdict.contains("<failure"), "{verdict}");
+}
+
+/// With a word that `--require` does not know, nothing is tested.
+#[test]
+fn the_script_for_ci_asks_for_what_its_environment_says() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("driver.yaml"), "{}").unwrap();
+    fs::write(
+        folder.path().join("suite.yaml"),
+        "providerSpec: {vmPool: default, size: small}",
+    )
+    .unwrap();
+    let capcmi = env!("CARGO_BIN_EXE_capcmi");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/drivers/conformance.sh");
+    let output = Command::new("sh")
+        .args([script, "suite.yaml", capcmi, "driver", "serve", "simulated"])
+        .args(["--config", "driver.yaml"])
+        .current_dir(folder.path())
+        .env("CAPCMI", capcmi)
+        .env(
+            "CMI_ENDPOINT",
+            format!("unix://{}", folder.path().join("driver.sock").display()),
+        )
+        .env("REQUIRE", "moon")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("moon") && said.contains("--require"), "{said}");
 }
 
 /// A report that can't be written is found out before there is a VM.

@@ -17,7 +17,7 @@ use super::liveness::Outage;
 use super::rules::{self, Layer, Level, Proof, Rule};
 use cmi_driver::PluginInfo;
 
-pub use junit::{JunitError, junit};
+pub use junit::{JunitError, Required, junit};
 pub use layers::{Compliance, LayerReport};
 pub use text::{compliance, line, rows, text};
 

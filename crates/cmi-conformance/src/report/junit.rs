@@ -9,12 +9,21 @@ use super::{CaseReport, Compliance, LayerReport, Report, Verdict};
 #[error("writing the report as JUnit XML failed")]
 pub struct JunitError(#[from] quick_junit::SerializeError);
 
-/// JUnit XML: one test per case, with its rows as properties, one for each layer, and one for what was left
-/// behind.
+/// What a run was to show, and why it did not.
+#[derive(Clone, Copy, Debug)]
+pub struct Required<'a> {
+    /// `capcmi: full`.
+    pub what: &'a str,
+    /// Why it is something else.
+    pub unmet: Option<&'a str>,
+}
+
+/// JUnit XML: one test per case, with its rows as properties, one for each layer, one for what was left
+/// behind, and one for what was required.
 ///
 /// # Errors
 /// [`JunitError`] when a text can't be put into XML.
-pub fn junit(report: &Report) -> Result<String, JunitError> {
+pub fn junit(report: &Report, required: Required<'_>) -> Result<String, JunitError> {
     let mut suite = TestSuite::new(format!("conformance of {}", report.target));
     suite.add_test_cases(report.cases.iter().map(test));
     suite.add_test_cases(report.layers.iter().map(layer));
@@ -32,6 +41,7 @@ pub fn junit(report: &Report) -> Result<String, JunitError> {
         });
     }
     suite.add_test_case(TestCase::new("the run was whole and left nothing behind", whole));
+    suite.add_test_case(requirement(required));
     let mut junit = Junit::new("capcmi conformance");
     junit.add_test_suite(suite);
     Ok(junit.to_string()?)
@@ -51,6 +61,17 @@ fn test(case: &CaseReport) -> TestCase {
     test.set_classname("conformance").set_time(case.took);
     test.add_property(("title", case.title.as_str()));
     test.add_property(("rules", case.proves.join(" ").as_str()));
+    test
+}
+
+fn requirement(required: Required<'_>) -> TestCase {
+    let mut status = TestCaseStatus::success();
+    if let Some(reason) = required.unmet {
+        status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+        status.set_message(reason);
+    }
+    let mut test = TestCase::new(format!("required: {}", required.what), status);
+    test.set_classname("verdict");
     test
 }
 

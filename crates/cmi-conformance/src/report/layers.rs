@@ -90,7 +90,7 @@ fn of(
     broken.sort_by_key(|rule| ranking::of_rule(rule.id, cases));
     let mut reasons = faults(broken.iter().map(|rule| rule.id));
     if let Some(below) = below.filter(|below| below.compliance == Compliance::No) {
-        reasons.push(format!("it takes {}: yes", below.layer));
+        reasons.push(takes(below.layer));
     } else {
         let is_ours = |id: &str| about.iter().any(|rule| rule.id == id && rule.is_of(layer));
         let unclear = cases
@@ -129,6 +129,11 @@ fn of(
         missing: missing.collect(),
         untried,
     }
+}
+
+/// Why a layer is no whose own rules hold.
+pub(super) fn takes(below: Layer) -> String {
+    format!("it takes {below}: yes")
 }
 
 /// What a rule could not be tried for want of, and its author can add. One that some cases have tried lacks

@@ -257,6 +257,26 @@ fn what_costs_vms_is_named_however_much_fails() {
 }
 
 #[test]
+fn a_part_of_the_rules_that_is_broken_says_so_without_a_word_about_the_verdict_of_a_whole_run() {
+    let about: Vec<_> = rules::all().collect();
+    let cases = vec![
+        case("create-makes-a-vm", Verdict::Passed),
+        case("create-again", failed()),
+    ];
+    let circumstances = Circumstances {
+        scope: Scope::Part,
+        ..Circumstances::default()
+    };
+    let report = Report::new("x", None, cases, &about, circumstances);
+    let text = text(&report);
+    assert!(
+        text.contains(": breaks DRV-10, CMI-82; a verdict takes a run without --only\n"),
+        "{text}"
+    );
+    assert!(!report.passed && !text.contains(": yes"), "{text}");
+}
+
+#[test]
 fn what_breaks_no_binding_rule_is_listed_by_itself() {
     let advisory = CaseReport {
         proves: vec!["DRV-08"],
@@ -277,7 +297,15 @@ fn the_forms_name_cases_reasons_and_the_verdict() {
         case("create-again", failed()),
         case("create-locked", skipped()),
     ]);
-    let xml = junit(&report).unwrap();
+    let required = Required {
+        what: "capcmi: basic",
+        unmet: Some("x breaks DRV-10"),
+    };
+    let xml = junit(&report, required).unwrap();
+    assert!(
+        xml.contains("required: capcmi: basic") && xml.contains("x breaks DRV-10"),
+        "{xml}"
+    );
     assert!(
         xml.contains("create-again") && xml.contains("&lt;&amp;&gt;") && xml.contains("<skipped"),
         "{xml}"

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::layers::takes;
 use super::ranking::Failures;
 use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, ranking};
 use crate::leftover;
@@ -117,9 +118,12 @@ fn untried(report: &Report) -> String {
 fn verdict(report: &Report) -> String {
     if report.scope == Scope::Part {
         let tried = format!("{} of {}", report.rules.len(), rules::all().count());
+        // That one layer takes the other's yes says nothing where there is none to be had.
+        let of_whole_runs: Vec<_> = report.layers.iter().map(|layer| takes(layer.layer)).collect();
         let mut reasons: Vec<String> = Vec::new();
         for layer in &report.layers {
-            let own = layer.reasons.iter().filter(|reason| !reasons.contains(reason));
+            let is_new = |reason: &&String| !reasons.contains(reason) && !of_whole_runs.contains(reason);
+            let own = layer.reasons.iter().filter(is_new);
             reasons.extend(own.cloned().collect::<Vec<_>>());
         }
         let found = if reasons.is_empty() {
