@@ -205,6 +205,22 @@ fn every_key_of_the_configuration_and_every_hook_is_documented() {
     }
 }
 
+/// What the documentation shows of a run is of a run of today.
+#[test]
+fn the_output_in_the_documentation_has_as_many_cases_and_rules_as_there_are() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/conformance.md")).unwrap();
+    let (_, sample) = page.split_once("```text\n[").unwrap();
+    let line = |start: &str| sample.lines().find_map(|line| line.strip_prefix(start)).unwrap();
+    let sum = |start: &str| -> usize {
+        let words = line(start).split([' ', ',']);
+        words.filter_map(|word| word.parse::<usize>().ok()).sum()
+    };
+    let cases = cmi_conformance::cases::all().count();
+    assert!(sample.contains(&format!("/{cases}] FAILED")), "of {cases} cases");
+    assert_eq!(sum("cases: "), cases);
+    assert_eq!(sum("rules: "), cmi_conformance::rules::all().count());
+}
+
 /// The five lines that the documentation begins with.
 #[test]
 fn the_minimal_configuration_of_the_documentation_is_one() {
