@@ -1,37 +1,45 @@
 //! Connections to the libvirt of a host.
 //!
-//! Every call of libvirt blocks, so none is made on a thread of the runtime. A connection is lent to one job
-//! at a time, which runs on a thread that may block; there are a few for each host, so that what takes long
-//! does not hold up all else. Opening one is bounded in time, and so is how often it is tried.
+//! Every call of libvirt blocks, also the one that closes a connection, so none is made on a thread of the
+//! runtime. A connection is lent to one job at a time, which runs on a thread that may block; there are a few
+//! for each host, so that what takes long does not hold up all else.
+//!
+//! A call that finds no connection idle has an attempt made to open one, and waits for it for a time. The
+//! attempt goes on without the call, and what it opens is the host's: a host that takes longer to connect to
+//! than calls wait has a connection for the next one. There is one attempt at a time, and all calls that wait
+//! share it. After a failure the next one waits a moment, and its calls wait with it: what an attempt has met
+//! that began before a call says nothing about the host as it is now.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use cmi_driver::{Code, Result, Status};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use virt::connect::Connect;
 
 use crate::errors;
 
-/// Jobs on one host at the same time.
-const MOST_JOBS: usize = 4;
-/// How long a job may wait for its turn.
+/// Connections to a host, and so jobs on it at the same time.
+const MOST_CONNECTIONS: usize = 4;
+/// How long a call waits for one of them while all have jobs.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long it may take to open a connection: where the daemon is stopped, libvirt itself waits for ever.
+/// How long it waits for a new one: where the daemon is stopped, libvirt itself waits for ever.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an attempt to open one keeps its place. After that it may hang for ever.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(5);
-/// Attempts that hang without a place, at most: each has a thread.
+/// How long an attempt to open one is the only one. After that it may hang for ever, as where the host lost
+/// its power in the middle of it.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(1);
+/// Attempts that hang beside the last one, at most: each has a thread.
 const MOST_HUNG: usize = 16;
 /// How long a host that could not be reached is left alone.
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 /// How long a job may take. What is still done then goes on, and a later call finds it.
 const JOB_TIMEOUT: Duration = Duration::from_mins(10);
 /// How often a silent daemon is asked whether it is still there, seconds, and how often in vain.
-const KEEPALIVE: (i32, u32) = (3, 3);
+const KEEPALIVE: (i32, u32) = (5, 5);
 
 /// A host, and what is open to it.
 #[derive(Debug)]
@@ -39,25 +47,58 @@ pub struct Host {
     /// Its name in the configuration.
     pub name: String,
     uri: String,
-    places: Arc<Semaphore>,
-    hung: Arc<Semaphore>,
-    /// A copy is with each job that runs.
-    jobs: Arc<()>,
-    idle: Mutex<Vec<Connection>>,
-    failed: Mutex<Option<ConnectFailure>>,
+    /// What opens a connection. It blocks.
+    opener: fn(&str, &str) -> Result<Connection>,
+    connections: Mutex<Connections>,
+    /// As many permits as connections are idle: the call that waited longest gets the next.
+    idle: Semaphore,
+    /// Wakes the calls that wait for a connection: an attempt has ended, or one may be made.
+    changed: Notify,
+    /// A copy is with each connection that is lent.
+    lent: Arc<()>,
     /// Whether a connection was ever open.
     was_there: AtomicBool,
 }
 
-/// A failure to connect that counts for a while.
+/// What is known of the connections to a host.
+#[derive(Debug, Default)]
+struct Connections {
+    idle: Vec<Connection>,
+    /// The attempt to open another one that is under way.
+    attempt: Option<Attempt>,
+    /// How many there were.
+    attempts: u64,
+    /// Those before it that have not ended.
+    hung: usize,
+    failed: Option<ConnectFailure>,
+}
+
+/// An attempt to open a connection.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    number: u64,
+    began: Instant,
+}
+
+/// The last attempt, if it has failed.
 #[derive(Debug)]
 struct ConnectFailure {
-    at: Instant,
+    began: Instant,
+    ended: Instant,
     code: Code,
     message: String,
 }
 
-/// A connection, which is closed when this is dropped.
+/// What a call makes of a host that could not be reached a moment ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterFailure {
+    /// It waits until the host is asked again.
+    Wait,
+    /// The failure is its answer.
+    Fail,
+}
+
+/// A connection, which is closed when this is dropped. That blocks.
 #[derive(Debug)]
 struct Connection(Connect);
 
@@ -73,6 +114,7 @@ impl Connection {
         Ok(connection)
     }
 
+    /// As far as is known here: the host is not asked.
     fn is_alive(&self) -> bool {
         self.0.is_alive().unwrap_or(false)
     }
@@ -86,6 +128,12 @@ impl Drop for Connection {
     }
 }
 
+/// A connection with a job.
+struct Lent {
+    connection: Connection,
+    counted: Arc<()>,
+}
+
 impl Host {
     /// A host to which nothing is open yet.
     pub fn new(name: &str, uri: &str) -> Self {
@@ -93,11 +141,11 @@ impl Host {
         Self {
             name: name.to_owned(),
             uri: uri.to_owned(),
-            places: Arc::new(Semaphore::new(MOST_JOBS)),
-            hung: Arc::new(Semaphore::new(MOST_HUNG)),
-            jobs: Arc::default(),
-            idle: Mutex::default(),
-            failed: Mutex::default(),
+            opener: Connection::open,
+            connections: Mutex::default(),
+            idle: Semaphore::new(0),
+            changed: Notify::new(),
+            lent: Arc::default(),
             was_there: AtomicBool::default(),
         }
     }
@@ -112,7 +160,7 @@ impl Host {
     /// # Errors
     /// Those of connecting.
     pub async fn is_there(self: &Arc<Self>) -> Result<()> {
-        if Arc::strong_count(&self.jobs) > 1 {
+        if self.jobs() > 0 {
             return Ok(());
         }
         self.run(|_| Ok(())).await
@@ -126,33 +174,46 @@ impl Host {
         self: &Arc<Self>,
         job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let place = timeout(QUEUE_TIMEOUT, Arc::clone(&self.places).acquire_owned());
-        let Ok(Ok(place)) = place.await else {
-            let what = format!(
-                "host `{}` works on too much: {MOST_JOBS} jobs did not end in time",
-                self.name
-            );
-            return Err(Status::new(Code::Unavailable, what));
-        };
-        let (connection, place) = self.connection(place).await?;
+        let lent = self.connection(AfterFailure::Wait).await?;
+        self.run_with(lent, job).await
+    }
+
+    /// The same, on a host that need not answer: it does not wait for one that could not be reached a moment
+    /// ago.
+    ///
+    /// # Errors
+    /// As those of [`Host::run`].
+    pub async fn run_unless_down<T: Send + 'static>(
+        self: &Arc<Self>,
+        job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let lent = self.connection(AfterFailure::Fail).await?;
+        self.run_with(lent, job).await
+    }
+
+    async fn run_with<T: Send + 'static>(
+        self: &Arc<Self>,
+        lent: Lent,
+        job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let host = Arc::clone(self);
         let running = spawn_blocking(move || {
-            let _at_work = Arc::clone(&host.jobs);
-            let answer = job(&connection.0);
-            let answer = answer.map_err(|status| host.blamed_on_the_way(&connection, status));
-            host.give_back(connection);
-            drop(place);
+            let answer = job(&lent.connection.0);
+            let answer = answer.map_err(|status| host.blamed_on_the_way(&lent.connection, status));
+            host.give_back(lent);
             answer
         });
         match timeout(JOB_TIMEOUT, running).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_panic)) => Err(Status::new(
-                Code::Internal,
-                format!(
+            Ok(Err(_panic)) => {
+                // Its connection is closed: there may be another.
+                self.changed.notify_waiters();
+                let what = format!(
                     "the driver panicked in a job on host `{}`; the log says where",
                     self.name
-                ),
-            )),
+                );
+                Err(Status::new(Code::Internal, what))
+            }
             Err(_elapsed) => Err(Status::new(
                 Code::DeadlineExceeded,
                 format!("host `{}` did not end what it was asked for in time", self.name),
@@ -160,76 +221,193 @@ impl Host {
         }
     }
 
-    /// A connection that is open, or a new one.
-    async fn connection(&self, place: OwnedSemaphorePermit) -> Result<(Connection, OwnedSemaphorePermit)> {
-        while let Some(connection) = self.pop() {
-            if connection.is_alive() {
-                return Ok((connection, place));
+    /// How many jobs have a connection.
+    fn jobs(&self) -> usize {
+        Arc::strong_count(&self.lent) - 1
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next connection that is idle.
+    async fn connection(self: &Arc<Self>, after_failure: AfterFailure) -> Result<Lent> {
+        let asked = Instant::now();
+        loop {
+            let mut idle = pin!(self.idle.acquire());
+            let permit = loop {
+                let mut changed = pin!(self.changed.notified());
+                changed.as_mut().enable();
+                self.have_attempt(asked, after_failure)?;
+                let all_work = self.jobs() >= MOST_CONNECTIONS;
+                let limit = if all_work { QUEUE_TIMEOUT } else { OPEN_TIMEOUT };
+                tokio::select! {
+                    biased;
+                    permit = &mut idle => break permit,
+                    () = changed => {}
+                    () = sleep_until(asked + limit) => {
+                        return Err(if all_work { self.works_on_too_much() } else { self.does_not_answer() });
+                    }
+                }
+            };
+            // The semaphore is never closed.
+            let Ok(permit) = permit else { continue };
+            permit.forget();
+            if let Some(lent) = self.lend() {
+                return Ok(lent);
             }
         }
-        self.may_try()?;
-        let (name, uri) = (self.name.clone(), self.uri.clone());
-        let mut opening = spawn_blocking(move || Connection::open(&name, &uri));
-        let hung = Arc::clone(&self.hung);
-        // The place goes with what may hang, also when the call is dropped: there are few of them at a time.
-        let attempt = tokio::spawn(async move {
-            if let Ok(opened) = timeout(ATTEMPT_TIMEOUT, &mut opening).await {
-                return Some((opened, place));
+    }
+
+    fn works_on_too_much(&self) -> Status {
+        let what = format!(
+            "host `{}` works on too much: {MOST_CONNECTIONS} jobs did not end in time",
+            self.name
+        );
+        Status::new(Code::Unavailable, what)
+    }
+
+    fn does_not_answer(&self) -> Status {
+        let what = format!(
+            "host `{}` did not answer within {} s",
+            self.name,
+            OPEN_TIMEOUT.as_secs()
+        );
+        Status::new(Code::Unavailable, what)
+    }
+
+    /// Has an attempt under way, unless a connection is idle or there are enough.
+    ///
+    /// # Errors
+    /// The failure of an attempt that began since the call has asked, or of an earlier one where the call does
+    /// not wait for the next.
+    fn have_attempt(self: &Arc<Self>, asked: Instant, after_failure: AfterFailure) -> Result<()> {
+        if self.idle.available_permits() > 0 {
+            return Ok(());
+        }
+        let mut connections = self.lock();
+        // Those that are idle are for calls that waited longer.
+        if connections.idle.len() + self.jobs() >= MOST_CONNECTIONS {
+            return Ok(());
+        }
+        let waits = after_failure == AfterFailure::Wait;
+        let now = Instant::now();
+        let mut begins = now;
+        if let Some(failure) = &connections.failed {
+            let next = failure.ended + BETWEEN_TRIES;
+            if failure.began >= asked || (!waits && now < next) {
+                return Err(Status::new(failure.code, failure.message.clone()));
             }
-            let _hung = hung.acquire_owned().await;
-            drop(place);
-            let _late = opening.await;
-            None
-        });
-        let opened = match timeout(OPEN_TIMEOUT, attempt).await {
-            Ok(Ok(Some((Ok(Ok(connection)), place)))) => {
-                self.was_there.store(true, Ordering::Relaxed);
-                return Ok((connection, place));
+            begins = begins.max(next);
+        }
+        if let Some(attempt) = connections.attempt {
+            let hangs = now >= attempt.began + ATTEMPT_TIMEOUT;
+            if !hangs || connections.hung >= MOST_HUNG {
+                let is_silent = now >= attempt.began + OPEN_TIMEOUT;
+                return if is_silent && !waits {
+                    Err(self.does_not_answer())
+                } else {
+                    Ok(())
+                };
             }
-            Ok(Ok(Some((Ok(Err(status)), _place)))) => status,
-            Ok(Ok(Some((Err(_panic), _))) | Err(_panic)) => {
-                let what = format!("the driver panicked while it connected to host `{}`", self.name);
-                return Err(Status::new(Code::Internal, what));
-            }
-            Ok(Ok(None)) | Err(_) => {
-                let what = format!(
-                    "host `{}` did not answer within {} s",
-                    self.name,
-                    OPEN_TIMEOUT.as_secs()
-                );
-                Status::new(Code::Unavailable, what)
-            }
+            connections.hung += 1;
+            tracing::warn!(
+                host = self.name,
+                hung = connections.hung,
+                "connecting hangs, and is tried anew"
+            );
+        }
+        connections.attempts += 1;
+        let attempt = Attempt {
+            number: connections.attempts,
+            began: begins,
         };
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(ConnectFailure {
-            at: Instant::now(),
-            code: opened.code(),
-            message: opened.message().to_owned(),
+        connections.attempt = Some(attempt);
+        drop(tokio::spawn(Arc::clone(self).attempt(attempt)));
+        Ok(())
+    }
+
+    /// Opens a connection. No call owns this: it goes on when the one that wanted it is over.
+    async fn attempt(self: Arc<Self>, attempt: Attempt) {
+        sleep_until(attempt.began).await;
+        let host = Arc::clone(&self);
+        let opening = spawn_blocking(move || {
+            let began = Instant::now();
+            let opened = (host.opener)(&host.name, &host.uri);
+            host.end(Attempt { began, ..attempt }, opened);
         });
-        Err(opened)
-    }
-
-    fn pop(&self) -> Option<Connection> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-
-    fn give_back(&self, connection: Connection) {
-        if connection.is_alive() {
-            self.idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(connection);
+        if opening.await.is_err() {
+            let what = format!("the driver panicked while it connected to host `{}`", self.name);
+            self.end(attempt, Err(Status::new(Code::Internal, what)));
         }
     }
 
-    /// The last failure, as long as it counts.
-    fn may_try(&self) -> Result<()> {
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        match failed
-            .as_ref()
-            .filter(|failure| failure.at.elapsed() < BETWEEN_TRIES)
-        {
-            Some(failure) => Err(Status::new(failure.code, failure.message.clone())),
-            None => Ok(()),
+    /// Notes what came of an attempt. It may close the connection, which blocks.
+    fn end(&self, attempt: Attempt, opened: Result<Connection>) {
+        let mut connections = self.lock();
+        let is_last = connections
+            .attempt
+            .is_some_and(|last| last.number == attempt.number);
+        if is_last {
+            connections.attempt = None;
+        } else {
+            connections.hung = connections.hung.saturating_sub(1);
+        }
+        let mut surplus = None;
+        match opened {
+            Ok(connection) => {
+                self.was_there.store(true, Ordering::Relaxed);
+                connections.failed = None;
+                if connections.idle.len() + self.jobs() < MOST_CONNECTIONS {
+                    connections.idle.push(connection);
+                    self.idle.add_permits(1);
+                } else {
+                    surplus = Some(connection);
+                }
+            }
+            // One that hung says nothing about the host as it is now.
+            Err(_) if !is_last => {}
+            Err(status) => {
+                connections.failed = Some(ConnectFailure {
+                    began: attempt.began,
+                    ended: Instant::now(),
+                    code: status.code(),
+                    message: status.message().to_owned(),
+                });
+            }
+        }
+        drop(connections);
+        self.changed.notify_waiters();
+        drop(surplus);
+    }
+
+    /// An idle connection, for which the caller has a permit; none where that one was lost meanwhile.
+    fn lend(&self) -> Option<Lent> {
+        let mut connections = self.lock();
+        let connection = connections.idle.pop()?;
+        if connection.is_alive() {
+            return Some(Lent {
+                connection,
+                counted: Arc::clone(&self.lent),
+            });
+        }
+        drop(connections);
+        drop(spawn_blocking(move || drop(connection)));
+        None
+    }
+
+    /// Has the connection of a job idle, or closes it where it was lost.
+    fn give_back(&self, lent: Lent) {
+        let Lent { connection, counted } = lent;
+        if connection.is_alive() {
+            let mut connections = self.lock();
+            connections.idle.push(connection);
+            drop(counted);
+            self.idle.add_permits(1);
+        } else {
+            drop(connection);
+            drop(counted);
+            self.changed.notify_waiters();
         }
     }
 
@@ -277,45 +455,127 @@ mod tests {
         Arc::new(Host::new("host-a", uri))
     }
 
+    fn opened_by(uri: &str, opener: fn(&str, &str) -> Result<Connection>) -> Arc<Host> {
+        Arc::new(Host {
+            opener,
+            ..Host::new("host-a", uri)
+        })
+    }
+
+    /// How often connecting has been tried.
+    fn attempts(host: &Host) -> u64 {
+        host.lock().attempts
+    }
+
     /// DRV-30
     #[tokio::test]
-    async fn a_host_that_is_not_there_is_unavailable_and_is_not_asked_again_at_once() {
+    async fn a_host_that_is_not_there_is_unavailable_and_is_asked_again_after_a_moment() {
         let host = host("qemu+unix:///system?socket=/nowhere/libvirt-sock");
         let mut failed_at = Vec::new();
         for _ in 0..2 {
-            let status = host.run(|_| Ok(())).await.unwrap_err();
-            assert_eq!(status.code(), Code::Unavailable);
-            assert!(status.message().contains("`host-a`"), "{status}");
-            failed_at.push(host.failed.lock().unwrap().as_ref().unwrap().at);
+            let calls = (0..3 * MOST_CONNECTIONS).map(|_| host.run(|_| Ok(())));
+            for answer in futures::future::join_all(calls).await {
+                let status = answer.unwrap_err();
+                assert_eq!(status.code(), Code::Unavailable);
+                assert!(status.message().contains("`host-a`"), "{status}");
+            }
+            failed_at.push(host.lock().failed.as_ref().unwrap().ended);
         }
-        assert_eq!(failed_at[0], failed_at[1], "the host was asked again");
-        assert_eq!(host.places.available_permits(), MOST_JOBS);
+        assert_eq!(attempts(&host), 2, "calls at the same time share an attempt");
+        assert!(failed_at[1] - failed_at[0] >= BETWEEN_TRIES, "{failed_at:?}");
+        // What need not be there is not waited for.
+        host.run_unless_down(|_| Ok(())).await.unwrap_err();
+        assert_eq!(attempts(&host), 2);
+    }
+
+    #[tokio::test]
+    async fn a_host_that_is_back_is_reached_by_the_first_call_after_a_failure() {
+        static IS_UP: AtomicBool = AtomicBool::new(false);
+        let host = opened_by("test:///default", |host, uri| {
+            if IS_UP.load(Ordering::SeqCst) {
+                return Connection::open(host, uri);
+            }
+            Err(Status::new(Code::Unavailable, "down"))
+        });
+        host.run(|_| Ok(())).await.unwrap_err();
+        IS_UP.store(true, Ordering::SeqCst);
+        host.run(|_| Ok(())).await.unwrap();
     }
 
     /// A daemon that is stopped: the kernel takes connections for it, and nothing answers.
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
-    async fn attempts_that_hang_are_given_up_and_give_their_places_back() {
+    async fn attempts_that_hang_keep_calls_for_a_time_and_others_are_made_beside_them() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("libvirt-sock");
         let silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let host = host(&format!("qemu+unix:///system?socket={}", socket.display()));
-        let asked = (0..MOST_JOBS).map(|_| host.run(|_| Ok(())));
-        let (answers, ()) = tokio::join!(futures::future::join_all(asked), pass(OPEN_TIMEOUT));
-        for answer in answers {
-            let status = answer.unwrap_err();
-            assert_eq!(status.code(), Code::Unavailable);
+        for expected in 1..=2 {
+            let asked = (0..3 * MOST_CONNECTIONS).map(|_| host.run(|_| Ok(())));
+            let (answers, ()) = tokio::join!(futures::future::join_all(asked), pass(OPEN_TIMEOUT));
+            for answer in answers {
+                let status = answer.unwrap_err();
+                assert_eq!(status.code(), Code::Unavailable);
+                assert!(status.message().contains("did not answer within"), "{status}");
+            }
+            assert_eq!(attempts(&host), expected);
+            // What need not be there is not waited for.
+            let status = host.run_unless_down(|_| Ok(())).await.unwrap_err();
             assert!(status.message().contains("did not answer within"), "{status}");
+            pass(ATTEMPT_TIMEOUT).await;
         }
-        let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(QUEUE_TIMEOUT));
-        let status = answer.unwrap_err();
-        assert_eq!(status.code(), Code::Unavailable);
-        assert!(status.message().contains("works on too much"), "{status}");
-        pass(ATTEMPT_TIMEOUT).await;
-        assert_eq!(host.places.available_permits(), MOST_JOBS);
+        for _ in 0..2 * MOST_HUNG {
+            let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(OPEN_TIMEOUT));
+            answer.unwrap_err();
+            pass(ATTEMPT_TIMEOUT).await;
+        }
+        assert_eq!(host.lock().hung, MOST_HUNG);
+        assert_eq!(attempts(&host), MOST_HUNG as u64 + 1);
         // The threads end with their connections: the runtime waits for them.
         drop(silent);
+    }
+
+    /// It would be reached by no call if each of them connected for itself.
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_takes_longer_to_connect_to_than_calls_wait_is_reached_by_a_later_one() {
+        static OPENS: AtomicBool = AtomicBool::new(false);
+        let host = opened_by("test:///default", |host, uri| {
+            while !OPENS.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Connection::open(host, uri)
+        });
+        let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(OPEN_TIMEOUT));
+        assert!(answer.unwrap_err().message().contains("did not answer within"));
+        // As a caller that gives up drops its call.
+        drop(timeout(Duration::ZERO, host.run(|_| Ok(()))).await);
+        OPENS.store(true, Ordering::SeqCst);
+        host.run(|_| Ok(())).await.unwrap();
+        assert_eq!(attempts(&host), 1, "another connection was opened");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_connections_are_kept_than_there_may_be_however_many_attempts_hung() {
+        static OPENS: AtomicBool = AtomicBool::new(false);
+        let host = opened_by("test:///default", |host, uri| {
+            while !OPENS.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Connection::open(host, uri)
+        });
+        for _ in 0..2 * MOST_CONNECTIONS {
+            let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(OPEN_TIMEOUT));
+            answer.unwrap_err();
+            pass(ATTEMPT_TIMEOUT).await;
+        }
+        OPENS.store(true, Ordering::SeqCst);
+        while host.lock().attempt.is_some() || host.lock().hung > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(attempts(&host), 2 * MOST_CONNECTIONS as u64);
+        assert_eq!(host.lock().idle.len(), MOST_CONNECTIONS);
+        assert_eq!(host.idle.available_permits(), MOST_CONNECTIONS);
     }
 
     /// Lets time go by. It stands still by itself as long as threads are blocked.
@@ -334,7 +594,7 @@ mod tests {
         let host = host("test:///default");
         let (go_on, waits) = std::sync::mpsc::channel::<()>();
         let waits = Arc::new(Mutex::new(waits));
-        let jobs = (0..MOST_JOBS).map(|_| {
+        let jobs = (0..MOST_CONNECTIONS).map(|_| {
             let waits = Arc::clone(&waits);
             host.run(move |_| {
                 waits.lock().unwrap().recv().unwrap();
@@ -342,11 +602,11 @@ mod tests {
             })
         });
         let asked = async {
-            while host.places.available_permits() > 0 || Arc::strong_count(&host.jobs) == 1 {
+            while host.jobs() < MOST_CONNECTIONS {
                 tokio::task::yield_now().await;
             }
             host.is_there().await.unwrap();
-            for _ in 0..MOST_JOBS {
+            for _ in 0..MOST_CONNECTIONS {
                 go_on.send(()).unwrap();
             }
         };
@@ -374,9 +634,9 @@ mod tests {
         };
         let (first, ()) = tokio::join!(first, second);
         first.unwrap();
-        assert_eq!(host.idle.lock().unwrap().len(), 2);
+        assert_eq!(host.lock().idle.len(), 2);
         host.run(|_| Ok(())).await.unwrap();
-        assert_eq!(host.idle.lock().unwrap().len(), 2);
+        assert_eq!(host.lock().idle.len(), 2);
     }
 
     #[tokio::test]
@@ -385,7 +645,7 @@ mod tests {
         let status = host.run::<()>(|_| panic!("canary")).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal);
         assert!(!status.message().contains("canary"));
-        for _ in 0..MOST_JOBS {
+        for _ in 0..MOST_CONNECTIONS {
             host.run(|_| Ok(())).await.unwrap();
         }
     }

@@ -340,15 +340,14 @@ impl LibvirtDriver {
             // What can't be seen on a host that can't have it does not matter.
             let pools = required.then(|| self.storage_pools());
             async move {
-                let removal = host.run(move |connect| {
+                let removal = survey::ask(host, required, move |connect| {
                     let _held = held;
                     match pools {
                         Some(pools) => machines::delete(connect, &key, &pools),
                         None => machines::delete_where_it_can_not_be(connect, &key),
                     }
                 });
-                let removed = survey::bounded_if_optional(required, removal).await;
-                match removed {
+                match removal.await {
                     // A host that can't have it need not be there, nor let the driver in.
                     Err(error) if !required && is_out_of_reach(&error) => Ok(()),
                     removed => removed,

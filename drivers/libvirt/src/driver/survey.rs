@@ -5,13 +5,13 @@
 //! nothing does, all have to answer: else a host that is down would lead to a second VM on another one.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cmi_driver::{Code, Machine, Result, Status};
 use futures::future::join_all;
 use tokio::time::timeout;
+use virt::connect::Connect;
 
 use super::Asked;
 use crate::connection::Host;
@@ -61,12 +61,17 @@ pub struct Found {
     pub started: bool,
 }
 
-/// The answer of a host, or, of one that need not be there, that it took too long.
-pub async fn bounded_if_optional<T>(required: bool, asked: impl Future<Output = Result<T>>) -> Result<T> {
+/// Runs a job on a host. One that need not be there is not waited for long.
+pub async fn ask<T: Send + 'static>(
+    host: &Arc<Host>,
+    required: bool,
+    job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
+) -> Result<T> {
     if required {
-        return asked.await;
+        return host.run(job).await;
     }
-    timeout(OPTIONAL_TIMEOUT, asked).await.unwrap_or_else(|_elapsed| {
+    let asked = timeout(OPTIONAL_TIMEOUT, host.run_unless_down(job)).await;
+    asked.unwrap_or_else(|_elapsed| {
         Err(Status::new(
             Code::Unavailable,
             "a host that need not answer did not",
@@ -81,8 +86,8 @@ impl Survey {
             let required = possible.contains(name);
             let key = key.clone();
             async move {
-                let seen = host.run(move |connect| machines::see(connect, &key));
-                (name.clone(), required, bounded_if_optional(required, seen).await)
+                let seen = ask(host, required, move |connect| machines::see(connect, &key));
+                (name.clone(), required, seen.await)
             }
         });
         let mut survey = Self::default();
