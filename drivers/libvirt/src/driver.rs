@@ -4,6 +4,7 @@ mod placement_record;
 mod survey;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -531,10 +532,18 @@ impl Driver for LibvirtDriver {
 
     async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
         let asked = Asked::read(&request.machine, Some(&request.provider_id))?;
-        self.change(&asked, None, |connect, key| {
-            machines::find(connect, key)?.restart()
+        let ordered = Arc::new(AtomicBool::default());
+        let is_ordered = Arc::clone(&ordered);
+        let restarted = self.change(&asked, None, move |connect, key| {
+            machines::find(connect, key)?.restart(&is_ordered)
+        });
+        restarted.await.map_err(|status| {
+            // UNAVAILABLE would say that nothing was restarted. The host may have done it before it was lost.
+            if status.code() == Code::Unavailable && ordered.load(Ordering::SeqCst) {
+                return Status::new(Code::Unknown, status.message()).with_source(status);
+            }
+            status
         })
-        .await
     }
 
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {

@@ -9,6 +9,7 @@ mod make;
 mod remove;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cmi_driver::{
@@ -448,15 +449,17 @@ impl Vm {
     }
 
     /// Takes the power switch: off, if it is on, and on. That also ends a QEMU that hangs, which the reset
-    /// button does not.
+    /// button does not. `ordered` becomes true when the host is asked to.
     ///
     /// # Errors
-    /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
-    pub fn restart(&mut self) -> Result<()> {
+    /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked, or can't
+    /// be switched on again.
+    pub fn restart(&mut self, ordered: &AtomicBool) -> Result<()> {
         self.is_not_being_deleted()?;
         self.is_not_locked()?;
+        ordered.store(true, Ordering::SeqCst);
         self.destroy()?;
-        self.start()
+        self.start().map_err(of_a_vm_that_is_off)
     }
 
     /// Ends the domain's QEMU, if it runs.
@@ -589,6 +592,18 @@ fn is_running_already(error: &Error) -> bool {
     error.code() == ErrorNumber::OperationInvalid
 }
 
+/// The failure to switch on a VM that was restarted. The codes which say that nothing was restarted are not
+/// for it, since it is off: the machine is replaced.
+fn of_a_vm_that_is_off(status: Status) -> Status {
+    match status.code() {
+        Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
+            let what = format!("the VM is off, and can't be switched on: {}", status.message());
+            Status::new(Code::FailedPrecondition, what).with_source(status)
+        }
+        _ => status,
+    }
+}
+
 /// Neither of the guest itself nor of the wire alone.
 fn is_global(address: &str) -> bool {
     match address.parse() {
@@ -700,6 +715,20 @@ mod tests {
             assert_eq!(read.cputune.and_then(|tuning| tuning.shares), shares);
         }
         assert_eq!(Configured::parse("<domain/>").unwrap_err().code(), Code::Internal);
+    }
+
+    #[test]
+    fn a_vm_that_is_off_and_can_not_be_switched_on_was_not_left_alone() {
+        for (code, expected) in [
+            (Code::ResourceExhausted, Code::FailedPrecondition),
+            (Code::PermissionDenied, Code::FailedPrecondition),
+            (Code::Unauthenticated, Code::FailedPrecondition),
+            (Code::FailedPrecondition, Code::FailedPrecondition),
+            (Code::Aborted, Code::Aborted),
+            (Code::Internal, Code::Internal),
+        ] {
+            assert_eq!(of_a_vm_that_is_off(Status::new(code, "words")).code(), expected);
+        }
     }
 
     #[test]

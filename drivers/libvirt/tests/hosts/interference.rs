@@ -1,8 +1,8 @@
 //! What administrators, and other processes of the driver, do to machines.
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
 use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, Record};
@@ -263,6 +263,65 @@ async fn a_vm_whose_first_start_failed_is_not_initialized_and_is_started_by_the_
     let made = create(&driver, &machine).await?;
     assert!(is_up(&made));
     assert_eq!(made.provider_id, id);
+    delete(&driver, &machine, Some(&id)).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// What says that nothing was restarted would have the call made again, for free, of a VM that is off.
+#[tokio::test]
+async fn a_restart_that_switched_the_vm_off_never_says_that_nothing_was_restarted() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let next: Arc<Mutex<Option<(Way, u32, Fate)>>> = Arc::default();
+    let fates = Arc::clone(&next);
+    lab.lay_wire(
+        "host-a",
+        Arc::new(move |message| {
+            let mut next = fates.lock().unwrap();
+            let hit = next.take_if(|(way, procedure, _)| message.is(*way, &[*procedure], ""));
+            hit.map_or(Fate::Passes, |(_, _, fate)| fate)
+        }),
+    )?;
+    let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&["host-a"])?)?);
+    let machine = on_a("m");
+    let id = create(&driver, &machine).await?.provider_id;
+    let no_room = Fate::Refused(
+        38,
+        "cannot set up guest memory: Cannot allocate memory".to_owned(),
+    );
+    // The numbers of those calls that the driver's libvirt makes: the later ones have flags.
+    let (start, destroy) = (procedure::START[0], procedure::DESTROY[0]);
+    for (way, procedure, fate, expected, is_off) in [
+        (
+            Way::There,
+            procedure::LOOK_UP[0],
+            Fate::Lost,
+            Code::Unavailable,
+            false,
+        ),
+        (
+            Way::There,
+            destroy,
+            Fate::Refused(88, "denied".to_owned()),
+            Code::PermissionDenied,
+            false,
+        ),
+        (Way::There, start, no_room.clone(), Code::FailedPrecondition, true),
+        // It is off already.
+        (Way::There, start, no_room, Code::FailedPrecondition, true),
+        (Way::Back, start, Fate::Lost, Code::Unknown, false),
+        (Way::Back, destroy, Fate::Lost, Code::Unknown, true),
+    ] {
+        *next.lock().unwrap() = Some((way, procedure, fate));
+        let answer = driver.restart_machine(restart(&machine, &id)).await;
+        assert_eq!(code(&answer), Some(expected), "{answer:?}");
+        assert!(next.lock().unwrap().is_none(), "{procedure} was not called");
+        let there = domain(&lab.connect("host-a")?, &machine)?;
+        assert_eq!(there.is_active()?, !is_off, "after {procedure} with {expected}");
+    }
+    driver.restart_machine(restart(&machine, &id)).await?;
     delete(&driver, &machine, Some(&id)).await?;
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
