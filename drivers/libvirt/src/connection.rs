@@ -279,8 +279,8 @@ impl Host {
     /// Has an attempt under way, unless a connection is idle or there are enough.
     ///
     /// # Errors
-    /// The failure of an attempt that began since the call has asked, or of an earlier one where the call does
-    /// not wait for the next.
+    /// The failure of an attempt that began since the call has asked, or of an earlier one where the call
+    /// does not wait for the next.
     fn have_attempt(self: &Arc<Self>, asked: Instant, after_failure: AfterFailure) -> Result<()> {
         if self.idle.available_permits() > 0 {
             return Ok(());

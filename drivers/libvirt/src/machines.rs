@@ -349,20 +349,59 @@ impl Vm {
         }
     }
 
+    /// Changes what runs as well as what is started the next time.
+    ///
+    /// # Errors
+    /// Those of the host; ABORTED when the guest was started or has stopped meanwhile, as it does where a
+    /// libvirtd that was started again finds that it can't keep it.
+    fn change<T>(
+        &self,
+        doing: &str,
+        change: impl FnOnce(u32) -> std::result::Result<T, Error>,
+    ) -> Result<()> {
+        let affected = self.affected()?;
+        let Err(error) = change(affected) else {
+            return Ok(());
+        };
+        let is_refused = error.code() == ErrorNumber::OperationInvalid;
+        let status = status(doing, error);
+        if is_refused && self.affected().is_ok_and(|now| now != affected) {
+            return Err(Status::new(Code::Aborted, status.message()).with_source(status));
+        }
+        Err(self.may_never_start(status))
+    }
+
     /// Notes something else of the domain.
     fn note(&mut self, record: Record) -> Result<()> {
         let element = record.to_element()?;
-        self.domain
-            .set_metadata(
+        self.change("noting something of a domain", |affected| {
+            self.domain.set_metadata(
                 ELEMENT,
                 Some(&element),
                 Some(metadata::PREFIX),
                 Some(metadata::NAMESPACE),
-                self.affected()?,
+                affected,
             )
-            .map_err(|error| status("noting something of a domain", error))?;
+        })?;
         self.record = record;
         Ok(())
+    }
+
+    /// An error with what to do where libvirt is starting the domain, and may be for ever: a libvirtd that
+    /// was killed right before it started QEMU comes back with the domain's lock held.
+    fn may_never_start(&self, status: Status) -> Status {
+        let starts = i32::try_from(virt_sys::VIR_DOMAIN_PAUSED_STARTING_UP);
+        let is_starting = self.domain.get_state().is_ok_and(|(state, reason)| {
+            state == virt_sys::VIR_DOMAIN_PAUSED && starts.is_ok_and(|starts| starts == reason)
+        });
+        if status.code() != Code::Aborted || !is_starting {
+            return status;
+        }
+        let what = format!(
+            "{}; libvirt is starting it: docs/libvirt.md says what to do about a start that never ends",
+            status.message()
+        );
+        status.with_message(what)
     }
 
     /// Starts the domain unless it runs, and notes that it was started.
@@ -522,10 +561,9 @@ impl Vm {
         if self.configured()?.current_memory == wanted {
             return Ok(());
         }
-        self.domain
-            .set_memory_flags(wanted, self.affected()?)
-            .map(drop)
-            .map_err(|error| status("changing the memory of the guest", error))
+        self.change("changing the memory of the guest", |affected| {
+            self.domain.set_memory_flags(wanted, affected)
+        })
     }
 
     fn update_shares(&self, spec: &VmSpec) -> Result<()> {
@@ -539,10 +577,9 @@ impl Vm {
             cpu_shares: Some(shares),
             ..SchedulerInfo::default()
         };
-        self.domain
-            .set_scheduler_parameters_flags(&wanted, self.affected()?)
-            .map(drop)
-            .map_err(|error| status("changing the CPU shares of the domain", error))
+        self.change("changing the CPU shares of the domain", |affected| {
+            self.domain.set_scheduler_parameters_flags(&wanted, affected)
+        })
     }
 }
 

@@ -77,6 +77,9 @@ supervise)
     end() { [ -z "$daemon" ] || kill -TERM "$daemon" 2>/dev/null && kill -CONT "$daemon" 2>/dev/null || true; }
     trap 'touch "$folder/stop"; end' TERM INT
     while [ ! -e "$folder/stop" ]; do
+        # One that was killed right before it started a QEMU takes the domain for starting for ever, with the state change lock
+        # held: it looks for no process where it had noted none. docs/libvirt.md has it for libvirtd of systemd.
+        grep -ls "<domstatus .*pid='0'" /run/libvirt/qemu/*.xml | xargs -r rm -- || true
         listen=()
         ! grep -q '^listen_tls = 1' "$folder/etc/libvirtd.conf" || listen=(--listen)
         libvirtd "${listen[@]}" --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid \
