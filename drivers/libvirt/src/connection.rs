@@ -25,8 +25,9 @@ use crate::errors;
 
 /// Connections to a host, and so jobs on it at the same time.
 const MOST_CONNECTIONS: usize = 4;
-/// How long a call waits for one of them while all have jobs.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a call waits for one of them while all have jobs: longer than a daemon that hangs keeps its jobs,
+/// so that a host which is merely busy is not taken for one that is away.
+const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long it waits for a new one: where the daemon is stopped, libvirt itself waits for ever.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an attempt to open one is the only one. After that it may hang for ever, as where the host lost
