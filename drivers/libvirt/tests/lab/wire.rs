@@ -11,7 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
@@ -28,6 +28,9 @@ const LONGEST: usize = 64 * 1024 * 1024;
 /// The domain and the level of an error that libvirtd itself reports.
 const FROM_RPC: u32 = 7;
 const ERROR: u32 = 2;
+
+/// How often it is looked whether a message is still to be late.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// The calls that tests tell apart.
 pub mod procedure {
@@ -90,7 +93,8 @@ impl Message<'_> {
 pub enum Fate {
     /// It arrives.
     Passes,
-    /// It takes so much longer, and so does what follows on the connection.
+    /// It takes so much longer, and so does what follows on the connection; a call only as long as this is
+    /// its fate.
     Late(Duration),
     /// It is lost with the connection.
     Lost,
@@ -166,7 +170,7 @@ impl Line {
             let frame = Frame::read(&mut from)?;
             match self.fate_there(&frame) {
                 Fate::Passes => {}
-                Fate::Late(time) => thread::sleep(time),
+                Fate::Late(time) => self.hold_up(&frame, time),
                 Fate::Lost => return Ok(()),
                 Fate::Refused(number, words) => {
                     self.answer(&frame.refusal(number, &words))?;
@@ -174,6 +178,14 @@ impl Line {
                 }
             }
             to.write_all(&frame.0)?;
+        }
+    }
+
+    /// So long, or until it is not to be late any more.
+    fn hold_up(&self, frame: &Frame, time: Duration) {
+        let since = Instant::now();
+        while since.elapsed() < time && matches!(self.fate_there(frame), Fate::Late(_)) {
+            thread::sleep(BETWEEN_LOOKS);
         }
     }
 
