@@ -170,16 +170,25 @@ impl<'a> Hosts<'a> {
         .await
     }
 
-    /// Kills the QEMU of a machine, as a lack of memory might.
-    pub fn kill(&self, vm: &Vm) -> Result<()> {
+    /// Kills the QEMU of a machine, as a lack of memory might, and waits until its libvirt has noticed: long
+    /// before a Node counts as silent.
+    pub async fn kill(&self, vm: &Vm) -> Result<()> {
         let mut connect = self.lab.connect(&vm.host)?;
         let uuid = uuid::Uuid::parse_str(&vm.uuid)?;
-        let name = virt::domain::Domain::lookup_by_uuid(&connect, uuid)?.get_name()?;
-        connect.close()?;
-        let pid = self.lab.of(&vm.host).join(format!("run/qemu/{name}.pid"));
+        let domain = virt::domain::Domain::lookup_by_uuid(&connect, uuid)?;
+        let pid = self
+            .lab
+            .of(&vm.host)
+            .join(format!("run/qemu/{}.pid", domain.get_name()?));
         let pid = fs::read_to_string(&pid).with_context(|| format!("reading {}", pid.display()))?;
         let killed = Program::new("kill").args(["-KILL", pid.trim()]).status()?;
         ensure!(killed.success(), "QEMU, process {pid}, could not be killed");
+        eventually(DEADLINE, "a domain that does not run", async || {
+            ensure!(!domain.is_active()?, "it runs");
+            Ok(())
+        })
+        .await?;
+        connect.close()?;
         Ok(())
     }
 

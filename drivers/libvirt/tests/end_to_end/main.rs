@@ -103,7 +103,7 @@ async fn a_guest_that_is_killed_is_replaced_by_a_health_check_and_the_other_runs
     let (killed, kept) = (&vms[0], &vms[1]);
     let boot_before = hosts.ask(kept).await?.boot_id;
 
-    hosts.kill(killed)?;
+    hosts.kill(killed).await?;
     cluster.lose_node(killed).await?;
     let after = eventually(
         DEADLINE,
