@@ -53,7 +53,7 @@ esac
 
 cat <<TEXT
 This brings up Machines on a real Cluster API, with $how.
-  1. cargo builds the provider                             first time: minutes    later: seconds
+  1. cargo builds the provider                             first time: 6-8 min    later: seconds
   2. go builds etcd, Kubernetes and Cluster API            first time: 6-8 min    later: nothing to do
      (kept in ${XDG_CACHE_HOME:-$HOME/.cache}/capcmi)
 $(printf '%-57s' "  3. they start, and the provider with the $DRIVER driver")about 15 s
