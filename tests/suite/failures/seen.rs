@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions;
 use capcmi::api::labels;
 use jiff::Timestamp;
 use management_cluster::eventually;
@@ -223,8 +224,11 @@ async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Resul
     let events = warnings(world, kind, name)?;
     let log = lines_of(&provider.log()?, kind, &format!("{}/{name}", world.namespace));
     let mut reasons: BTreeSet<String> = events.iter().map(|(reason, _)| reason.clone()).collect();
-    if let Shown::Row { reason, .. } = &kubectl {
+    if let Shown::Row { reason, paused, .. } = &kubectl {
         reasons.insert(reason.clone());
+        if paused == "True" {
+            reasons.insert(conditions::reason::PAUSED.to_owned());
+        }
     }
     Ok(Seen {
         failure: String::new(),
