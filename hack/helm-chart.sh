@@ -33,8 +33,6 @@ args: []
 resources:
   requests: {cpu: 20m, memory: 64Mi}
   limits: {memory: 256Mi}
-# Secrets with the credentials of a registry.
-imagePullSecrets: []
 # A driver in a container beside the provider, where an image is named. It listens at CMI_ENDPOINT, and \`drivers\` above names it
 # as {name: plugin, grpc: {endpoint: "unix:///run/capcmi/driver.sock"}}.
 driver:
@@ -58,7 +56,7 @@ cat > "$chart/values.schema.json" <<'SCHEMA'
   "$schema": "https://json-schema.org/draft/2020-12/schema",
   "type": "object",
   "additionalProperties": false,
-  "required": ["image", "replicas", "drivers", "args", "resources", "imagePullSecrets", "driver", "volumes", "volumeMounts"],
+  "required": ["image", "replicas", "drivers", "args", "resources", "driver", "volumes", "volumeMounts"],
   "properties": {
     "global": {"type": "object"},
     "image": {"type": "string", "minLength": 1},
@@ -66,7 +64,6 @@ cat > "$chart/values.schema.json" <<'SCHEMA'
     "drivers": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["name"]}},
     "args": {"type": "array", "items": {"type": "string", "pattern": "^--"}},
     "resources": {"type": "object"},
-    "imagePullSecrets": {"type": "array", "items": {"type": "object", "required": ["name"]}},
     "driver": {
       "type": "object",
       "additionalProperties": false,
@@ -107,7 +104,6 @@ sed -e 's|namespace: capcmi-system|namespace: {{ .Release.Namespace }}|' \
   -e "$(list HELM_DRIVER_VOLUME_MOUNTS driver.volumeMounts 8)" \
   -e "$(list HELM_VOLUME_MOUNTS volumeMounts 8)" \
   -e "$(list HELM_VOLUMES volumes 6)" \
-  -e "$(list HELM_IMAGE_PULL_SECRETS imagePullSecrets 6)" \
   -e 's|HELM_DRIVERS_CHECKSUM|{{ toYaml .Values.drivers \| sha256sum }}|' \
   -e 's|^  drivers.yaml: HELM_DRIVERS$|  drivers.yaml: \|\n    drivers:\n    {{- toYaml .Values.drivers \| nindent 4 }}|' \
   <<< "$rendered" |
@@ -117,7 +113,7 @@ sed -e 's|namespace: capcmi-system|namespace: {{ .Release.Namespace }}|' \
     -e 's|\(      initContainers:\n\(      [- ][^\n]*\n\)*\)|BEGIN\1END|' \
     -e 's|\(      - emptyDir:\n          medium: Memory\n          sizeLimit: 1Mi\n        name: driver-socket\n\)|BEGIN\1END|' \
     -e 's|BEGIN|      {{- if .Values.driver.image }}\n|g' -e 's|END\( \)|      {{- end }}\n\1|g' > "$chart/templates/provider.yaml"
-for value in image replicas drivers args resources imagePullSecrets driver.args driver.env driver.resources driver.volumeMounts volumes volumeMounts; do
+for value in image replicas drivers args resources driver.args driver.env driver.resources driver.volumeMounts volumes volumeMounts; do
   if ! grep -q "\.Values\.$value\b" "$chart/templates/provider.yaml"; then
     echo "config/helm has no place for the value $value" >&2
     exit 1
