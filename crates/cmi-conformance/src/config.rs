@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use contradiction::{changed_places, with_capabilities};
+pub use contradiction::{changed_places, slow_calls_hang, with_capabilities};
 pub use setting::Setting;
 
 use super::hooks::Hook;

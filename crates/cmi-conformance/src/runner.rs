@@ -13,7 +13,7 @@ use super::answer::{CaseError, CaseResult};
 use super::case::{Case, Need};
 use super::cases;
 use super::cleanup::{Cleanup, Deleted};
-use super::config::{Config, secrets, with_capabilities};
+use super::config::{Config, secrets, slow_calls_hang, with_capabilities};
 use super::hooks::{Hook, Hooks};
 use super::in_flight::{InFlight, Waiting};
 use super::judge::{Judge, SERVES_AGAIN_RULES, Violation};
@@ -473,12 +473,14 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     })
 }
 
-/// Why a setting that a case needs can't be meant for this driver: either it or what the driver declares is
-/// wrong, so that nothing follows for the rules.
+/// Why what a case needs can't be meant for this driver: two settings, or a setting and what the driver
+/// declares, rule each other out, so that nothing follows for the rules.
 fn contradiction(test_context: &TestContext, case: &Case) -> Option<String> {
     let (config, capabilities) = (test_context.config(), test_context.capabilities());
     case.needs.iter().find_map(|need| match need {
         Need::Setting(setting) => with_capabilities(config, *setting, capabilities),
+        // A built-in driver has its hooks elsewhere than in the configuration.
+        Need::Hook(Hook::Slow) => slow_calls_hang(config),
         _ => None,
     })
 }

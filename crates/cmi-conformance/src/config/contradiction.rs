@@ -5,6 +5,7 @@ use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
 
 use super::{Config, SecretMap, Setting, TIMES_THE_DEADLINE};
+use crate::hooks::Hook;
 use cmi_driver::{Capabilities, JsonPointer};
 
 /// Refuses settings of which one rules out another.
@@ -12,7 +13,7 @@ pub fn agree<C>(config: &Config, _: &C) -> garde::Result {
     let found = mandatory_fields_are_there(config)
         .or_else(|| changes_change_something(config))
         .or_else(|| refused_credentials_are_others(config))
-        .or_else(|| slow_calls_can_end(config));
+        .or_else(|| slow_calls_hang(config).filter(|_| config.hooks.contains_key(&Hook::Slow)));
     found.map_or(Ok(()), |message| Err(garde::Error::new(message)))
 }
 
@@ -182,12 +183,12 @@ fn equal(one: &SecretMap, other: &SecretMap) -> bool {
         })
 }
 
-/// A call that comes after a slow one may have to wait for it.
-fn slow_calls_can_end(config: &Config) -> Option<String> {
+/// A call that comes after one that the hook `slow` has slowed down may have to wait for it.
+pub fn slow_calls_hang(config: &Config) -> Option<String> {
     let slow = config.slow();
     (slow >= config.call_limit()).then(|| {
         format!(
-            "`callSeconds` is {}, and `shortDeadlineMs` {}: where the back end is slow, a call takes \
+            "`callSeconds` is {}, and `shortDeadlineMs` {}: after the hook `slow`, a call takes \
              {TIMES_THE_DEADLINE} times that deadline, {} s, and would count as hung",
             config.call_seconds,
             config.short_deadline_ms,
@@ -262,9 +263,13 @@ mod tests {
                 "`restrictedSecrets`",
                 "`badSecrets`",
             ),
-            ("callSeconds: 2", "`callSeconds` is 2", "`shortDeadlineMs` 50"),
             (
-                "shortDeadlineMs: 10000",
+                "callSeconds: 2\nhooks: {slow: [a], restore: [b]}",
+                "`callSeconds` is 2",
+                "`shortDeadlineMs` 50",
+            ),
+            (
+                "shortDeadlineMs: 10000\nhooks: {slow: [a], restore: [b]}",
                 "`callSeconds` is 300",
                 "`shortDeadlineMs` 10000",
             ),
@@ -287,7 +292,8 @@ mod tests {
             "secrets: {token: not-a-real-token}\nbadSecrets: [{}, {token: of-a-stranger}]",
             "restrictedSecrets: {token: of-a-stranger}",
             "mandatoryFields: [/size, /tags/team]\nhotUpdates: [{tags: {team: null}}, {tags: {cost: a}}]",
-            "callSeconds: 3",
+            "callSeconds: 3\nhooks: {slow: [a], restore: [b]}",
+            "callSeconds: 1",
         ] {
             let yaml = format!("providerSpec: {{size: small, tags: {{team: a}}}}\n{settings}");
             Config::read(&yaml).unwrap();
