@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::rules;
@@ -26,7 +25,6 @@ fn rows(report: &Report, fared: impl Fn(&Verdict) -> bool) -> BTreeSet<&'static 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind() {
     let simulated = Simulated::new().unwrap();
-    let started = Instant::now();
     let report = whole(&simulated).await;
     let broken: Vec<_> = report.broken().collect();
     assert!(broken.is_empty(), "{broken:#?}");
@@ -36,11 +34,6 @@ async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind
         report.leftovers
     );
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
-    assert!(
-        started.elapsed() < Duration::from_mins(1),
-        "{:?}",
-        started.elapsed()
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
