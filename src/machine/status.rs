@@ -244,6 +244,7 @@ impl Draft<'_> {
         if self.tells_of_a_call() {
             return;
         }
+        self.driver_is_no_longer_missing();
         if self.machine.metadata.deletion_timestamp.is_some() {
             self.deleting(reason::WAITING_FOR_DRIVER, message);
         } else if !self.machine.is_provisioned() {
@@ -298,6 +299,7 @@ impl Draft<'_> {
         }
         // What it waited for before is not what it waits for now.
         self.calls_nothing();
+        self.driver_is_no_longer_missing();
         let message = format!(
             "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {HURRY}",
             LONG_WAIT.as_secs() / 60
@@ -315,15 +317,10 @@ impl Draft<'_> {
         self.calls_nothing();
         let state = State::from(block.condition == conditions::DELETING);
         self.set(block.condition, state, block.reason, &block.message);
-        if block.reason == reason::DRIVER_NOT_CONFIGURED
-            && conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE).is_some()
-        {
-            self.set(
-                conditions::DRIVER_REACHABLE,
-                State::False,
-                block.reason,
-                &block.message,
-            );
+        if block.reason == reason::DRIVER_NOT_CONFIGURED {
+            self.driver_is_missing(&block.message);
+        } else {
+            self.driver_is_no_longer_missing();
         }
         if block.reason == reason::WAITING_FOR_FINALIZERS {
             // The VM is gone, or left to itself by force: what was known of it is so no more.
@@ -332,6 +329,24 @@ impl Draft<'_> {
         }
         if block.condition == conditions::DELETING {
             self.set(conditions::READY, State::False, block.reason, &block.message);
+        }
+    }
+
+    /// No driver is configured: where it was said whether that one can be reached, this is so no more.
+    fn driver_is_missing(&mut self, message: &str) {
+        let (type_, why) = (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
+        if conditions::get(&self.status.conditions, type_).is_some() {
+            self.set(type_, State::False, why, message);
+        }
+    }
+
+    /// Something else keeps a machine on its way. Whether its driver can be reached is not known before a call;
+    /// of a VM that is up, the next look says it.
+    fn driver_is_no_longer_missing(&mut self) {
+        if !self.machine.is_provisioned() {
+            self.status.conditions.retain(|shown| {
+                shown.type_ != conditions::DRIVER_REACHABLE || shown.reason != reason::DRIVER_NOT_CONFIGURED
+            });
         }
     }
 

@@ -857,12 +857,27 @@ fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_p
 #[test]
 fn what_is_so_no_more_is_not_shown_any_more() {
     let on_its_way = machine().condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE);
+    let mut on_its_way = on_its_way.build();
     let no_driver = Blocked::new(conditions::READY, reason::DRIVER_NOT_CONFIGURED, "none");
-    let status = status_of(on_its_way, &Outcome::Blocked(no_driver));
+    on_its_way.status = Some(after(&on_its_way, &Outcome::Blocked(no_driver), moment()));
     assert_eq!(
-        state_of(&status, conditions::DRIVER_REACHABLE),
+        state_of(on_its_way.status.as_ref().unwrap(), conditions::DRIVER_REACHABLE),
         ("False", reason::DRIVER_NOT_CONFIGURED)
     );
+    let requeue_after = Duration::from_mins(10);
+    let no_data = Blocked::new(conditions::READY, reason::WAITING_FOR_BOOTSTRAP_DATA, "none");
+    for later in [
+        Outcome::AwaitingCapacity { requeue_after },
+        Outcome::Queued { requeue_after },
+        Outcome::Blocked(no_data),
+    ] {
+        let all = after(&on_its_way, &later, moment()).conditions;
+        assert_eq!(
+            conditions::get(&all, conditions::DRIVER_REACHABLE),
+            None,
+            "{later:?}"
+        );
+    }
 
     let mut up = machine().identified().build();
     let mut running = vm();
