@@ -218,6 +218,15 @@ async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {
     assert!(first.contains("list-other-cluster"), "{summary}");
 }
 
+/// Whether the provider's layer lacks this, and did not try the rule in full for that.
+#[track_caller]
+fn assert_lacks(report: &Report, lacks: bool, what: &str, rule: &'static str) {
+    assert!(report.passed, "{:#?}", report.cases);
+    let provider = report.layers.last().unwrap();
+    assert_eq!(provider.missing.contains(what), lacks, "{provider:?}");
+    assert_eq!(provider.untried.contains(&rule), lacks, "{provider:?}");
+}
+
 /// OPS-11: what is in a log that the driver does not write, no run can find out.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
@@ -231,14 +240,7 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
             config.logs = vec![log];
         })
         .await;
-        assert!(report.passed, "{:#?}", report.cases);
-        let provider = report.layers.last().unwrap();
-        assert_eq!(
-            provider.missing.contains("lines in `logs`"),
-            is_missing,
-            "{provider:?}"
-        );
-        assert_eq!(provider.untried.contains(&"OPS-11"), is_missing, "{provider:?}");
+        assert_lacks(&report, is_missing, "lines in `logs`", "OPS-11");
     }
 }
 
@@ -254,14 +256,7 @@ async fn where_vms_take_long_and_pages_are_not_known_lists_were_not_tried_in_ful
             config.many_machines = many;
         })
         .await;
-        assert!(report.passed, "{:#?}", report.cases);
-        let provider = report.layers.last().unwrap();
-        assert_eq!(
-            provider.missing.contains("`manyMachines`"),
-            is_missing,
-            "{provider:?}"
-        );
-        assert_eq!(provider.untried.contains(&"DRV-34"), is_missing, "{provider:?}");
+        assert_lacks(&report, is_missing, "`manyMachines`", "DRV-34");
     }
 }
 
@@ -288,13 +283,6 @@ async fn where_the_longest_name_is_not_known_names_were_not_tried_in_full() {
         )
         .await
         .unwrap();
-        assert!(report.passed, "{:#?}", report.cases);
-        let provider = report.layers.last().unwrap();
-        assert_eq!(
-            provider.missing.contains("`longestName`"),
-            is_missing,
-            "{provider:?}"
-        );
-        assert_eq!(provider.untried.contains(&"CMI-83"), is_missing, "{provider:?}");
+        assert_lacks(&report, is_missing, "`longestName`", "CMI-83");
     }
 }
