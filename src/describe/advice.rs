@@ -45,6 +45,7 @@ pub(super) fn steps(facts: &MachineFacts, now: Timestamp) -> Vec<String> {
             }
             why => of_reason(why).map(str::to_owned),
         };
+        let step = step.map(|step| with_driver(&step, driver_name(machine)));
         steps.extend(step.map(|step| step.replace("inframachine NAME", &selector(machine))));
     }
     let mut said = HashSet::new();
@@ -66,6 +67,14 @@ fn selector(machine: &InfraMachine) -> String {
     let name = meta.name.as_deref().unwrap_or_default();
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     format!("inframachine {name} --namespace {namespace}")
+}
+
+/// The step, with the driver's name in its commands where that is known.
+pub(super) fn with_driver(step: &str, driver: &str) -> String {
+    if driver.is_empty() {
+        return step.to_owned();
+    }
+    step.replace("describe driver NAME", &format!("describe driver {driver}"))
 }
 
 /// The driver of a VM that exists, or may: no other one can take its place.

@@ -78,6 +78,7 @@ fn steps(facts: &DriverFacts) -> Vec<String> {
     match &facts.answer {
         DriverAnswer::Failed(status) => {
             let step = advice::of_reason(status.code().name()).unwrap_or_default();
+            let step = advice::with_driver(step, &facts.name);
             steps.push(format!(
                 "It does not answer from here ({}). {step}",
                 status.code()
@@ -92,7 +93,7 @@ fn steps(facts: &DriverFacts) -> Vec<String> {
     let is_troubled = |(phase, _): &&(String, String)| phase != "Provisioned";
     for (_, why) in facts.machines.keys().filter(is_troubled) {
         if let Some(step) = advice::of_reason(why) {
-            let step = format!("{why}: {step}");
+            let step = format!("{why}: {}", advice::with_driver(step, &facts.name));
             if !steps.contains(&step) {
                 steps.push(step);
             }
