@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::time::{sleep, timeout};
 
 use super::{CommandError, driver_kind, duration};
 use crate::configured_driver::Timeouts;
-use cmi_grpc::client::{Connector, GrpcConfig, GrpcDriver, TlsConfig};
+use cmi_grpc::client::{ConfigError, Connector, GrpcConfig, GrpcDriver, TlsConfig};
 
 /// A plugin at an endpoint.
 #[derive(Debug, Args)]
@@ -42,6 +42,19 @@ const LONGEST_KEEPALIVE: u32 = 3600;
 /// The time between two attempts to connect to a plugin that is waited for.
 const KNOCK: Duration = Duration::from_millis(100);
 
+/// What a key of the drivers file is on the command line; the longer ones first.
+const FLAGS: [(&str, &str); 9] = [
+    ("certFile and keyFile", "--cert-file and --key-file"),
+    ("`insecure: true`", "--insecure"),
+    ("grpc.tls.caFile", "--ca-file"),
+    ("grpc.tls.certFile", "--cert-file"),
+    ("grpc.tls.keyFile", "--key-file"),
+    ("grpc.tls.serverName", "--server-name"),
+    ("grpc.endpoint", "--endpoint"),
+    ("grpc.insecure", "--insecure"),
+    ("grpc.tls", "--ca-file"),
+];
+
 impl PluginArgs {
     /// The driver that calls the plugin. Makes no call.
     ///
@@ -49,7 +62,8 @@ impl PluginArgs {
     /// When the flags lead to no plugin.
     pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<GrpcDriver, CommandError> {
         driver_kind::client(&self.config(), timeouts)
-            .context("the plugin can't be called; the keys are those of the drivers file")
+            .map_err(|error| anyhow!(with_flags(&error)))
+            .context("the plugin can't be called")
             .map_err(CommandError::Misconfigured)
     }
 
@@ -60,7 +74,8 @@ impl PluginArgs {
     pub(super) fn connector(&self) -> Result<Connector, CommandError> {
         self.config()
             .connector()
-            .context("the plugin can't be reached; the keys are those of the drivers file")
+            .map_err(|error| anyhow!(with_flags(&error)))
+            .context("the plugin can't be reached")
             .map_err(CommandError::Misconfigured)
     }
 
@@ -100,22 +115,63 @@ impl PluginArgs {
     }
 }
 
+/// What is wrong with the configuration that the flags make, in the words of the command line.
+fn with_flags(error: &ConfigError) -> String {
+    FLAGS.iter().fold(error.to_string(), |message, (key, flag)| {
+        message.replace(key, flag)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// grpc-go closed a connection after 41 s of a call on which it was pinged every 10 s.
-    #[test]
-    fn a_command_that_does_not_probe_pings_no_server_that_has_its_defaults() {
-        let args = PluginArgs {
-            endpoint: Some("tcp://127.0.0.1:1".to_owned()),
+    fn args(endpoint: &str) -> PluginArgs {
+        PluginArgs {
+            endpoint: Some(endpoint.to_owned()),
             ca_file: None,
             cert_file: None,
             key_file: None,
             server_name: None,
             insecure: false,
             wait: None,
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_by_the_flag_and_not_by_the_key_of_the_drivers_file() {
+        let of_a_socket = PluginArgs {
+            ca_file: Some("ca.crt".into()),
+            ..args("unix:///run/cmi.sock")
         };
+        let half = PluginArgs {
+            ca_file: Some("ca.crt".into()),
+            cert_file: Some("tls.crt".into()),
+            ..args("tls://vms:1")
+        };
+        for (args, flag) in [
+            (args("tls://vms:1"), "--ca-file: it is missing"),
+            (of_a_socket, "--ca-file: it has no meaning"),
+            (
+                half,
+                "--key-file: it is missing: --cert-file and --key-file belong together",
+            ),
+            (args("tcp://vms:1"), "or say --insecure if"),
+            (args("vms:1"), "--endpoint: "),
+        ] {
+            let Err(error) = args.driver(&Timeouts::default()) else {
+                panic!("{args:?}");
+            };
+            let error = error.message();
+            assert!(error.contains(flag), "no `{flag}` in: {error}");
+            assert!(!error.contains("grpc."), "{error}");
+        }
+    }
+
+    /// grpc-go closed a connection after 41 s of a call on which it was pinged every 10 s.
+    #[test]
+    fn a_command_that_does_not_probe_pings_no_server_that_has_its_defaults() {
+        let args = args("tcp://127.0.0.1:1");
         let five_minutes = 5 * 60;
         assert!(args.config().keepalive_seconds > five_minutes);
         assert!(args.driver(&Timeouts::default()).is_ok());
