@@ -18,7 +18,7 @@ def rewritten(content, page):
         path = posixpath.normpath(posixpath.join(folder, match[2]))
         if path == "README.md":
             return match[1] + INTRODUCTION + match[3]
-        if posixpath.dirname(path) == "docs" and path.endswith(".md"):
+        if posixpath.dirname(path) == "docs" and path.endswith((".md", ".svg")):
             return match[1] + posixpath.basename(path) + match[3]
         return match[1] + FILES + path + match[3]
 

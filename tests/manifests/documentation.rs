@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use management_cluster::{
+    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+};
 
 use crate::objects::repository;
 
@@ -202,6 +205,28 @@ fn metrics_that_are_named_exist() -> Result<()> {
             let name = rest.split(|c| !is_part(c)).next().unwrap_or_default();
             ensure!(known.contains(name), "{} names capcmi_{name}", path.display());
         }
+    }
+    Ok(())
+}
+
+/// A version that is raised in one place is raised in the other.
+#[test]
+fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/versions.md"))?;
+    for (line, version) in [
+        ("| v0.1 (main) |", CLUSTER_API_VERSION),
+        ("| v0.1 (main) |", KUBERNETES_VERSION),
+        ("| clusterctl |", CLUSTER_API_VERSION),
+        ("| Cluster API operator |", CLUSTER_API_OPERATOR_VERSION),
+        ("| Helm |", HELM_VERSION),
+        ("| kustomize |", KUBERNETES_VERSION),
+    ] {
+        let row = page.lines().find(|row| row.starts_with(line));
+        let row = row.with_context(|| format!("docs/versions.md has no row `{line}`"))?;
+        ensure!(
+            row.contains(version),
+            "docs/versions.md does not say {version} in: {row}"
+        );
     }
     Ok(())
 }
