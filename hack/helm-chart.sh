@@ -33,6 +33,10 @@ args: []
 resources:
   requests: {cpu: 20m, memory: 64Mi}
   limits: {memory: 256Mi}
+# Secrets with the credentials of a registry: [{name: registry}].
+imagePullSecrets: []
+# Labels of the nodes that the provider may run on.
+nodeSelector: {}
 # A driver in a container beside the provider, where an image is named. It listens at CMI_ENDPOINT, and \`drivers\` above names it
 # as {name: plugin, grpc: {endpoint: "unix:///run/capcmi/driver.sock"}}.
 driver:
@@ -56,7 +60,7 @@ cat > "$chart/values.schema.json" <<'SCHEMA'
   "$schema": "https://json-schema.org/draft/2020-12/schema",
   "type": "object",
   "additionalProperties": false,
-  "required": ["image", "replicas", "drivers", "args", "resources", "driver", "volumes", "volumeMounts"],
+  "required": ["image", "replicas", "drivers", "args", "resources", "imagePullSecrets", "nodeSelector", "driver", "volumes", "volumeMounts"],
   "properties": {
     "global": {"type": "object"},
     "image": {"type": "string", "minLength": 1},
@@ -64,6 +68,8 @@ cat > "$chart/values.schema.json" <<'SCHEMA'
     "drivers": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["name"]}},
     "args": {"type": "array", "items": {"type": "string", "pattern": "^--"}},
     "resources": {"type": "object"},
+    "imagePullSecrets": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+    "nodeSelector": {"type": "object", "additionalProperties": {"type": "string"}},
     "driver": {
       "type": "object",
       "additionalProperties": false,
@@ -92,6 +98,10 @@ fi
 list() {
   echo "s|^\( *\)- \(name: \)\{0,1\}$1\$|\1{{- with .Values.$2 }}\n\1{{- toYaml . \| nindent $3 }}\n\1{{- end }}|"
 }
+# A field in the place of a mark, left out where its value is empty.
+field() {
+  echo "s|^\( *\)$1: $2\$|\1{{- with .Values.$1 }}\n\1$1:\n\1  {{- toYaml . \| nindent $3 }}\n\1{{- end }}|"
+}
 sed -e 's|namespace: capcmi-system|namespace: {{ .Release.Namespace }}|' \
   -e 's|^  replicas: 1$|  replicas: {{ .Values.replicas }}|' \
   -e 's|image: HELM_IMAGE|image: {{ .Values.image \| quote }}|' \
@@ -104,16 +114,18 @@ sed -e 's|namespace: capcmi-system|namespace: {{ .Release.Namespace }}|' \
   -e "$(list HELM_DRIVER_VOLUME_MOUNTS driver.volumeMounts 8)" \
   -e "$(list HELM_VOLUME_MOUNTS volumeMounts 8)" \
   -e "$(list HELM_VOLUMES volumes 6)" \
+  -e "$(field nodeSelector HELM_NODE_SELECTOR 8)" \
   -e 's|HELM_DRIVERS_CHECKSUM|{{ toYaml .Values.drivers \| sha256sum }}|' \
   -e 's|^  drivers.yaml: HELM_DRIVERS$|  drivers.yaml: \|\n    drivers:\n    {{- toYaml .Values.drivers \| nindent 4 }}|' \
   <<< "$rendered" |
   # The driver's container, the volume of its socket and the mount of that are there where the driver has an image.
   sed -z \
+    -e 's|      imagePullSecrets:\n      - name: HELM_IMAGE_PULL_SECRETS\n|      {{- with .Values.imagePullSecrets }}\n      imagePullSecrets:\n        {{- toYaml . \| nindent 6 }}\n      {{- end }}\n|' \
     -e 's|\(        - mountPath: /run/capcmi\n          name: driver-socket\n          readOnly: true\n\)|BEGIN\1END|' \
     -e 's|\(      initContainers:\n\(      [- ][^\n]*\n\)*\)|BEGIN\1END|' \
     -e 's|\(      - emptyDir:\n          medium: Memory\n          sizeLimit: 1Mi\n        name: driver-socket\n\)|BEGIN\1END|' \
     -e 's|BEGIN|      {{- if .Values.driver.image }}\n|g' -e 's|END\( \)|      {{- end }}\n\1|g' > "$chart/templates/provider.yaml"
-for value in image replicas drivers args resources driver.args driver.env driver.resources driver.volumeMounts volumes volumeMounts; do
+for value in image replicas drivers args resources imagePullSecrets nodeSelector driver.args driver.env driver.resources driver.volumeMounts volumes volumeMounts; do
   if ! grep -q "\.Values\.$value\b" "$chart/templates/provider.yaml"; then
     echo "config/helm has no place for the value $value" >&2
     exit 1

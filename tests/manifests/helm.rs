@@ -144,8 +144,17 @@ async fn values_of_the_chart_are_where_they_belong_and_others_are_refused() -> R
         "a change restarts nothing"
     );
 
+    let placed = helm.template(&[
+        "--set-json",
+        r#"imagePullSecrets=[{"name":"registry"}],nodeSelector={"node-role.kubernetes.io/infra":""}"#,
+    ])?;
+    let pod = &find(&placed, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    assert_eq!(pod["nodeSelector"], json!({"node-role.kubernetes.io/infra": ""}));
+
     for wrong in [
         "replica=2",
+        "imagePullSecrets[0]=registry",
         "replicas=two",
         "drivers=null",
         "image=",
