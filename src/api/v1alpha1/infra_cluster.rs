@@ -150,7 +150,8 @@ pub struct InfraClusterStatus {
         "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub failure_domains: Vec<FailureDomain>,
-    /// Ready, Paused, DriverReachable and FailureDomainsUpToDate.
+    /// Ready, Paused, DriverReachable and FailureDomainsUpToDate. What to do about each reason:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

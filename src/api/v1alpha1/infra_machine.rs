@@ -335,7 +335,8 @@ pub struct InfraMachineStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 10240))]
     pub failure_message: Option<String>,
-    /// Ready, Paused, DriverReachable, and one for each phase of a VM's life.
+    /// Ready, Paused, DriverReachable, and one for each phase of a VM's life. What to do about each reason:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

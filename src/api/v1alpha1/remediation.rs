@@ -142,7 +142,8 @@ pub struct InfraMachineRemediationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub last_remediated: Option<Time>,
-    /// Ready and Paused.
+    /// Ready and Paused. What to do about each reason:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
