@@ -38,7 +38,8 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     if is_moved && !is_forced {
         return moved_away(machine, observed);
     }
-    if let Some(block) = paused(machine, observed.cluster) {
+    // A move that stopped halfway leaves its Cluster paused, and would have taken the finalizer away.
+    if let Some(block) = paused(machine, observed.cluster).filter(|_| !is_moved) {
         return Outcome::Blocked(block).into();
     }
     if is_forced {
