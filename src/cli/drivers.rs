@@ -93,18 +93,23 @@ pub(super) async fn execute(command: DriversCommand) -> Result<(), CommandError>
 }
 
 async fn check(args: CheckArgs) -> Result<(), CommandError> {
+    if args.offline {
+        return check_file(&args.drivers_config);
+    }
     let drivers = load(&args.drivers_config)?;
     let metrics = Arc::new(Metrics::new());
     let mut failed = Vec::new();
     for (settings, driver) in drivers {
         let name = settings.name.clone();
-        if args.offline {
-            say(&format!("{name}: configured"));
-            continue;
-        }
         let driver = ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics));
         match describe(&driver).await {
-            Ok(line) => say(&format!("{name}: {line}")),
+            Ok((readiness, line)) => {
+                say(&format!("{name}: {line}"));
+                match readiness {
+                    Readiness::Ready => {}
+                    Readiness::NotYet => failed.push(name),
+                }
+            }
             Err(status) => {
                 say(&format!("{name}: {}: {}", status.code(), status.message()));
                 failed.push(name);
@@ -120,11 +125,22 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
     )))
 }
 
-/// What a driver says of itself, in a line.
-async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
+/// Checks what the file says. The credentials that it names are where the provider runs, and maybe not here.
+fn check_file(path: &Path) -> Result<(), CommandError> {
+    for DriverConfig { mut settings, kind } in configured(path)? {
+        settings.credentials = None;
+        build(path, &settings, kind)?;
+        say(&format!("{}: configured", settings.name));
+    }
+    Ok(())
+}
+
+/// Whether a driver is ready, and what it says of itself, in a line.
+async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, String)> {
     let permit = driver.acquire(Priority::Upkeep, "check").await;
     let driver = permit.driver();
-    let readiness = match Readiness::from_probe(driver.probe().await)? {
+    let readiness = Readiness::from_probe(driver.probe().await)?;
+    let shown = match readiness {
         Readiness::Ready => "ready",
         Readiness::NotYet => "not ready yet",
     };
@@ -135,12 +151,8 @@ async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
         .filter(|operation| capabilities.offers(*operation))
         .map(Operation::name)
         .collect();
-    Ok(format!(
-        "{readiness}: {} {}: {}",
-        info.name,
-        info.version,
-        calls.join(", ")
-    ))
+    let line = format!("{shown}: {} {}: {}", info.name, info.version, calls.join(", "));
+    Ok((readiness, line))
 }
 
 #[cfg(test)]
@@ -165,6 +177,10 @@ mod tests {
         assert!(
             message.contains("`ours`") && message.contains("credentials.directory"),
             "{message}"
+        );
+        assert!(
+            check_file(&file).is_ok(),
+            "the file is as it should be, and the directory is the Pod's"
         );
         std::fs::create_dir(&directory).unwrap();
         std::fs::write(directory.join("token"), "x").unwrap();
