@@ -23,7 +23,7 @@ use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult};
 use crate::reconciler::{Action, REFRESH, Reconciler, Requeue, Wake};
 use crate::retry::{LONG_WAIT, Stage};
-use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec, tags};
+use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -138,7 +138,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
 }
 
 /// Why no machine can be made from it, whatever Machine asks: with the place of the field.
-fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
+pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
     let spec = &template.spec.template.spec;
     let violations = spec.violations();
     if !violations.is_empty() {
@@ -146,14 +146,8 @@ fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Op
         return Some(format!("spec.template.spec.{all}"));
     }
     let spec = ProviderSpec(spec.provider_spec.clone());
-    let refused = tags::check_free(&spec, capabilities)
-        .map_err(|reserved| reserved.to_string())
-        .and_then(|()| {
-            capabilities
-                .check_spec(&spec)
-                .map_err(|status| status.message().to_owned())
-        });
-    refused.err().map(|why| format!("spec.template.spec.{why}"))
+    let refusal = capabilities.refusal(&spec);
+    refusal.map(|why| format!("spec.template.spec.{why}"))
 }
 
 #[cfg(test)]

@@ -299,6 +299,7 @@ const MAP: &[Rule] = &[
             "metrics",
             "leadership",
             "runtime_extension",
+            "template",
             "telemetry",
             "manifests",
             "manager",

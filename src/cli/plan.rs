@@ -75,17 +75,14 @@ pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
         Output::Table => say(text(&forecast).trim_end()),
         Output::Json => say(&serde_json::to_string_pretty(&forecast).map_err(CommandError::failed)?),
     }
-    let refused = forecast
-        .fields
-        .iter()
-        .filter(|field| field.action == Action::Refused);
-    match refused.count() {
-        0 => Ok(()),
-        _ => Err(CommandError::Failed(anyhow::anyhow!(
+    let mut actions = forecast.fields.iter().map(|field| field.action);
+    if forecast.refused.is_some() || actions.any(|action| action == Action::Refused) {
+        return Err(CommandError::Failed(anyhow::anyhow!(
             "no machine can be made from the InfraMachineTemplate `{}`: see above",
             args.template
-        ))),
+        )));
     }
+    Ok(())
 }
 
 /// What the driver of the new template can do; it is asked now.

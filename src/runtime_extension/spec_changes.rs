@@ -8,7 +8,7 @@ use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation};
 use serde_json::{Map, Value};
 
 use crate::hot_update::Changes;
-use cmi_driver::{Capabilities, JsonPointer, ProviderSpec, tags};
+use cmi_driver::{Capabilities, JsonPointer, ProviderSpec};
 
 /// The field that the driver knows.
 const PROVIDER_SPEC: &str = "providerSpec";
@@ -179,7 +179,7 @@ fn of_field(field: &str) -> UpdateStrategy {
 }
 
 fn of_provider_spec(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capabilities) -> Vec<SpecChange> {
-    let refused = refusal(new, capabilities);
+    let refused = capabilities.refusal(new);
     let changes = Changes::between(old, new, capabilities);
     let hot = changes
         .hot
@@ -200,16 +200,6 @@ fn of_provider_spec(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capab
         .collect();
     all.sort_by_cached_key(|change| change.place.to_string());
     all
-}
-
-/// Why no machine can be made with this spec, whatever VM there is.
-fn refusal(spec: &ProviderSpec, capabilities: &Capabilities) -> Option<String> {
-    let free = tags::check_free(spec, capabilities).map_err(|reserved| reserved.to_string());
-    free.and_then(|()| {
-        let fits = capabilities.check_spec(spec);
-        fits.map_err(|status| status.message().to_owned())
-    })
-    .err()
 }
 
 /// One that is not there is empty.

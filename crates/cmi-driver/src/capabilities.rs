@@ -131,6 +131,16 @@ impl Capabilities {
             .as_ref()
             .map_or(Ok(()), |schema| schema.check(spec))
     }
+
+    /// Why no machine can be made from a provider spec as its user wrote it, whatever VM there is: it has a
+    /// key that is the controller's, or violates the schema.
+    pub fn refusal(&self, spec: &ProviderSpec) -> Option<String> {
+        if let Err(reserved) = tags::check_free(spec, self) {
+            return Some(reserved.to_string());
+        }
+        let refused = self.check_spec(spec).err()?;
+        Some(refused.message().to_owned())
+    }
 }
 
 #[cfg(test)]

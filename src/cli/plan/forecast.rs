@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 
 use super::core_gate::CoreGate;
 use crate::api::labels;
+use crate::api::v1alpha1::InfraMachineTemplate;
 use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStrategy};
+use crate::template;
 use cmi_driver::Capabilities;
 
 /// Annotation of an InfraMachine: the template that its spec is from.
@@ -32,6 +34,9 @@ pub(super) struct Seen {
 /// All that there is to print.
 #[derive(Debug, Serialize)]
 pub(super) struct Forecast {
+    /// Why no machine can be made from the new template, with the place of the field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) refused: Option<String>,
     pub(super) fields: Vec<Field>,
     pub(super) machines: Vec<Row>,
     /// What keeps all machines from being updated in place, besides their fields, and what is not known of
@@ -145,9 +150,23 @@ pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> F
         .iter()
         .map(|(machine, infra)| row(machine, infra.as_ref(), new, &changes, rollout));
     Forecast {
+        refused: refusal(seen, new, capabilities),
         fields: fields.collect(),
         machines: machines.collect(),
         notes,
+    }
+}
+
+/// Why no machine can be made from the new template, whatever those that exist are made from.
+fn refusal(seen: &Seen, new: &str, capabilities: &Capabilities) -> Option<String> {
+    match seen
+        .templates
+        .get(new)?
+        .clone()
+        .try_parse::<InfraMachineTemplate>()
+    {
+        Ok(template) => template::violation(&template, capabilities),
+        Err(error) => Some(format!("it does not fit its definition: {error}")),
     }
 }
 

@@ -30,11 +30,15 @@ pub(super) fn text(forecast: &Forecast) -> String {
             row.why.clone(),
         ]
     }));
-    let mut text = if forecast.fields.is_empty() {
+    let mut text = String::new();
+    if let Some(why) = &forecast.refused {
+        text = format!("No machine can be made from the new template: {why}\n\n");
+    }
+    text.push_str(&if forecast.fields.is_empty() {
         "No field differs.\n".to_owned()
     } else {
         table(&fields)
-    };
+    });
     text.push('\n');
     text.push_str(&if forecast.machines.is_empty() {
         "The MachineDeployment has no machines.\n".to_owned()
