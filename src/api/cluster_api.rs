@@ -3,22 +3,117 @@
 //!
 //! Only the fields that are used are kept, so that a cache of ten thousand Machines stays small.
 
-use kube::CustomResource;
-use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::NamespaceResourceScope;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::deserialize_guard::ReadParts;
 
 /// API group of Machine and Cluster.
 pub const GROUP: &str = "cluster.x-k8s.io";
+const VERSION: &str = "v1beta2";
+
+/// What is read of an object of Cluster API: its managed fields are skipped, and not parsed. A Cluster's
+/// variables may be nested deeper than JSON is read, and its managed fields are nested as deep: one such
+/// Cluster would spoil the list of all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CoreObject<S, T> {
+    /// Without managed fields.
+    pub metadata: ObjectMeta,
+    /// What is read of the spec.
+    pub spec: S,
+    /// What is read of the status.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<T>,
+}
+
+/// A Machine.
+pub type Machine = CoreObject<MachineSpec, MachineStatus>;
+/// A Cluster.
+pub type Cluster = CoreObject<ClusterSpec, ClusterStatus>;
+
+/// The names of the kind that a spec is of.
+pub trait CoreSpec {
+    /// The kind.
+    const KIND: &str;
+    /// The kind in URLs.
+    const PLURAL: &str;
+}
+
+impl CoreSpec for MachineSpec {
+    const KIND: &str = "Machine";
+    const PLURAL: &str = "machines";
+}
+
+impl CoreSpec for ClusterSpec {
+    const KIND: &str = "Cluster";
+    const PLURAL: &str = "clusters";
+}
+
+impl<S, T> CoreObject<S, T> {
+    /// An object of this name, without a status.
+    pub fn new(name: &str, spec: S) -> Self {
+        let metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        };
+        Self {
+            metadata,
+            spec,
+            status: None,
+        }
+    }
+}
+
+impl<'de, S: Deserialize<'de>, T: Deserialize<'de>> Deserialize<'de> for CoreObject<S, T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let ReadParts {
+            metadata,
+            spec,
+            status,
+        } = ReadParts::deserialize(deserializer)?;
+        Ok(Self {
+            metadata: metadata.into(),
+            spec,
+            status,
+        })
+    }
+}
+
+impl<S: CoreSpec, T> Resource for CoreObject<S, T> {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        S::KIND.into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        GROUP.into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VERSION.into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        S::PLURAL.into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
 
 /// What is read of `Machine.spec`.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[kube(
-    group = "cluster.x-k8s.io",
-    version = "v1beta2",
-    kind = "Machine",
-    namespaced,
-    schema = "disabled",
-    status = "MachineStatus"
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MachineSpec {
     /// The Cluster that the Machine belongs to.
@@ -97,15 +192,7 @@ pub struct ObjectReference {
 }
 
 /// What is read of `Cluster.spec`.
-#[derive(CustomResource, Clone, Debug, Default, Deserialize, Serialize)]
-#[kube(
-    group = "cluster.x-k8s.io",
-    version = "v1beta2",
-    kind = "Cluster",
-    namespaced,
-    schema = "disabled",
-    status = "ClusterStatus"
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterSpec {
     /// Pauses everything of this Cluster.
@@ -130,7 +217,7 @@ pub struct ApiEndpoint {
 }
 
 /// What is read of `Cluster.status`.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterStatus {
     /// How far the Cluster has come.
@@ -139,7 +226,7 @@ pub struct ClusterStatus {
 }
 
 /// How far a Cluster has come.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterInitialization {
     /// Machines may be created from now on.
@@ -160,5 +247,49 @@ impl Cluster {
             .and_then(|status| status.initialization.as_ref())
             .and_then(|initialization| initialization.infrastructure_provisioned)
             .unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::ObjectList;
+    use serde_json::json;
+
+    use super::*;
+
+    /// The API server takes variables deeper than JSON is read, and no tenant may stop the others with them.
+    #[test]
+    fn a_cluster_that_is_nested_too_deep_spoils_no_list_and_is_read_as_the_others() {
+        let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
+        let cluster = |name: &str, value: &str| {
+            format!(
+                r#"{{"metadata": {{"name": "{name}", "uid": "u", "managedFields": [{{"fieldsV1": {value}}}]}},
+                    "spec": {{"paused": true, "topology": {{"variables": [{{"name": "v", "value": {value}}}]}}}}}}"#
+            )
+        };
+        let (deep, flat) = (cluster("deep", &deep), cluster("flat", "{}"));
+        let list =
+            format!(r#"{{"apiVersion": "v1", "kind": "L", "metadata": {{}}, "items": [{deep}, {flat}]}}"#);
+        let list: ObjectList<Cluster> = serde_json::from_str(&list).unwrap();
+        let read: Vec<_> = list
+            .items
+            .iter()
+            .map(|cluster| (cluster.metadata.name.as_deref().unwrap(), cluster.is_paused()))
+            .collect();
+        assert_eq!(read, [("deep", true), ("flat", true)]);
+    }
+
+    #[test]
+    fn the_kinds_are_those_of_cluster_api() {
+        assert_eq!(
+            Machine::url_path(&(), Some("ns")),
+            "/apis/cluster.x-k8s.io/v1beta2/namespaces/ns/machines"
+        );
+        assert_eq!(
+            Cluster::url_path(&(), None),
+            "/apis/cluster.x-k8s.io/v1beta2/clusters"
+        );
+        let machine = Machine::new("a", MachineSpec::default());
+        assert_eq!(json!(machine)["metadata"]["name"], "a");
     }
 }

@@ -37,8 +37,8 @@ impl<'de, K: Parts + DeserializeOwned> Deserialize<'de> for DeserializeGuard<K> 
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
         let text = text.get();
-        if let Ok(object) = serde_json::from_str::<Object<K::Spec, K::Status>>(text) {
-            let Object {
+        if let Ok(object) = serde_json::from_str::<ReadParts<K::Spec, K::Status>>(text) {
+            let ReadParts {
                 metadata,
                 spec,
                 status,
@@ -52,19 +52,20 @@ impl<'de, K: Parts + DeserializeOwned> Deserialize<'de> for DeserializeGuard<K> 
     }
 }
 
+/// What is read of an object.
 #[derive(Deserialize)]
-struct Object<S, T> {
+pub(super) struct ReadParts<S, T> {
     #[serde(default)]
-    metadata: Metadata,
-    spec: S,
+    pub metadata: Metadata,
+    pub spec: S,
     #[serde(default = "Option::default")]
-    status: Option<T>,
+    pub status: Option<T>,
 }
 
 /// Metadata without managed fields.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata {
+pub(super) struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
