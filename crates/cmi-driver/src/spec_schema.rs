@@ -1,16 +1,20 @@
 //! The JSON Schema that a driver publishes for its provider spec.
 
+mod bounds;
+
 use std::fmt;
 use std::sync::Arc;
 
 use jsonschema::error::ValidationErrorKind;
-use jsonschema::{Retrieve, Uri, ValidationError, Validator};
+use jsonschema::{PatternOptions, Retrieve, Uri, ValidationError, Validator};
 use serde_json::Value;
 
 use super::{Code, ProviderSpec, Status};
 
 /// The most violations that one message lists.
 const MOST_LISTED: usize = 5;
+/// The most steps back that a pattern with look-around or back-references may take.
+const MAX_BACKTRACKS: usize = 20_000;
 /// The most values of an enumeration that one message names.
 const MOST_VALUES: usize = 64;
 
@@ -24,7 +28,7 @@ pub struct SpecSchema {
 
 /// A schema that nothing can be checked with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no JSON schema: {0}")]
+#[error("nothing can be checked with this JSON schema: {0}")]
 pub struct InvalidSpecSchema(String);
 
 /// Schemas that a driver refers to are not fetched: a driver has no say in where this process connects to.
@@ -39,11 +43,7 @@ impl Retrieve for NothingIsFetched {
 impl SpecSchema {
     /// A schema, compiled.
     pub fn new(published: Value) -> Self {
-        let compiled = jsonschema::options()
-            .with_retriever(NothingIsFetched)
-            .build(&published)
-            .map(Arc::new)
-            .map_err(|error| InvalidSpecSchema(error.to_string()));
+        let compiled = compile(&published).map(Arc::new).map_err(InvalidSpecSchema);
         Self { published, compiled }
     }
 
@@ -69,6 +69,9 @@ impl SpecSchema {
             return Ok(());
         };
         let instance = Value::Object(spec.0.clone());
+        if validator.is_valid(&instance) {
+            return Ok(());
+        }
         let mut violations: Vec<String> = validator
             .iter_errors(&instance)
             .take(MOST_LISTED + 1)
@@ -83,6 +86,16 @@ impl SpecSchema {
         }
         Err(Status::new(Code::InvalidArgument, violations.join("; ")))
     }
+}
+
+fn compile(schema: &Value) -> Result<Validator, String> {
+    bounds::check(schema)?;
+    jsonschema::options()
+        .with_retriever(NothingIsFetched)
+        // The pattern is the driver's, and the text the user's.
+        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
+        .build(schema)
+        .map_err(|error| error.to_string())
 }
 
 /// What is wrong. Of an enumeration the user has to choose from, all values are named: the library hides
@@ -170,5 +183,21 @@ mod tests {
         let schema = SpecSchema::new(json!({"$ref": "http://127.0.0.1:1/schema.json"}));
         assert!(schema.validate().is_err());
         assert!(schema.check(&spec(&json!({}))).is_ok());
+    }
+
+    /// A text of 40 letters would take it 2^40 steps.
+    #[test]
+    fn a_pattern_that_looks_around_is_given_up_where_a_text_takes_too_many_steps() {
+        let pattern = r"^(?:(a+)+\1)$";
+        let schema = SpecSchema::new(json!({"properties": {"a": {"pattern": pattern}}}));
+        assert!(schema.check(&spec(&json!({"a": "aa"}))).is_ok());
+        let status = schema
+            .check(&spec(&json!({"a": "a".repeat(40) + "!"})))
+            .unwrap_err();
+        assert!(
+            status.message().starts_with("providerSpec/a: "),
+            "{}",
+            status.message()
+        );
     }
 }

@@ -1,0 +1,172 @@
+//! What a schema may cost. It is the driver's, and checked in the provider: one that refers to itself, or
+//! that its references multiply, would take a process's stack, or all of its time.
+
+use serde_json::{Map, Value};
+
+/// The most objects of a schema, each counted as often as it is referred to.
+const MAX_SUBSCHEMAS: usize = 1024;
+/// The deepest nesting of a schema, references included.
+const MAX_DEPTH: usize = 64;
+/// The most keywords that look at their siblings' results: nested in each other, each doubles the work.
+const MAX_UNEVALUATED: usize = 4;
+/// The versions of JSON Schema in which `#/…` means what it says, whatever `id` is beside it.
+const DIALECTS: [&str; 4] = [
+    "json-schema.org/draft-06/schema",
+    "json-schema.org/draft-07/schema",
+    "json-schema.org/draft/2019-09/schema",
+    "json-schema.org/draft/2020-12/schema",
+];
+
+/// Measures a schema.
+///
+/// # Errors
+/// What of it is more than the provider checks with.
+pub(super) fn check(schema: &Value) -> Result<(), String> {
+    if let Some(dialect) = schema.get("$schema").and_then(Value::as_str) {
+        let name = dialect.trim_end_matches('#');
+        if !DIALECTS.iter().any(|known| name.ends_with(known)) {
+            return Err(format!(
+                "`$schema` is `{dialect}`, and draft-06 and later are read"
+            ));
+        }
+    }
+    let mut measure = Measure {
+        root: schema,
+        subschemas: 0,
+        unevaluated: 0,
+    };
+    measure.add(schema, 0)
+}
+
+struct Measure<'a> {
+    root: &'a Value,
+    subschemas: usize,
+    unevaluated: usize,
+}
+
+impl Measure<'_> {
+    fn add(&mut self, value: &Value, depth: usize) -> Result<(), String> {
+        if depth > MAX_DEPTH {
+            return Err(format!(
+                "it is nested more than {MAX_DEPTH} levels deep, or refers to itself"
+            ));
+        }
+        match value {
+            Value::Object(object) => self.add_object(object, depth),
+            Value::Array(values) => values.iter().try_for_each(|value| self.add(value, depth + 1)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
+        }
+    }
+
+    fn add_object(&mut self, object: &Map<String, Value>, depth: usize) -> Result<(), String> {
+        self.subschemas += 1;
+        if self.subschemas > MAX_SUBSCHEMAS {
+            return Err(format!(
+                "it has more than {MAX_SUBSCHEMAS} objects, each counted as often as it is referred to"
+            ));
+        }
+        for (keyword, value) in object {
+            match (keyword.as_str(), value) {
+                ("$ref", Value::String(target)) => {
+                    let found = target.strip_prefix('#').and_then(|path| self.root.pointer(path));
+                    let found =
+                        found.ok_or_else(|| format!("`$ref`: there is no `{target}` in the schema"))?;
+                    self.add(found, depth + 1)?;
+                }
+                ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
+                    return Err(format!("`{keyword}` is not followed"));
+                }
+                // It gives `#/…` another meaning.
+                ("$id", Value::String(_)) if depth > 0 => {
+                    return Err("a part of it has an `$id` of its own".to_owned());
+                }
+                ("unevaluatedProperties" | "unevaluatedItems", _) => {
+                    self.unevaluated += 1;
+                    if self.unevaluated > MAX_UNEVALUATED {
+                        return Err(format!(
+                            "it has more than {MAX_UNEVALUATED} keywords `unevaluated…`"
+                        ));
+                    }
+                    self.add(value, depth + 1)?;
+                }
+                _ => self.add(value, depth + 1)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A chain of references, each to the next.
+    fn chain(length: usize) -> Value {
+        let link = |number: usize| {
+            (
+                number.to_string(),
+                json!({"$ref": format!("#/$defs/{}", number + 1)}),
+            )
+        };
+        let mut links: Map<String, Value> = (0..length).map(link).collect();
+        links.insert(length.to_string(), json!({"type": "string"}));
+        json!({"$ref": "#/$defs/0", "$defs": links})
+    }
+
+    /// Each level refers to the next one twice.
+    fn doubling(levels: usize) -> Value {
+        let level = |number: usize| {
+            let next = json!({"$ref": format!("#/$defs/{}", number + 1)});
+            (number.to_string(), json!({"allOf": [next, next]}))
+        };
+        let mut all: Map<String, Value> = (0..levels).map(level).collect();
+        all.insert(levels.to_string(), json!(true));
+        json!({"$ref": "#/$defs/0", "$defs": all})
+    }
+
+    #[test]
+    fn a_schema_that_would_take_all_stack_or_time_is_refused() {
+        let nested = (0..8).fold(
+            json!({}),
+            |inner, _| json!({"allOf": [inner], "unevaluatedProperties": false}),
+        );
+        for (schema, why) in [
+            (chain(30_000), "nested"),
+            (doubling(40), "nested"),
+            (doubling(12), "as often as it is referred to"),
+            (json!({"properties": {"a": {"$ref": "#"}}}), "refers to itself"),
+            (nested, "unevaluated"),
+            (json!({"$ref": "#/$defs/none"}), "no `#/$defs/none`"),
+            (json!({"$ref": "http://a/b"}), "no `http://a/b`"),
+            (json!({"$dynamicRef": "#a"}), "$dynamicRef"),
+            (json!({"$defs": {"a": {"$id": "http://a"}}}), "`$id`"),
+            (
+                json!({"$schema": "http://json-schema.org/draft-04/schema#"}),
+                "draft-06",
+            ),
+        ] {
+            let error = check(&schema).unwrap_err();
+            assert!(error.contains(why), "no `{why}` in: {error}");
+        }
+    }
+
+    #[test]
+    fn a_schema_as_people_write_it_is_taken() {
+        let sizes: Vec<_> = (0..2000).map(|number| format!("m{number}")).collect();
+        let schema = json!({
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$id": "https://example.com/spec",
+            "properties": {
+                "id": {"type": "string"}, "size": {"enum": sizes},
+                "disks": {"items": {"$ref": "#/definitions/disk"}},
+                "root": {"$ref": "#/definitions/disk"},
+            },
+            "unevaluatedProperties": false,
+            "definitions": {"disk": {"properties": {"gb": {"type": "integer"}}}},
+        });
+        assert_eq!(check(&schema), Ok(()));
+        assert_eq!(check(&chain(20)), Ok(()));
+    }
+}
