@@ -2,6 +2,9 @@
 
 use serde_json::Value;
 
+/// The longest name and id that are compared: a workload cluster may send any, and each is compared with
+/// each.
+const MAX_NAME_BYTES: usize = 1024;
 /// The shortest id that is looked for in a name: a shorter one would be found in names of others.
 const SHORTEST_ID: usize = 3;
 /// Volume sources of before CSI, and the field of each with the volume's id.
@@ -17,37 +20,54 @@ const IN_TREE: [(&str, &str); 6] = [
 /// Those of the attached volumes that PersistentVolumes of these specs are, by the ids that the driver found
 /// in the specs, or by Kubernetes' own names for them.
 pub fn attached<'a>(attached: &'a [String], specs: &[Value], ids: &[String]) -> Vec<&'a str> {
+    let of_specs = specs.iter().flat_map(ids_of);
+    let of_driver = ids.iter().map(String::as_str);
+    let ids: Vec<_> = of_specs.chain(of_driver).filter_map(comparable).collect();
     let is_ours = |name: &&String| {
-        specs.iter().any(|spec| is_of(name, spec)) || ids.iter().any(|id| is_named_by(name, id))
+        comparable(name).is_some_and(|lower| {
+            specs.iter().any(|spec| is_csi_volume(name, spec)) || ids.iter().any(|id| is_named_by(&lower, id))
+        })
     };
     attached.iter().filter(is_ours).map(String::as_str).collect()
 }
 
-fn is_of(name: &str, spec: &Value) -> bool {
-    let csi = &spec["csi"];
-    if let (Some(driver), Some(handle)) = (csi["driver"].as_str(), csi["volumeHandle"].as_str()) {
-        let rest = name.strip_prefix("kubernetes.io/csi/");
-        return rest.and_then(|rest| rest.split_once('^')) == Some((driver, handle));
-    }
-    let ids = IN_TREE
-        .iter()
-        .filter_map(|(source, field)| spec[*source][*field].as_str());
-    // Such as aws://eu-west-1a/vol-1.
-    let mut ids = ids.map(|id| id.rsplit('/').next().unwrap_or(id));
-    ids.any(|id| is_named_by(name, id))
+/// A name or an id as it is compared: back ends take upper and lower case for the same.
+fn comparable(name: impl AsRef<str>) -> Option<String> {
+    let name = name.as_ref();
+    (name.len() <= MAX_NAME_BYTES).then(|| name.to_lowercase())
 }
 
-/// Whether a name has an id as a whole: `vol-1` is neither in `vol-12` nor in `my-vol-1`. Back ends take
-/// upper and lower case for the same.
+fn is_csi_volume(name: &str, spec: &Value) -> bool {
+    let rest = name.strip_prefix("kubernetes.io/csi/");
+    let named = rest.and_then(|rest| rest.split_once('^'));
+    csi_volume(spec).is_some_and(|volume| named == Some(volume))
+}
+
+/// Driver and handle of a CSI volume.
+fn csi_volume(spec: &Value) -> Option<(&str, &str)> {
+    let csi = &spec["csi"];
+    Some((csi["driver"].as_str()?, csi["volumeHandle"].as_str()?))
+}
+
+/// The ids of a volume of before CSI.
+fn ids_of(spec: &Value) -> impl Iterator<Item = &str> {
+    let in_tree = IN_TREE.iter().filter(|_| csi_volume(spec).is_none());
+    in_tree
+        .filter_map(|(source, field)| spec[*source][*field].as_str())
+        // Such as aws://eu-west-1a/vol-1.
+        .map(|id| id.rsplit('/').next().unwrap_or(id))
+}
+
+/// Whether a name has an id as a whole, both [`comparable`]: `vol-1` is neither in `vol-12` nor in
+/// `my-vol-1`.
 fn is_named_by(name: &str, id: &str) -> bool {
     if id.len() < SHORTEST_ID {
         return false;
     }
-    let (name, id) = (name.to_lowercase(), id.to_lowercase());
     let ends = |letter: Option<char>| {
         letter.is_none_or(|letter| !letter.is_alphanumeric() && !"-_.".contains(letter))
     };
-    name.match_indices(&id).any(|(at, found)| {
+    name.match_indices(id).any(|(at, found)| {
         let (before, after) = (&name[..at], &name[at + found.len()..]);
         ends(before.chars().next_back()) && ends(after.chars().next())
     })
@@ -173,5 +193,12 @@ mod tests {
         let found = attached(&on_node, std::slice::from_ref(&spec), &names(&["vol-2"]));
         assert_eq!(found, [&on_node[0], &on_node[3]]);
         assert!(attached(&on_node, &[spec], &names(&["", "2"])).is_empty());
+    }
+
+    #[test]
+    fn a_name_that_is_longer_than_any_volume_s_is_not_looked_at() {
+        let long = format!("{}/vol-2", "x".repeat(MAX_NAME_BYTES));
+        let on_node = names(&[&long, "x/vol-2"]);
+        assert_eq!(attached(&on_node, &[], &names(&["vol-2"])), ["x/vol-2"]);
     }
 }
