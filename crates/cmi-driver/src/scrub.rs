@@ -1,5 +1,6 @@
 //! Taking secrets out of a text that is about to be shown: a driver may have echoed one.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::error::Error;
 
@@ -33,28 +34,26 @@ impl Secrets {
     /// Names of keys and flags, and ordinary words of letters alone, are left as long as no value stands
     /// there, and where one does, within longer words: a message that is redacted to pieces explains nothing.
     pub fn scrub(&self, text: &str) -> String {
-        let mut wanted = BTreeSet::new();
+        let mut found = Found {
+            text,
+            needles: BTreeSet::new(),
+        };
         for (_, value) in self.iter() {
-            wanted.insert(Needle::anywhere(&BASE64_STANDARD.encode(value.expose())));
+            found.look_for(Needle::anywhere(BASE64_STANDARD.encode(value.expose())));
             if let Ok(plain) = std::str::from_utf8(value.expose()) {
-                wanted.insert(Needle::anywhere(plain.trim()));
+                found.look_for(Needle::anywhere(plain.trim()));
                 for line in plain.lines().map(str::trim) {
                     if !is_key(line.trim_start_matches("- ")) {
-                        wanted.insert(Needle::anywhere(line));
+                        found.look_for(Needle::anywhere(line));
                     }
-                    words(line, &mut wanted);
+                    words(line, &mut found);
                 }
             }
         }
-        wanted.retain(|needle| {
-            needle.text.len() >= SHORTEST
-                && !PUBLIC.contains(&needle.text.as_str())
-                && text.contains(&needle.text)
-        });
-        let mut wanted: Vec<Needle> = wanted.into_iter().collect();
+        let mut needles: Vec<_> = found.needles.into_iter().collect();
         // Part of a secret may be another one.
-        wanted.sort_by_key(|needle| std::cmp::Reverse(needle.text.len()));
-        wanted
+        needles.sort_by_key(|needle| std::cmp::Reverse(needle.text.len()));
+        needles
             .iter()
             .fold(text.to_owned(), |text, needle| needle.remove_from(&text))
     }
@@ -84,26 +83,42 @@ impl Status {
 
 /// A text to look for.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Needle {
-    text: String,
+struct Needle<'a> {
+    text: Cow<'a, str>,
     /// Not within a longer word.
     alone: bool,
 }
 
-impl Needle {
-    fn anywhere(text: &str) -> Self {
+/// What a text holds of what was looked for. Secrets of a mebibyte have a hundred thousand words, and a text
+/// holds few of them: only those are kept.
+struct Found<'a> {
+    text: &'a str,
+    needles: BTreeSet<Needle<'a>>,
+}
+
+impl<'a> Found<'a> {
+    fn look_for(&mut self, needle: Needle<'a>) {
+        let text = &*needle.text;
+        if text.len() >= SHORTEST && !PUBLIC.contains(&text) && self.text.contains(text) {
+            self.needles.insert(needle);
+        }
+    }
+}
+
+impl<'a> Needle<'a> {
+    fn anywhere(text: impl Into<Cow<'a, str>>) -> Self {
         Self {
-            text: text.to_owned(),
+            text: text.into(),
             alone: false,
         }
     }
 
     fn remove_from(&self, text: &str) -> String {
         let (mut done, mut rest) = (String::new(), text);
-        while let Some((before, after)) = rest.split_once(&self.text) {
+        while let Some((before, after)) = rest.split_once(&*self.text) {
             let is_within = goes_on(before.chars().rev()) || goes_on(after.chars());
             let shown = if self.alone && is_within {
-                &self.text
+                &*self.text
             } else {
                 REDACTED
             };
@@ -128,26 +143,25 @@ fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
 
 /// The words of a line that may be secret, cut coarsely, since a secret may hold any sign, and finely,
 /// since signs stand around it.
-fn words(line: &str, wanted: &mut BTreeSet<Needle>) {
+fn words<'a>(line: &'a str, found: &mut Found<'a>) {
     let coarse = line.split(|c: char| c.is_whitespace() || "\"'`,;".contains(c));
-    wanted.extend(
-        coarse
-            .filter(|word| !is_key(word))
-            .filter_map(|word| needle(word, false)),
-    );
+    coarse
+        .filter(|word| !is_key(word))
+        .filter_map(|word| needle(word, false))
+        .for_each(|needle| found.look_for(needle));
     let mut is_value = false;
     for word in line.split_inclusive(|c: char| c.is_whitespace() || "\"'`,;:={}[]()<>@".contains(c)) {
         let bare = word.trim_end_matches(|c: char| c.is_whitespace() || "\"'`,;:={}[]()<>@".contains(c));
         let is_named = word.ends_with(':') && is_key(word);
-        if !is_named {
-            wanted.extend(needle(bare, is_value));
+        if !is_named && let Some(needle) = needle(bare, is_value) {
+            found.look_for(needle);
         }
         // A sign or a space between the two changes nothing.
         is_value = word.ends_with([':', '=']) || (is_value && bare.is_empty());
     }
 }
 
-fn needle(word: &str, is_value: bool) -> Option<Needle> {
+fn needle(word: &str, is_value: bool) -> Option<Needle<'_>> {
     let is_ordinary = word
         .strip_prefix(|c: char| c.is_ascii_uppercase())
         .unwrap_or(word)
@@ -159,8 +173,8 @@ fn needle(word: &str, is_value: bool) -> Option<Needle> {
     } else {
         word.len() >= SHORTEST_WORD && !is_ordinary && !is_flag
     };
-    is_wanted.then(|| Needle {
-        text: word.to_owned(),
+    is_wanted.then_some(Needle {
+        text: Cow::Borrowed(word),
         alone: is_ordinary,
     })
 }
