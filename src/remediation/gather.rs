@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use kube::CustomResourceExt as _;
-use kube::api::{Api, DynamicObject};
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
@@ -136,7 +135,7 @@ pub async fn machine_of(
 
 /// Machines with all that they hold.
 pub fn machines(ctx: &Context, namespace: &str) -> Api<DynamicObject> {
-    Api::namespaced_with(ctx.client.clone(), namespace, &Machine::api_resource())
+    Api::namespaced_with(ctx.client.clone(), namespace, &ApiResource::erase::<Machine>(&()))
 }
 
 fn infra_of(ctx: &Context, namespace: &str, machine: &RemediatedMachine) -> Option<InfraMachine> {

@@ -12,6 +12,7 @@ use crate::api::conditions::{State, reason};
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::{GROUP, paused_by};
+use crate::caches::machine_owner;
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, MachineId};
 use crate::reconciler::Requeue;
@@ -418,6 +419,10 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
         return Err("spec.infrastructureRef of the Machine names no InfraMachine");
     }
     let infra = infra.ok_or("the InfraMachine that the Machine refers to can't be found")?;
+    let owner = machine_owner(&infra.metadata).map(|owner| owner.uid.as_str());
+    if owner != machine.metadata.uid.as_deref() {
+        return Err("the InfraMachine that the Machine refers to is another Machine's");
+    }
     if infra.metadata.deletion_timestamp.is_some() {
         return Err("the InfraMachine is being deleted");
     }

@@ -48,10 +48,17 @@ fn world() -> World {
     });
     let infra = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
-        "metadata": {"name": "m", "namespace": "ns", "annotations": {
-            labels::MACHINE_ID: "ns/m/u-1", labels::INSTANCE: "may-exist",
-            labels::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
-        }},
+        "metadata": {
+            "name": "m", "namespace": "ns",
+            "annotations": {
+                labels::MACHINE_ID: "ns/m/u-1", labels::INSTANCE: "may-exist",
+                labels::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
+            },
+            "ownerReferences": [{
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "m", "uid": "u",
+                "controller": true,
+            }],
+        },
         "spec": {"providerID": "simulated://a/1"},
     });
     World {
@@ -274,7 +281,7 @@ fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
 /// Only a VM that this provider has made, and that is up.
 #[test]
 fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_while() {
-    let mut worlds = [world(), world(), world(), world(), world()];
+    let mut worlds = [world(), world(), world(), world(), world(), world()];
     worlds[0].infra = None;
     worlds[1].infra.as_mut().unwrap().spec.provider_id = None;
     let foreign = "ns/other/u-1".to_owned();
@@ -289,6 +296,15 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
     annotations.insert(labels::MACHINE_ID.to_owned(), foreign);
     worlds[3].infra.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(at(CREATED)));
     worlds[4].machine.as_mut().unwrap()["spec"]["infrastructureRef"]["kind"] = json!("DevMachine");
+    // It names the InfraMachine of another Machine.
+    let owners = worlds[5]
+        .infra
+        .as_mut()
+        .unwrap()
+        .metadata
+        .owner_references
+        .as_mut();
+    owners.unwrap()[0].uid = "other".to_owned();
     for world in &worlds {
         let reason = reason::WAITING_FOR_VIRTUAL_MACHINE;
         assert_eq!(world.report(CREATED + TIMEOUT - 1), waiting_for(reason));
