@@ -15,6 +15,9 @@ use cmi_driver::{
 
 /// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
+/// Stands for what a driver said, where it is not known what of that is secret.
+const WITHHELD: &str = "the driver's message is withheld: the provider's credentials, which may be in it, can't be \
+    read";
 
 /// Calls a driver.
 #[derive(Clone)]
@@ -73,6 +76,14 @@ impl Caller {
         .await
     }
 
+    /// Whether the driver would take a call.
+    pub(super) async fn prepare_call(&self, operation: Operation) -> Result<()> {
+        match self.driver.prepare_call(operation).await {
+            Ok(()) => Ok(()),
+            Err(status) => Err(self.without_own_credentials(status).await),
+        }
+    }
+
     /// Makes a call, if this replica is the leader. When the deadline passes, or the caller drops this
     /// future, the driver's future is dropped, which is how a driver learns that no caller waits any more.
     async fn call<T, F>(
@@ -120,7 +131,7 @@ impl Caller {
             Ok(secrets) => status.scrubbed(&secrets),
             Err(error) => {
                 tracing::warn!(driver = %self.name, %error, "the provider's credentials can't be read");
-                status
+                status.with_message(WITHHELD).with_source(error)
             }
         }
     }

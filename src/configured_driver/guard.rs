@@ -136,7 +136,7 @@ cmi_driver::forward_calls! {
 
         async fn prepare_call(&self, operation: Operation) -> Result<()> {
             self.admit(operation).await?;
-            self.caller.driver.prepare_call(operation).await
+            self.caller.prepare_call(operation).await
         }
     }
 }
