@@ -54,7 +54,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it may wait until others are answered: Cluster API does not wait much longer.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Requests at a time, each of which may have [`MOST_BYTES`] in memory.
-const MOST_REQUESTS: usize = 16;
+const MOST_REQUESTS: usize = 8;
 /// The name under which the extension asks for a driver's capabilities.
 const REQUESTER: &str = "the Runtime Extension";
 

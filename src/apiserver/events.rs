@@ -51,14 +51,17 @@ impl Note {
     }
 }
 
+/// How many objects are remembered, a hundred bytes each.
+const MAX_REPORTED: usize = 4096;
+
 /// Records events without kube's recorder, which keeps every event in memory for its series: the controller
 /// says a thing once, so there are no series.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
     instance: String,
-    /// What was recorded once, as a hash, by the UID of its object. Only for
-    /// objects that can't be read: few.
+    /// What was recorded once, as a hash, by the UID of its object. Only for objects that can't be read, of
+    /// which [`MAX_REPORTED`] are remembered.
     reported: Arc<Mutex<HashMap<String, u64>>>,
 }
 
@@ -88,11 +91,14 @@ impl Events {
     pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
         let uid = object.meta().uid.clone().unwrap_or_default();
         let reported = fingerprint((object.meta().generation, &note.reason, &note.text));
-        let before = self
-            .reported
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(uid, reported);
+        let before = {
+            let mut all = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            // Users make and delete objects as they like. The worst is that one is recorded once more.
+            if all.len() >= MAX_REPORTED && !all.contains_key(&uid) {
+                all.clear();
+            }
+            all.insert(uid, reported)
+        };
         if before != Some(reported) {
             self.record(object, note).await;
         }

@@ -146,7 +146,7 @@ impl Discovery {
 
 /// The most that a spec may have, as JSON: the API takes 64 KiB of a provider spec, of which Go writes some
 /// bytes as six. What is read of JSON takes many times as much memory.
-const MOST_OF_A_SPEC: usize = 512 * 1024;
+const MOST_OF_A_SPEC: usize = 128 * 1024;
 
 /// An infrastructure object, or a template of one, of any provider.
 #[derive(Debug, Deserialize)]

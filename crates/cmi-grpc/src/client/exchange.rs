@@ -69,6 +69,17 @@ pub(super) enum TransportError {
     },
 }
 
+/// The most bytes of an answer that is no list: a schema of 1 MiB fits in, and many such answers at a time
+/// fit into the memory of a small process.
+const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
+
+fn max_answer_bytes(operation: Operation) -> usize {
+    match operation {
+        Operation::ListMachines => MOST_MESSAGE_BYTES,
+        _ => MAX_ANSWER_BYTES,
+    }
+}
+
 /// A connection that makes one call.
 #[derive(Clone)]
 pub(super) struct Exchange {
@@ -154,14 +165,16 @@ impl Exchange {
 
     /// For the published calls.
     pub(super) fn machine(self) -> MachineClient<Self> {
+        let limit = max_answer_bytes(self.observer.operation);
         let origin = self.origin.clone();
-        MachineClient::with_origin(self, origin).max_decoding_message_size(MOST_MESSAGE_BYTES)
+        MachineClient::with_origin(self, origin).max_decoding_message_size(limit)
     }
 
     /// For the calls of the extension.
     pub(super) fn extension(self) -> MachineExtensionClient<Self> {
+        let limit = max_answer_bytes(self.observer.operation);
         let origin = self.origin.clone();
-        MachineExtensionClient::with_origin(self, origin).max_decoding_message_size(MOST_MESSAGE_BYTES)
+        MachineExtensionClient::with_origin(self, origin).max_decoding_message_size(limit)
     }
 }
 
