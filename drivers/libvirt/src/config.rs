@@ -21,7 +21,7 @@ pub struct Config {
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub hosts: BTreeMap<String, Host>,
     /// What `vmPool` of a provider spec names. Required.
-    #[garde(length(min = 1), custom(dns_labels), dive)]
+    #[garde(length(min = 1), custom(dns_labels), dive, rename("vmPools"))]
     pub vm_pools: BTreeMap<String, VmPool>,
     /// What `size` of a provider spec names. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
@@ -114,7 +114,7 @@ pub struct Image {
     #[garde(skip)]
     pub firmware: Firmware,
     /// A kernel that is booted without a boot loader. Default: none.
-    #[garde(dive)]
+    #[garde(dive, rename("directBoot"))]
     pub direct_boot: Option<DirectBoot>,
 }
 
@@ -356,16 +356,16 @@ images:
             ("qemu:///system", "qemu+tcp://a/system", "hosts.host-a.uri"),
             ("qemu:///system", "qemu+ext:///system", "hosts.host-a.uri"),
             ("host-a:", "host_a:", "hosts"),
-            ("network: default, ", "", "vm_pools.default.network"),
+            ("network: default, ", "", "vmPools.default.network"),
             (
                 "network: default",
                 "network: default, bridge: br0",
-                "vm_pools.default.network",
+                "vmPools.default.network",
             ),
             ("image: tiny", "image: none", "vmPools.edge.image"),
             ("hosts: [host-b]", "hosts: [moon]", "vmPools.edge.hosts"),
             ("hosts: [host-b]", "hosts: []", "vmPools.edge.hosts"),
-            ("kernel: /boot", "kernel: boot", "images.tiny.direct_boot.kernel"),
+            ("kernel: /boot", "kernel: boot", "images.tiny.directBoot.kernel"),
             (
                 "sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n    direct",
                 "sha256: E3\n    direct",

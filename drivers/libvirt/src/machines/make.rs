@@ -224,7 +224,7 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         format: ImageFormat::Qcow2,
         backing: Some(backing),
     };
-    let root_path = path(&have_volume(pool, &layer)?)?;
+    let root_path = path(&have_volume(connect, request, pool, &layer)?)?;
     let data = request
         .user_data
         .as_ref()
@@ -251,14 +251,14 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         "{prefix}{}-{digest}",
         if is_ignition { "ignition" } else { "seed" }
     );
-    let seed_path = filled_volume(connect, pool, &seed_name, &seed)?;
+    let seed_path = filled_volume(connect, request, pool, &seed_name, &seed)?;
     let console = xml::Volume {
         name: &format!("{prefix}console.log"),
         capacity: 0,
         format: ImageFormat::Raw,
         backing: None,
     };
-    let console_path = path(&have_volume(pool, &console)?)?;
+    let console_path = path(&have_volume(connect, request, pool, &console)?)?;
     let record = Record {
         name: key.name.clone(),
         cluster: key.cluster.clone(),
@@ -324,13 +324,26 @@ fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record
 }
 
 /// The volume of this name, made where there is none. One that is not as it has to be was left by a process
-/// that was killed in the middle: no domain has it, so it is made anew.
-fn have_volume(pool: &StoragePool, wanted: &xml::Volume<'_>) -> Result<StorageVol> {
+/// that was killed in the middle, and is made anew, unless a domain has come that may have it: another
+/// process, whose configuration names another image, may have made the same machine since this call has
+/// looked.
+fn have_volume(
+    connect: &Connect,
+    request: &MachineRequest,
+    pool: &StoragePool,
+    wanted: &xml::Volume<'_>,
+) -> Result<StorageVol> {
     let doing = format!("making volume `{}`", wanted.name);
     match StorageVol::lookup_by_name(pool, wanted.name) {
         Ok(there) => {
             if is_whole(&there, wanted).map_err(|error| of_a_volume(&doing, error))? {
                 return Ok(there);
+            }
+            match look(connect, &request.key)? {
+                Lookup::Nothing => {}
+                Lookup::Ours(_) | Lookup::Other(_) | Lookup::Unmarked(_) => {
+                    return Err(changed_meanwhile(request));
+                }
             }
             there.delete(0).map_err(|error| of_a_volume(&doing, error))?;
         }
@@ -358,9 +371,17 @@ fn path_element(path: &str) -> String {
 
 /// A volume with this content, and its path. The content is written even if the volume is there: it may have
 /// been written in part.
-fn filled_volume(connect: &Connect, pool: &StoragePool, name: &str, content: &[u8]) -> Result<String> {
+fn filled_volume(
+    connect: &Connect,
+    request: &MachineRequest,
+    pool: &StoragePool,
+    name: &str,
+    content: &[u8],
+) -> Result<String> {
     let failed = |error: Error| status(&format!("writing volume `{name}`"), error);
     let volume = have_volume(
+        connect,
+        request,
         pool,
         &xml::Volume {
             name,
