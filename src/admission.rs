@@ -37,6 +37,7 @@ use crate::apiserver::Error;
 use crate::leadership::Leadership;
 use crate::manifests;
 use crate::metrics::Metrics;
+use cmi_driver::Chain;
 
 /// Between two checks, where no deletion needs one before.
 pub const EVERY: Duration = Duration::from_secs(30);
@@ -286,21 +287,9 @@ fn is_refused(error: &Error) -> bool {
     matches!(&**source, kube::Error::Api(status) if status.code == 403)
 }
 
-/// What went wrong, with what led to it.
-fn explained(error: &Error) -> String {
-    let chain = std::iter::successors(Some(error as &dyn std::error::Error), |&error| error.source());
-    let mut texts: Vec<String> = Vec::new();
-    for text in chain.map(ToString::to_string) {
-        if !texts.last().is_some_and(|before| before.contains(&text)) {
-            texts.push(text);
-        }
-    }
-    texts.join(": ")
-}
-
-/// The same, and what to do where the provider lacks a right.
+/// What went wrong with what led to it, and what to do where the provider lacks a right.
 fn advice(error: &Error) -> String {
-    let what = explained(error);
+    let what = Chain(error).to_string();
     if is_refused(error) {
         format!(
             "{what}; bind the ClusterRole capcmi-admission-role of this version to the provider's \

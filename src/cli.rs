@@ -25,7 +25,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::manifests::Manifests;
-use crate::telemetry::{self, Chain, LogArgs};
+use crate::telemetry::{self, LogArgs};
+use cmi_driver::Chain;
 
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 #[derive(Debug, Parser)]

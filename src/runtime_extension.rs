@@ -43,8 +43,7 @@ use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
 use crate::hot_update::in_place;
 use crate::leadership::Leadership;
-use crate::telemetry::Chain;
-use cmi_driver::Capabilities;
+use cmi_driver::{Capabilities, Chain};
 
 /// What a request may have: two MachineSets and four templates, of which those for bootstrapping are the
 /// largest.

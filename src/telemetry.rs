@@ -2,7 +2,6 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
-use std::fmt;
 use std::io::IsTerminal as _;
 use std::panic::PanicHookInfo;
 
@@ -52,26 +51,6 @@ enum LogFormat {
     Text,
     /// An object for a machine.
     Json,
-}
-
-/// An error and what led to it, in one line. What a source only repeats is left out.
-pub struct Chain<'a>(pub &'a (dyn Error + 'static));
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = String::new();
-        for error in std::iter::successors(Some(self.0), |&error| error.source()) {
-            let message = error.to_string();
-            if said.contains(&message) {
-                continue;
-            }
-            if !said.is_empty() {
-                said.push_str(": ");
-            }
-            said.push_str(&message);
-        }
-        f.write_str(&said)
-    }
 }
 
 /// Why logs can't be written.
@@ -167,17 +146,6 @@ mod tests {
             "kube_client::client=off,cmi_simulated=debug,cmi_driver=debug,cmi_grpc=debug,capcmi=debug,info"
         );
         assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
-    }
-
-    #[test]
-    fn an_error_is_shown_with_what_led_to_it_and_nothing_is_said_twice() {
-        let root = std::io::Error::other("no route");
-        let middle = anyhow::Error::new(root).context("connecting failed: no route");
-        let error = middle.context("reading the lease failed");
-        assert_eq!(
-            Chain(error.as_ref()).to_string(),
-            "reading the lease failed: connecting failed: no route"
-        );
     }
 
     #[test]

@@ -7,9 +7,10 @@ use kube::Resource as _;
 use kube::api::ListParams;
 
 use super::identity_presence::IdentityPresence;
-use super::{explained, is_refused};
+use super::is_refused;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::apiserver::{Error, pages};
+use cmi_driver::Chain;
 
 /// Whether there are identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ fn unlisted(error: &Error, place: &str) -> String {
     format!(
         "whether there are any can't be found out ({}): grant the provider `list` on inframachines and \
             infraclusters {place}",
-        explained(error)
+        Chain(error)
     )
 }
 

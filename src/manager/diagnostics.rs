@@ -11,7 +11,7 @@ use axum::routing::get;
 
 use super::reviewer::{Decision, Reviewer};
 use crate::metrics::{CONTENT_TYPE, Metrics};
-use crate::telemetry::Chain;
+use cmi_driver::Chain;
 
 /// `/metrics` for every caller.
 pub(super) fn open(metrics: Arc<Metrics>) -> Router {

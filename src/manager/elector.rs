@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{OutageLog, outage_log};
 use crate::leadership::Leadership;
-use crate::telemetry::Chain;
+use cmi_driver::Chain;
 
 /// How many renewals may wait for an answer at the same time.
 const MOST_RENEWALS: usize = 8;

@@ -20,6 +20,7 @@
 
 mod calls;
 mod capabilities;
+mod chain;
 mod class;
 mod code;
 mod contained;
@@ -36,6 +37,7 @@ pub mod tags;
 pub use async_trait::async_trait;
 
 pub use capabilities::{Capabilities, JsonPointer, ParseJsonPointerError};
+pub use chain::Chain;
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 pub use code::{Code, ParseCodeError};
 pub use contained::{contained, is_in_call};

@@ -22,7 +22,6 @@ mod target;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -155,12 +154,4 @@ fn too_late(operation: Operation, given: Duration) -> Status {
             given.as_secs_f32()
         ),
     )
-}
-
-/// An error and what led to it, in one line.
-fn in_words(error: &(dyn Error + 'static)) -> String {
-    let chain: Vec<_> = std::iter::successors(Some(error), |&error| error.source())
-        .map(ToString::to_string)
-        .collect();
-    chain.join(": ")
 }

@@ -4,7 +4,7 @@ use tonic::Response;
 
 use super::exchange::{CallEnd, StatusObserver, TransportError};
 use crate::trailers;
-use cmi_driver::{Code, Operation, Status};
+use cmi_driver::{Chain, Code, Operation, Status};
 
 /// Why a call has no response.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) fn answer<T>(
 fn lost(operation: Operation, status: tonic::Status) -> Status {
     let why = std::error::Error::source(&status)
         .and_then(|source| source.downcast_ref::<TransportError>())
-        .map_or_else(|| status.message().to_owned(), |broken| super::in_words(broken));
+        .map_or_else(|| status.message().to_owned(), |broken| Chain(broken).to_string());
     Status::new(Code::Unavailable, format!("{operation} was not answered: {why}")).with_source(status)
 }
 
