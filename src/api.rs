@@ -15,7 +15,7 @@ pub mod v1alpha1;
 
 pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
 pub use fingerprint::fingerprint;
-pub use pause::paused_by;
+pub use pause::{annotation_cause, pause_causes, pause_message, paused_by};
 
 /// API group of the kinds that this provider serves.
 pub const GROUP: &str = "infrastructure.capcmi.io";

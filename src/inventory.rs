@@ -190,10 +190,10 @@ async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> 
         }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
         Err(ListError::NotOffered) => None,
-        Err(ListError::Failed(why) | ListError::Impossible(why)) => {
+        Err(error) => {
             tracing::warn!(
                 driver = driver.name(),
-                why,
+                why = error.message(),
                 "VMs can't be listed; trying again at the next interval"
             );
             None

@@ -7,24 +7,64 @@ use std::sync::Arc;
 
 use kube::Client;
 
-use crate::apiserver::InvalidSecret;
 use crate::apiserver::secrets::SECRET_REF;
+use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::credentials;
 use cmi_driver::{
-    Capabilities, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderSpec, Status,
+    Capabilities, Chain, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderSpec,
+    Status,
 };
 
 /// Why there is no list. Nothing follows from that about any VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// The driver does not list after all (CTL-LM-12).
+    #[error("the driver does not list")]
     NotOffered,
-    /// What went wrong, for a person.
-    Failed(String),
-    /// The same, where only a person changes it: the Secret is not there, or the driver does
-    /// not take this provider spec.
-    Impossible(String),
+    /// The driver failed.
+    #[error(transparent)]
+    Driver(#[from] Status),
+    /// The provider spec is no JSON object.
+    #[error("reading the provider spec failed")]
+    ProviderSpec(#[source] serde_json::Error),
+    /// The credentials can't be used.
+    #[error(transparent)]
+    Credentials(#[from] InvalidSecret),
+    /// The API server can't be asked for the credentials.
+    #[error(transparent)]
+    Api(#[from] Error),
+}
+
+impl ListError {
+    /// Whether only a person changes it: the Secret is not there, or the driver does not take this provider
+    /// spec.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::NotOffered | Self::ProviderSpec(_) => true,
+            Self::Driver(status) => status.code() == Code::InvalidArgument,
+            Self::Credentials(invalid) => match invalid {
+                InvalidSecret::Missing { .. } | InvalidSecret::Name { .. } => true,
+                InvalidSecret::Needed { .. }
+                | InvalidSecret::Forbidden { .. }
+                | InvalidSecret::OfProvider { .. }
+                | InvalidSecret::NoBootstrapData(_)
+                | InvalidSecret::NoKubeconfig(_)
+                | InvalidSecret::Collision { .. } => false,
+            },
+            Self::Api(_) => false,
+        }
+    }
+
+    /// What went wrong, for a person: of a driver's answer what the driver says, without its code.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Driver(status) => status.message().to_owned(),
+            Self::NotOffered | Self::ProviderSpec(_) | Self::Credentials(_) | Self::Api(_) => {
+                Chain(self).to_string()
+            }
+        }
+    }
 }
 
 /// What the driver can do, if it lists: one that can't be asked, which the error says, or does not list
@@ -60,10 +100,7 @@ pub async fn list(
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotOffered),
-        Err(status) if status.code() == Code::InvalidArgument => {
-            Err(ListError::Impossible(status.message().to_owned()))
-        }
-        Err(status) => Err(ListError::Failed(status.message().to_owned())),
+        Err(status) => Err(status.into()),
     }
 }
 
@@ -78,19 +115,35 @@ pub async fn class(
     secret: Option<&str>,
     spec: &str,
 ) -> Result<MachineClass, ListError> {
-    let provider_spec: ProviderSpec = serde_json::from_str(spec)
-        .map_err(|error| ListError::Impossible(format!("reading the provider spec failed: {error}")))?;
-    let secrets = credentials::of(client, driver, namespace, secret, SECRET_REF)
-        .await
-        .map_err(|error| ListError::Failed(error.to_string()))?
-        .map_err(|cause| match cause {
-            InvalidSecret::Missing { .. } | InvalidSecret::Name { .. } => {
-                ListError::Impossible(cause.to_string())
-            }
-            _ => ListError::Failed(cause.to_string()),
-        })?;
+    let provider_spec: ProviderSpec = serde_json::from_str(spec).map_err(ListError::ProviderSpec)?;
+    let secrets = credentials::of(client, driver, namespace, secret, SECRET_REF).await??;
     Ok(MachineClass {
         provider_spec,
         secrets,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_person_changes_is_permanent_and_a_driver_is_quoted_without_its_code() {
+        let driver = |code| ListError::from(Status::new(code, "no such zone"));
+        assert!(driver(Code::InvalidArgument).is_permanent());
+        assert!(!driver(Code::Unavailable).is_permanent());
+        assert_eq!(driver(Code::Unavailable).message(), "no such zone");
+        let spec = ListError::ProviderSpec(serde_json::from_str::<ProviderSpec>("{").unwrap_err());
+        assert!(spec.is_permanent());
+        assert!(
+            spec.message()
+                .starts_with("reading the provider spec failed: EOF"),
+            "{}",
+            spec.message()
+        );
+        let away = kube::Error::Service("no route".into());
+        let away = ListError::from(Error::api("reading the Secret", away));
+        assert!(!away.is_permanent());
+        assert!(away.message().ends_with("no route"), "{}", away.message());
+    }
 }

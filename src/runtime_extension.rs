@@ -13,6 +13,7 @@ mod hooks;
 mod progress;
 pub mod spec_changes;
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use http_body_util::LengthLimitError;
 use kube::Client;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -133,8 +135,16 @@ impl Server {
 /// Reads a request. Go's client names no content type, so none is asked for.
 async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Unread> {
     let body = timeout(BODY_TIMEOUT, to_bytes(body, MOST_BYTES)).await;
-    let bytes = body.map_err(|_| Unread::TooSlow)?.map_err(|_| Unread::TooLarge)?;
+    let bytes = body.map_err(|_elapsed| Unread::TooSlow)?.map_err(unread)?;
     serde_json::from_slice(&bytes).map_err(Unread::Unreadable)
+}
+
+/// Too much is told from what ended too early: axum hands both on as one error.
+fn unread(error: axum::Error) -> Unread {
+    match error.source() {
+        Some(source) if source.is::<LengthLimitError>() => Unread::TooLarge,
+        Some(_) | None => Unread::Broken(error),
+    }
 }
 
 /// Why a request was not read.
@@ -144,8 +154,10 @@ enum Unread {
     TooMany,
     #[error("the request took longer than {} s to come", BODY_TIMEOUT.as_secs())]
     TooSlow,
-    #[error("the request did not come whole, or has more than {MOST_BYTES} bytes")]
+    #[error("the request has more than {MOST_BYTES} bytes")]
     TooLarge,
+    #[error("the request did not come whole")]
+    Broken(#[source] axum::Error),
     #[error("the request can't be read: {}", brief(.0))]
     Unreadable(serde_json::Error),
 }
@@ -158,12 +170,12 @@ fn brief(error: &serde_json::Error) -> String {
 
 impl IntoResponse for Unread {
     fn into_response(self) -> Response {
-        tracing::warn!(error = %self, "a request of a runtime hook was refused");
+        tracing::warn!(error = %Chain(&self), "a request of a runtime hook was refused");
         let status = match self {
             Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Unreadable(_) => StatusCode::BAD_REQUEST,
+            Self::Broken(_) | Self::Unreadable(_) => StatusCode::BAD_REQUEST,
         };
         (status, format!("{self}\n")).into_response()
     }
@@ -346,4 +358,20 @@ async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine)
 /// Whether an object is one of this provider's.
 fn is_of_group(api_version: &str) -> bool {
     api_version.split('/').next() == Some(GROUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_is_too_large_is_told_from_one_that_did_not_come_whole() {
+        let large = read::<Value>(Body::from(vec![b' '; MOST_BYTES + 1])).await;
+        let large = large.unwrap_err().into_response();
+        assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        let broken = futures::stream::iter([Ok("{"), Err(std::io::Error::other("reset by peer"))]);
+        let broken = read::<Value>(Body::from_stream(broken)).await.unwrap_err();
+        assert!(Chain(&broken).to_string().ends_with("reset by peer"), "{broken}");
+        assert_eq!(broken.into_response().status(), StatusCode::BAD_REQUEST);
+    }
 }

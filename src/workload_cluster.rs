@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use kube::Client;
 use tokio::time::timeout;
+use tower::BoxError;
 
 use crate::api::cluster_api::Cluster;
 use crate::apiserver::{Error, InvalidSecret, secrets};
@@ -63,7 +64,7 @@ pub enum Unreachable {
     #[error(transparent)]
     Secret(#[from] InvalidSecret),
     /// The kubeconfig can't be used.
-    #[error("the kubeconfig of the workload cluster can't be used: {0}")]
+    #[error("the kubeconfig of the workload cluster can't be used")]
     Kubeconfig(#[from] InvalidKubeconfig),
     /// The API server answered too late, or never.
     #[error("the API server of the workload cluster did not answer within {} s", VISIT_TIMEOUT.as_secs())]
@@ -83,8 +84,8 @@ pub enum Unreachable {
     #[error("the API server of the workload cluster took longer than {} s to answer", SLOW.as_secs())]
     Slow,
     /// No answer came.
-    #[error("the API server of the workload cluster can't be reached: {0}")]
-    Failed(String),
+    #[error("the API server of the workload cluster can't be reached")]
+    Failed(#[source] BoxError),
 }
 
 /// What came of a visit.
@@ -243,14 +244,6 @@ impl Drop for Visitor<'_> {
             }
         }
     }
-}
-
-/// An error with what led to it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes: Vec<_> = std::iter::successors(Some(error), |&error| error.source())
-        .map(ToString::to_string)
-        .collect();
-    causes.join(": ")
 }
 
 #[cfg(test)]

@@ -138,7 +138,9 @@ impl CredentialsDirectory {
         let link = self.path.join(CURRENT);
         match fs::symlink_metadata(&link) {
             Ok(_) => fs::canonicalize(&link).map_err(|source| failed(&link, source)),
-            Err(_) => Ok(self.path.clone()),
+            // A plain directory, or one that the kubelet has not filled yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(self.path.clone()),
+            Err(source) => Err(failed(&link, source)),
         }
     }
 }
@@ -250,6 +252,15 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("token"), "x").unwrap();
         assert_eq!(read(root.path()), pairs(&[("token", "x")]));
+    }
+
+    /// What is beside the link is no version that the kubelet made.
+    #[test]
+    fn a_link_that_can_not_be_looked_at_does_not_count_as_none() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("file");
+        fs::write(&file, "x").unwrap();
+        assert!(refused(&file).contains("..data"));
     }
 
     /// OPS-13

@@ -108,9 +108,8 @@ async fn read(connection: &Connection, removal: &Removal) -> Result<Option<Node>
 }
 
 /// The name of the Node is a Machine's status, which the API server does not check.
-#[allow(clippy::needless_pass_by_value)] // the signature of map_err
 fn no_request(error: kube::core::request::Error) -> Unreachable {
-    Unreachable::Failed(error.to_string())
+    Unreachable::Failed(error.into())
 }
 
 fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {

@@ -9,6 +9,7 @@ use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::Note;
 use crate::workload_cluster::Unreachable;
+use cmi_driver::Chain;
 
 /// How far it has come.
 #[derive(Debug)]
@@ -120,7 +121,10 @@ fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, St
                 | Unreachable::Refused { .. }
                 | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
             };
-            let message = format!("the taint {key} may still be on the Node {node}: {cause}");
+            let message = format!(
+                "the taint {key} may still be on the Node {node}: {}",
+                Chain(&**cause)
+            );
             (State::False, reason, message)
         }
     }

@@ -75,9 +75,11 @@ pub async fn lists(
                 listed.vms.extend(vms);
             }
             Err(ListError::NotOffered) => {}
-            Err(ListError::Failed(why)) => listed.failed(id, why),
-            Err(ListError::Impossible(why)) => {
-                listed.impossible.push((class.clone(), why.clone()));
+            Err(error) => {
+                let why = error.message();
+                if error.is_permanent() {
+                    listed.impossible.push((class.clone(), why.clone()));
+                }
                 listed.failed(id, why);
             }
         }

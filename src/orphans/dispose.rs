@@ -12,7 +12,7 @@ use super::{Scanner, live};
 use crate::admission;
 use crate::api::conditions::reason;
 use crate::configured_driver::{ConfiguredDriver, Priority};
-use crate::listing::{self, ListError};
+use crate::listing;
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
@@ -74,10 +74,7 @@ async fn try_delete(
         class.secret.as_deref(),
         &class.spec,
     );
-    let class = class.await.map_err(|unlisted| match unlisted {
-        ListError::NotOffered => "the driver does not list".to_owned(),
-        ListError::Failed(why) | ListError::Impossible(why) => why,
-    })?;
+    let class = class.await.map_err(|error| error.message())?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
     // The last things before the call: nothing else is waited for in between but the driver's rate.
     let live = live::read(&scanner.client, scanner.namespace.as_deref())

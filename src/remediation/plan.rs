@@ -9,9 +9,9 @@ use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{State, reason};
-use crate::api::labels::{self, VmExistence};
+use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
-use crate::api::{GROUP, paused_by};
+use crate::api::{GROUP, annotation_cause, pause_causes, pause_message};
 use crate::caches::machine_owner;
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, MachineId};
@@ -403,13 +403,10 @@ fn paused(
     cluster: &Cluster,
     infra: Option<&InfraMachine>,
 ) -> Option<String> {
-    let mut by: Vec<String> = paused_by(remediation, cluster.is_paused()).into_iter().collect();
-    let annotations = machine.metadata.annotations.as_ref();
-    if annotations.is_some_and(|all| all.contains_key(labels::PAUSED)) {
-        by.push(format!("Machine has the {} annotation", labels::PAUSED));
-    }
-    by.extend(infra.and_then(|infra| paused_by(infra, false)));
-    (!by.is_empty()).then(|| by.join(", "))
+    let mut causes = pause_causes(remediation, cluster.is_paused());
+    causes.extend(annotation_cause("Machine", &machine.metadata));
+    causes.extend(infra.into_iter().flat_map(|infra| pause_causes(infra, false)));
+    pause_message(&causes)
 }
 
 /// The VM of a Machine, if it is one that this provider has made and that is up; else why not.

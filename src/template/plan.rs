@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(plan(&template, &[]), Plan::Pause(format!("{by_annotation}{end}")));
         assert_eq!(
             plan(&template, &[cluster(true)]),
-            Plan::Pause(format!("{by_cluster}, {by_annotation}{end}"))
+            Plan::Pause(format!("{by_cluster}; {by_annotation}{end}"))
         );
     }
 }

@@ -244,10 +244,20 @@ enum Ids {
 
 /// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others.
 async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
-    let (namespace, name, uid) = gathered.machine_names();
-    let found = driver_of(&ctx.drivers, infra).ok();
-    let Some(driver) = found.filter(|_| !specs.is_empty()) else {
+    if specs.is_empty() {
         return Ids::Known(Vec::new());
+    }
+    let (namespace, name, uid) = gathered.machine_names();
+    let driver = match driver_of(&ctx.drivers, infra) {
+        Ok(driver) => driver,
+        Err(error) => {
+            tracing::warn!(
+                machine = name,
+                %error,
+                "no driver names the volumes: they are looked for by their own names"
+            );
+            return Ids::Known(Vec::new());
+        }
     };
     let waker = waker(&ctx.wake, gathered.machine_metadata());
     let requester = Requester::new(uid, namespace);

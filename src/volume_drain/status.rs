@@ -10,6 +10,7 @@ use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::Note;
 use crate::workload_cluster::Unreachable;
+use cmi_driver::Chain;
 
 /// The most volumes that a message names.
 const MOST_NAMED: usize = 8;
@@ -122,8 +123,10 @@ pub fn unreachable(cause: &Unreachable) -> Report {
         | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
     };
     let minutes = LONGEST_OUTAGE.as_secs() / 60;
-    let message =
-        format!("the pods with volumes can't be evicted, which is tried for {minutes} min: {cause}");
+    let message = format!(
+        "the pods with volumes can't be evicted, which is tried for {minutes} min: {}",
+        Chain(cause)
+    );
     Report::warning(reason, message)
 }
 

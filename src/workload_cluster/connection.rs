@@ -7,7 +7,7 @@ use kube::Client;
 use kube::client::{Body, ClientBuilder};
 use serde::Deserialize;
 
-use super::{InvalidKubeconfig, Unreachable, chain, kubeconfig};
+use super::{InvalidKubeconfig, Unreachable, kubeconfig};
 
 /// The most bytes of one answer. A Node is some tens of KiB.
 const MOST_BYTES: usize = 1 << 20;
@@ -28,7 +28,7 @@ impl Connection {
     pub(super) async fn new(document: &[u8]) -> Result<Self, InvalidKubeconfig> {
         let config = kubeconfig::config(document).await?;
         let builder = ClientBuilder::try_from(config);
-        let builder = builder.map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
+        let builder = builder.map_err(|error| InvalidKubeconfig::Unusable(error.into()))?;
         Ok(Self(builder.build()))
     }
 
@@ -39,10 +39,10 @@ impl Connection {
     pub async fn send(&self, request: Request<Vec<u8>>) -> Result<Answer, Unreachable> {
         let response = self.0.send(request.map(Body::from)).await;
         let (head, body) = response
-            .map_err(|error| Unreachable::Failed(chain(&error)))?
+            .map_err(|error| Unreachable::Failed(error.into()))?
             .into_parts();
         let body = Limited::new(body, MOST_BYTES).collect().await;
-        let body = body.map_err(|error| Unreachable::Failed(chain(&*error)))?;
+        let body = body.map_err(Unreachable::Failed)?;
         let text = String::from_utf8(body.to_bytes().into());
         Ok(Answer {
             code: head.status,

@@ -1,18 +1,26 @@
 //! A kubeconfig from a Secret, which any user with rights in its namespace may have written: it may name a
 //! server and credentials, and nothing of the machine that this process runs on.
 
+use std::str::Utf8Error;
+
 use http::header::{HeaderValue, USER_AGENT};
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-
-use super::chain;
+use tower::BoxError;
 
 /// Why a kubeconfig can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidKubeconfig {
-    /// It is no kubeconfig, or names nothing that can be used.
-    #[error("{0}")]
-    Unusable(String),
+    /// It is no text.
+    #[error("it is not UTF-8")]
+    NotUtf8(#[source] Utf8Error),
+    /// It is no kubeconfig. What a parser says may quote the document, and the document has credentials, so
+    /// this has no source.
+    #[error("it is not a kubeconfig in YAML")]
+    NotYaml,
+    /// It names nothing that can be used.
+    #[error(transparent)]
+    Unusable(BoxError),
     /// It leads to what only the provider's own machine has.
     #[error(
         "{0} is not allowed: the provider takes what is in the Secret alone; it reads no file, runs no \
@@ -23,16 +31,13 @@ pub enum InvalidKubeconfig {
 
 /// The configuration of a client.
 pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig> {
-    let text = str::from_utf8(document)
-        .map_err(|_not_text| InvalidKubeconfig::Unusable("it is not UTF-8".to_owned()))?;
-    // What a parser says may quote the document, and the document has credentials.
-    let kubeconfig = Kubeconfig::from_yaml(text)
-        .map_err(|_quotes| InvalidKubeconfig::Unusable("it is not a kubeconfig in YAML".to_owned()))?;
+    let text = str::from_utf8(document).map_err(InvalidKubeconfig::NotUtf8)?;
+    let kubeconfig = Kubeconfig::from_yaml(text).map_err(|_quotes| InvalidKubeconfig::NotYaml)?;
     if let Some(field) = leads_elsewhere(&kubeconfig) {
         return Err(InvalidKubeconfig::NotAllowed(field));
     }
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    let mut config = config.map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
+    let mut config = config.map_err(|error| InvalidKubeconfig::Unusable(error.into()))?;
     config.default_retry = false;
     // One of this process's environment, which is no tenant's to know.
     config.proxy_url = None;
@@ -90,6 +95,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use cmi_driver::Chain;
 
     fn document(cluster: &Value, user: &Value) -> String {
         json!({
@@ -102,7 +108,7 @@ mod tests {
     }
 
     async fn refusal(document: &str) -> String {
-        config(document.as_bytes()).await.unwrap_err().to_string()
+        Chain(&config(document.as_bytes()).await.unwrap_err()).to_string()
     }
 
     /// Else a tenant could read the provider's files, or run a program in its container.

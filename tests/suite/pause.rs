@@ -31,7 +31,7 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     let machine = machine.create().await?;
     paused(&machine, BY_ANNOTATION).await?;
     pause_cluster(&world, "one", true).await?;
-    paused(&machine, &format!("{BY_CLUSTER}, {BY_ANNOTATION}")).await?;
+    paused(&machine, &format!("{BY_CLUSTER}; {BY_ANNOTATION}")).await?;
     pause_machine(&machine, false).await?;
     let held = paused(&machine, BY_CLUSTER).await?;
     ensure!(held.finalizers().is_empty(), "the ownership was written");

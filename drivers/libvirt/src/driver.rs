@@ -219,9 +219,10 @@ impl LibvirtDriver {
             "machine `{}` is placed on host `{host}`, and is made there when it is asked for again",
             key.name
         );
-        self.placements().insert(key.uuid(), host.clone());
+        let record = PlacementRecord { host: host.clone() }.write()?;
+        self.placements().insert(key.uuid(), host);
         let status = Status::new(Code::Aborted, what).with_nothing_begun();
-        Err(with_record(status, PlacementRecord { host }.write()))
+        Err(status.with_last_known_state(record))
     }
 
     /// NOT_FOUND, with the id that a create would give the VM where its host is settled: by the failure
@@ -294,6 +295,8 @@ impl LibvirtDriver {
             key: asked.key.clone(),
             host: host.clone(),
         };
+        // Before anything is made that the record has to lead to.
+        let record = PlacementRecord { host: host.clone() }.write()?;
         let made = self
             .host(&host)?
             .run(move |connect| {
@@ -301,10 +304,9 @@ impl LibvirtDriver {
                 machines::create(connect, &machine_request)
             })
             .await;
-        let record = PlacementRecord { host }.write();
         match made {
             Ok(Created::Made(machine)) => Ok(Machine {
-                last_known_state: record.filter(|_| !is_told_by_spec(&asked, &request)),
+                last_known_state: (!is_told_by_spec(&asked, &request)).then_some(record),
                 ..*machine
             }),
             // The next try may be made on another host. Where another process has placed it, that one may
@@ -318,7 +320,7 @@ impl LibvirtDriver {
                 ))
             }
             // It is made where this one may have left something.
-            Err(status) => Err(with_record(status, record)),
+            Err(status) => Err(status.with_last_known_state(record)),
         }
     }
 
@@ -636,7 +638,7 @@ mod tests {
             host: "host-b".to_owned(),
         };
         assert!(
-            !is_told("default", Some("host-b"), record.write()),
+            !is_told("default", Some("host-b"), Some(record.write().unwrap())),
             "what is kept is brought up to date"
         );
     }

@@ -129,14 +129,8 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
 
 async fn serve(cli: Cli, config: Config) -> Result<(), RunError> {
     let stop = asked_to_stop().map_err(RunError::Failed)?;
-    let tls = match (cli.tls_cert_file, cli.tls_key_file) {
-        (Some(certificate), Some(key)) => Some(ServerTls::new(CertificateFiles {
-            certificate,
-            key,
-            client_authorities: cli.client_ca_file,
-        })),
-        _ => None,
-    };
+    let tls = server_tls(cli.tls_cert_file, cli.tls_key_file, cli.client_ca_file)
+        .map_err(RunError::Misconfigured)?;
     let listener = Listener::bind(&cli.endpoint, tls)
         .await
         .map_err(|error| RunError::Misconfigured(error.into()))?;
@@ -154,6 +148,36 @@ async fn serve(cli: Cli, config: Config) -> Result<(), RunError> {
     server::serve(driver, listener, stop, cli.graceful_shutdown_timeout)
         .await
         .map_err(|error| RunError::Failed(error.into()))
+}
+
+/// What the files of TLS come to. Some of them alone would be taken for none, and the plugin would serve
+/// whoever asks.
+fn server_tls(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+) -> anyhow::Result<Option<ServerTls>> {
+    match (certificate, key, client_ca) {
+        (Some(certificate), Some(key), Some(client_ca)) => Ok(Some(ServerTls::new(CertificateFiles {
+            certificate,
+            key,
+            client_authorities: Some(client_ca),
+        }))),
+        (None, None, None) => Ok(None),
+        (certificate, key, client_ca) => {
+            let files = [
+                ("--tls-cert-file", certificate),
+                ("--tls-key-file", key),
+                ("--client-ca-file", client_ca),
+            ];
+            let missing: Vec<_> = files
+                .iter()
+                .filter(|(_, file)| file.is_none())
+                .map(|(flag, _)| *flag)
+                .collect();
+            anyhow::bail!("TLS needs {} as well", missing.join(" and "))
+        }
+    }
 }
 
 /// A time as people write it: `15s`, `1m30s`, `2h`.
@@ -177,4 +201,26 @@ fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()>> {
             std::process::exit(ABORTED);
         });
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_of_the_files_of_tls_are_refused_and_the_rest_is_named() {
+        let file = |is_given: bool| is_given.then(|| PathBuf::from("file"));
+        let tls = |cert, key, ca| server_tls(file(cert), file(key), file(ca));
+        assert!(tls(true, true, true).unwrap().is_some());
+        assert!(tls(false, false, false).unwrap().is_none());
+        for (cert, key, ca, missing) in [
+            (true, false, false, "--tls-key-file and --client-ca-file"),
+            (false, true, false, "--tls-cert-file and --client-ca-file"),
+            (false, false, true, "--tls-cert-file and --tls-key-file"),
+            (true, true, false, "--client-ca-file"),
+        ] {
+            let error = tls(cert, key, ca).unwrap_err().to_string();
+            assert_eq!(error, format!("TLS needs {missing} as well"));
+        }
+    }
 }

@@ -7,13 +7,14 @@ use anyhow::{Context as _, anyhow};
 use kube::Client;
 
 use super::{MigrateArgs, Origin, failed};
+use crate::api::labels;
 use crate::cli::terminal::{printable, say};
 use crate::cli::{CommandError, drivers};
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::migration::plan::{Migration, Object, Target};
 use crate::migration::source::text;
 use crate::migration::undo::{self, Remains, Vm};
-use cmi_driver::{Code, GetMachineStatusRequest, MachineClass, MachineRef};
+use cmi_driver::{Code, GetMachineStatusRequest, MachineClass, MachineRef, ProviderSpec};
 
 /// What is undone.
 pub(super) struct Undo<'a> {
@@ -90,8 +91,11 @@ impl Undo<'_> {
         let machines = self.migration.groups.iter().flat_map(|group| &group.machines);
         let mut vms = BTreeMap::new();
         for object in machines.filter(|object| object.kind == "InfraMachine") {
-            let class = self.class_of(object, remains);
-            let vm = match with_credentials(driver, class).await {
+            let class = match self.class_of(object, remains) {
+                Ok(class) => with_credentials(driver, class).await,
+                Err(why) => Err(why),
+            };
+            let vm = match class {
                 Ok(class) => look(driver, object, class).await,
                 Err(why) => Vm::Unknown(why),
             };
@@ -101,7 +105,10 @@ impl Undo<'_> {
     }
 
     /// As the provider knows the VM, or else as machine-controller-manager does.
-    fn class_of(&self, object: &Object, remains: &Remains) -> MachineClass {
+    ///
+    /// # Errors
+    /// What the provider knows can't be read.
+    fn class_of(&self, object: &Object, remains: &Remains) -> Result<MachineClass, String> {
         let from = text(
             &object.body,
             "/metadata/annotations/cluster.x-k8s.io~1cloned-from-name",
@@ -109,11 +116,10 @@ impl Undo<'_> {
         let mut classes = self.migration.classes.iter();
         let class = classes.find(|class| class.key.name == from);
         let mut handed = class.map(|class| class.handed.clone()).unwrap_or_default();
-        let applied = remains.applied_spec(object);
-        if let Some(applied) = applied.and_then(|applied| serde_json::from_str(applied).ok()) {
-            handed.provider_spec = applied;
+        if let Some(applied) = remains.applied_spec(object) {
+            handed.provider_spec = parsed(applied)?;
         }
-        handed
+        Ok(handed)
     }
 
     fn described(&self, remains: &Remains) -> String {
@@ -140,6 +146,16 @@ impl Undo<'_> {
         }
         text
     }
+}
+
+/// The spec that a VM was made from, as its InfraMachine has it.
+fn parsed(applied: &str) -> Result<ProviderSpec, String> {
+    serde_json::from_str(applied).map_err(|error| {
+        format!(
+            "the annotation {} can't be read: {error}",
+            labels::APPLIED_PROVIDER_SPEC
+        )
+    })
 }
 
 fn headed<'a>(text: &mut String, from: &str, objects: impl Iterator<Item = &'a Object>, remains: &Remains) {
@@ -190,5 +206,21 @@ async fn look(driver: &ConfiguredDriver, object: &Object, class: MachineClass) -
         Some(found) if found.as_str() == id => Vm::There,
         Some(found) => Vm::Unknown(format!("it names the VM {found}, and not {id}")),
         None => Vm::Unknown(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else the VM would be looked for by another spec, and might not be seen.
+    #[test]
+    fn an_applied_spec_that_can_not_be_read_does_not_count_as_absent() {
+        assert!(parsed(r#"{"cpus": 2}"#).is_ok());
+        let why = parsed("{").unwrap_err();
+        assert!(
+            why.starts_with("the annotation infrastructure.capcmi.io/applied-provider-spec can't be read: "),
+            "{why}"
+        );
     }
 }

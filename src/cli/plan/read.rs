@@ -69,28 +69,42 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
         deployment,
         templates,
         machines,
-        extensions: extensions(client, namespace).await,
+        extensions: extensions(client, namespace).await?,
         core_gate: core_gate::read(client).await,
     })
 }
 
-/// How many extensions answer CanUpdateMachineSet for a namespace. Only an administrator may read them.
-async fn extensions(client: &Client, namespace: &str) -> Option<usize> {
+/// How many extensions answer CanUpdateMachineSet for a namespace; nothing where the user may not read them,
+/// as an administrator may.
+async fn extensions(client: &Client, namespace: &str) -> anyhow::Result<Option<usize>> {
     let kind = GroupVersionKind::gvk("runtime.cluster.x-k8s.io", "v1beta2", "ExtensionConfig");
     let configs = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
-    let listed = configs.list(&ListParams::default()).await.ok()?;
-    let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await.ok()?;
+    let listed = permitted(configs.list(&ListParams::default()).await);
+    let Some(listed) = listed.context("listing the ExtensionConfigs failed")? else {
+        return Ok(None);
+    };
+    let found = permitted(Api::<Namespace>::all(client.clone()).get(namespace).await);
+    let Some(namespace) = found.with_context(|| format!("reading the namespace `{namespace}` failed"))?
+    else {
+        return Ok(None);
+    };
     let of_it = listed
         .items
         .iter()
         .filter(|config| selects(&config.data["spec"]["namespaceSelector"], namespace.labels()));
     let handlers =
         of_it.flat_map(|config| config.data["status"]["handlers"].as_array().into_iter().flatten());
-    Some(
-        handlers
-            .filter(|handler| handler["requestHook"]["hook"] == "CanUpdateMachineSet")
-            .count(),
-    )
+    let of_the_hook = handlers.filter(|handler| handler["requestHook"]["hook"] == "CanUpdateMachineSet");
+    Ok(Some(of_the_hook.count()))
+}
+
+/// What was read; nothing where the API server does not let the user read it.
+fn permitted<T>(read: kube::Result<T>) -> kube::Result<Option<T>> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(kube::Error::Api(refusal)) if refusal.code == 403 => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether a label selector takes these labels. One that is not there takes all, and one that can't be read
@@ -105,9 +119,22 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
     use serde_json::json;
 
     use super::*;
+
+    /// An API server that is away would look like extensions that may not be read.
+    #[test]
+    fn a_right_that_is_missing_is_told_from_a_read_that_failed() {
+        let refused = |reason, code| {
+            let status = Status::failure("no", reason).with_code(code);
+            permitted::<()>(Err(kube::Error::Api(status.boxed())))
+        };
+        assert!(matches!(refused("Forbidden", 403), Ok(None)));
+        assert!(refused("ServiceUnavailable", 503).is_err());
+        assert!(matches!(permitted(Ok(1)), Ok(Some(1))));
+    }
 
     #[test]
     fn an_extension_counts_for_the_namespaces_that_it_selects() {

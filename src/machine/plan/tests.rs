@@ -454,7 +454,7 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
     );
     assert_eq!(
         block.message,
-        "Cluster spec.paused is set to true, InfraMachine has the cluster.x-k8s.io/paused annotation; take \
+        "Cluster spec.paused is set to true; InfraMachine has the cluster.x-k8s.io/paused annotation; take \
             that back to have it go on"
     );
     assert_eq!(block.ownership, None, "a pause writes no ownership");

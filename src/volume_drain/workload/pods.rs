@@ -149,9 +149,8 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
             return Ok(pods);
         }
     }
-    Err(Unreachable::Failed(format!(
-        "it has more than {MOST_PODS} pods for one Node"
-    )))
+    let too_many = format!("it has more than {MOST_PODS} pods for one Node");
+    Err(Unreachable::Failed(too_many.into()))
 }
 
 /// How long a pod has to end. Kubernetes takes any number, and ends a pod with a negative one after a second.

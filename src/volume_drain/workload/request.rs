@@ -45,7 +45,6 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Unreachable> {
 }
 
 /// The name of the Node is a Machine's status, which the API server does not check.
-#[allow(clippy::needless_pass_by_value)] // the signature of map_err
 pub fn no_request(error: kube::core::request::Error) -> Unreachable {
-    Unreachable::Failed(error.to_string())
+    Unreachable::Failed(error.into())
 }

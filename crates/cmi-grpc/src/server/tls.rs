@@ -42,7 +42,8 @@ struct Loaded {
 struct Texts {
     certificate: Vec<u8>,
     key: Vec<u8>,
-    client_authorities: Option<Vec<u8>>,
+    /// With the place that they were read from.
+    client_authorities: Option<(PathBuf, Vec<u8>)>,
 }
 
 impl fmt::Debug for ServerTls {
@@ -157,15 +158,18 @@ impl CertificateFiles {
         Ok(Texts {
             certificate: read(&self.certificate)?,
             key: read(&self.key)?,
-            client_authorities: self.client_authorities.as_deref().map(read).transpose()?,
+            client_authorities: match &self.client_authorities {
+                Some(path) => Some((path.clone(), read(path)?)),
+                None => None,
+            },
         })
     }
 
     fn config(&self, texts: &Texts, protocol: &[u8]) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let clients = match (&self.client_authorities, &texts.client_authorities) {
-            (Some(path), Some(text)) => verifier(path, text, &provider)?,
-            _ => WebPkiClientVerifier::no_client_auth(),
+        let clients = match &texts.client_authorities {
+            Some((path, text)) => verifier(path, text, &provider)?,
+            None => WebPkiClientVerifier::no_client_auth(),
         };
         let key = PrivateKeyDer::from_pem_slice(&texts.key).map_err(|source| TlsError::Pem {
             path: self.key.clone(),

@@ -1,6 +1,6 @@
 //! What the driver has the provider keep of a machine: the host that it was placed on.
 
-use cmi_driver::LastKnownState;
+use cmi_driver::{Code, LastKnownState, Result, Status};
 use serde::{Deserialize, Serialize};
 
 /// Where a machine was placed.
@@ -22,14 +22,28 @@ impl PlacementRecord {
     }
 
     /// For the provider.
-    pub fn write(&self) -> Option<LastKnownState> {
-        serde_json::to_vec(self).ok().and_then(LastKnownState::new)
+    ///
+    /// # Errors
+    /// INTERNAL: without the record, a machine might be made on two hosts.
+    pub fn write(&self) -> Result<LastKnownState> {
+        let failed = || Status::new(Code::Internal, "writing the placement record failed");
+        let json = serde_json::to_vec(self).map_err(|error| failed().with_source(error))?;
+        LastKnownState::new(json).ok_or_else(failed)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// More than the provider keeps.
+    #[test]
+    fn a_record_that_can_not_be_kept_is_an_error() {
+        let record = PlacementRecord {
+            host: "h".repeat(LastKnownState::MAX_BYTES),
+        };
+        assert_eq!(record.write().unwrap_err().code(), Code::Internal);
+    }
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_what_is_none_is_not_believed() {
