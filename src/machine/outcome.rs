@@ -149,7 +149,23 @@ impl Outcome {
                 Some(failure.operation)
             }
             Self::NotOffered(operation) => Some(*operation),
-            _ => None,
+            Self::NoOp(_)
+            | Self::Requeue(_)
+            | Self::Blocked(_)
+            | Self::Waiting(_)
+            | Self::Queued { .. }
+            | Self::AwaitingCapacity { .. }
+            | Self::Refused { .. }
+            | Self::Provisioned(_)
+            | Self::UpToDate { .. }
+            | Self::Updated
+            | Self::Failed(_)
+            | Self::NoSecrets { .. }
+            | Self::Absent { .. }
+            | Self::Vanished(_)
+            | Self::Deleting { .. }
+            | Self::Gone
+            | Self::RemoveFinalizer(_) => None,
         }
     }
 
@@ -171,7 +187,22 @@ impl Outcome {
                 Operation::CreateMachine | Operation::GetPluginCapabilities
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
-            _ => false,
+            Self::NoOp(_)
+            | Self::Requeue(_)
+            | Self::NotOffered(_)
+            | Self::Blocked(_)
+            | Self::Waiting(_)
+            | Self::Queued { .. }
+            | Self::AwaitingCapacity { .. }
+            | Self::Refused { .. }
+            | Self::Provisioned(_)
+            | Self::UpToDate { .. }
+            | Self::Updated
+            | Self::NoSecrets { .. }
+            | Self::Absent { .. }
+            | Self::Vanished(_)
+            | Self::Gone
+            | Self::RemoveFinalizer(_) => false,
         }
     }
 
@@ -273,7 +304,18 @@ impl Failure {
         match self.disposition {
             Disposition::Retry | Disposition::LookUp => Cause::Transient,
             Disposition::AwaitCapacity => Cause::Capacity,
-            _ => Cause::Other,
+            Disposition::Initialize
+            | Disposition::NeedsIntervention
+            | Disposition::AwaitDriver
+            | Disposition::Fallback
+            | Disposition::Terminal
+            | Disposition::Create
+            | Disposition::Vanished
+            | Disposition::Replace
+            | Disposition::Delete
+            | Disposition::VerifyDeleted
+            | Disposition::StillThere
+            | Disposition::Gone => Cause::Other,
         }
     }
 

@@ -121,7 +121,23 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
     let vm = match outcome {
         Outcome::Provisioned(vm) => Some(vm.as_ref()),
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
-        _ => None,
+        Outcome::NoOp(_)
+        | Outcome::Requeue(_)
+        | Outcome::NotOffered(_)
+        | Outcome::Blocked(_)
+        | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
+        | Outcome::AwaitingCapacity { .. }
+        | Outcome::Refused { .. }
+        | Outcome::UpToDate { .. }
+        | Outcome::Updated
+        | Outcome::Failed(_)
+        | Outcome::NoSecrets { .. }
+        | Outcome::Absent { .. }
+        | Outcome::Vanished(_)
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::RemoveFinalizer(_) => None,
     };
     let known = identity::provider_id(before);
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
@@ -130,7 +146,23 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
 fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
     let failed = match outcome {
         Outcome::Failed(failure) => failure.last_known_state(),
-        _ => None,
+        Outcome::NoOp(_)
+        | Outcome::Requeue(_)
+        | Outcome::NotOffered(_)
+        | Outcome::Blocked(_)
+        | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
+        | Outcome::AwaitingCapacity { .. }
+        | Outcome::Refused { .. }
+        | Outcome::Provisioned(_)
+        | Outcome::UpToDate { .. }
+        | Outcome::Updated
+        | Outcome::NoSecrets { .. }
+        | Outcome::Absent { .. }
+        | Outcome::Vanished(_)
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::RemoveFinalizer(_) => None,
     };
     failed
         .or(vm.last_known_state.as_ref())
@@ -181,7 +213,20 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, Cause::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), Cause::Capacity),
-        _ => return None,
+        Outcome::NoOp(_)
+        | Outcome::Requeue(_)
+        | Outcome::Blocked(_)
+        | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
+        | Outcome::Refused { .. }
+        | Outcome::Provisioned(_)
+        | Outcome::UpToDate { .. }
+        | Outcome::Updated
+        | Outcome::Absent { .. }
+        | Outcome::Vanished(_)
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::RemoveFinalizer(_) => return None,
     };
     let until = match outcome.awaits_another_driver() {
         Some(operation) => Until::AnotherDriver(UnimplementedCall {
@@ -231,6 +276,20 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
             ctx.states.drop_signal(uid, gathered.hint());
             ctx.states.drop_list_hint(uid);
         }
-        _ => {}
+        Outcome::NoOp(_)
+        | Outcome::Requeue(_)
+        | Outcome::NotOffered(_)
+        | Outcome::Blocked(_)
+        | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
+        | Outcome::AwaitingCapacity { .. }
+        | Outcome::Refused { .. }
+        | Outcome::UpToDate { .. }
+        | Outcome::Failed(_)
+        | Outcome::NoSecrets { .. }
+        | Outcome::Absent { .. }
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::RemoveFinalizer(_) => {}
     }
 }

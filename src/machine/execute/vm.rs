@@ -53,7 +53,19 @@ pub async fn look(
             Ok(VmPresence::Absent(named.filter(|_| names_ids).cloned()))
         }
         Disposition::StillThere => Ok(VmPresence::Present(id)),
-        _ => Err(failure),
+        Disposition::Retry
+        | Disposition::Initialize
+        | Disposition::AwaitCapacity
+        | Disposition::NeedsIntervention
+        | Disposition::AwaitDriver
+        | Disposition::Fallback
+        | Disposition::Terminal
+        | Disposition::Create
+        | Disposition::LookUp
+        | Disposition::Vanished
+        | Disposition::Replace
+        | Disposition::Delete
+        | Disposition::VerifyDeleted => Err(failure),
     }
 }
 

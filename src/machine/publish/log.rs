@@ -28,7 +28,23 @@ pub fn failure(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, no
         "{}",
         match outcome {
             Outcome::RemoveFinalizer(_) => "a machine is let go by force",
-            _ => "a machine has failed",
+            Outcome::NoOp(_)
+            | Outcome::Requeue(_)
+            | Outcome::NotOffered(_)
+            | Outcome::Blocked(_)
+            | Outcome::Waiting(_)
+            | Outcome::Queued { .. }
+            | Outcome::AwaitingCapacity { .. }
+            | Outcome::Refused { .. }
+            | Outcome::Provisioned(_)
+            | Outcome::UpToDate { .. }
+            | Outcome::Updated
+            | Outcome::Failed(_)
+            | Outcome::NoSecrets { .. }
+            | Outcome::Absent { .. }
+            | Outcome::Vanished(_)
+            | Outcome::Deleting { .. }
+            | Outcome::Gone => "a machine has failed",
         }
     );
 }
@@ -43,7 +59,20 @@ fn condition(before: &InfraMachine, outcome: &Outcome) -> &'static str {
         Outcome::Failed(failure) => of_call(failure.during, Some(failure.operation), is_up),
         Outcome::NoSecrets { during, .. } => of_call(*during, None, is_up),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => conditions::DELETING,
-        _ => conditions::READY,
+        Outcome::NoOp(_)
+        | Outcome::Requeue(_)
+        | Outcome::NotOffered(_)
+        | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
+        | Outcome::AwaitingCapacity { .. }
+        | Outcome::Provisioned(_)
+        | Outcome::UpToDate { .. }
+        | Outcome::Updated
+        | Outcome::Absent { .. }
+        | Outcome::Vanished(_)
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => conditions::READY,
     }
 }
 

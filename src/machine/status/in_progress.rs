@@ -45,7 +45,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
             draft.deleting(reason::SHUTTING_DOWN, &message);
         }
         (OperationType::Delete, _) => draft.deleting(reason::DELETING, &message),
-        (_, Operation::InitializeMachine) => {
+        (OperationType::Create | OperationType::Update, Operation::InitializeMachine) => {
             draft.set(
                 conditions::VIRTUAL_MACHINE_CREATED,
                 State::True,
@@ -60,7 +60,9 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
             );
             draft.not_ready_yet(reason::INITIALIZING, &message);
         }
-        _ => draft.not_created_yet(reason::CREATING, &message),
+        (OperationType::Create | OperationType::Update, _) => {
+            draft.not_created_yet(reason::CREATING, &message);
+        }
     }
     draft.status.last_operation = Some(LastOperation {
         type_: during,
