@@ -41,8 +41,8 @@ use elector::Elector;
 use serve::Tls;
 use tasks::Tasks;
 
-/// How long the lease may take to be handed over.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the elector may take to end, the handing over of the lease included.
+const ELECTOR_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a manager is run with.
 pub struct Setup {
@@ -208,7 +208,10 @@ impl Running {
         match self.elector {
             Some((elector, release)) => {
                 release.cancel();
-                if tokio::time::timeout(RELEASE_TIMEOUT, elector).await.is_err() {
+                if tokio::time::timeout(ELECTOR_SHUTDOWN_TIMEOUT, elector)
+                    .await
+                    .is_err()
+                {
                     tracing::warn!("the lease was not handed over in time; it expires by itself");
                 }
             }

@@ -28,6 +28,13 @@ pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
 pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
 
+/// The part of a back-off that jitter takes off at most.
+pub const BACKOFF_JITTER: f64 = 0.2;
+/// The part of a long wait that jitter takes off at most, or adds to one that a driver asks for.
+pub const LONG_WAIT_JITTER: f64 = 0.1;
+/// The shortest wait that an object is given: what is left of a time may be next to nothing.
+pub const MIN_REQUEUE: Duration = Duration::from_millis(100);
+
 /// Whether two reasons of a condition ask the same of a person and of those that wait: an outage may have
 /// another code at each try, and to follow each would cost a fleet's writes.
 pub fn is_same_trouble(one: &str, other: &str) -> bool {
@@ -512,7 +519,9 @@ pub fn backoff(attempt: u32, jitter: f64) -> Duration {
         first: FIRST_BACKOFF,
         longest: LONGEST_BACKOFF,
     };
-    CALLS.wait(attempt).mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0))
+    CALLS
+        .wait(attempt)
+        .mul_f64(1.0 - BACKOFF_JITTER * jitter.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

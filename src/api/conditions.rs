@@ -195,7 +195,7 @@ impl From<bool> for State {
 }
 
 /// The most characters that a message keeps; the rest is cut.
-const MAX_MESSAGE: usize = 4096;
+pub const MAX_MESSAGE: usize = 4096;
 
 /// Sets the condition of a type.
 ///

@@ -19,8 +19,7 @@ use crate::configured_driver::{
 };
 use crate::metrics::Metrics;
 use crate::reconciler::{Wake, waker};
-use crate::retry::LONG_WAIT;
-use crate::retry::jitter;
+use crate::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
 use cmi_driver::MachineClass;
 
 /// When a machine that waits for a permit asks again, should its wake-up get lost.
@@ -109,7 +108,7 @@ impl Context {
     /// The outcome of a machine that is woken when there may be room.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
         Outcome::AwaitingCapacity {
-            requeue_after: LONG_WAIT.mul_f64(1.0 - 0.1 * jitter(uid_of(machine), 0)),
+            requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(uid_of(machine), 0)),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::apiserver::InvalidSecret;
 use crate::configured_driver::StableReachability;
 use crate::identity::InvalidSpec;
 use crate::leadership::is_not_leader;
-use crate::retry::{self, Delay, Disposition, Stage};
+use crate::retry::{self, Delay, Disposition, LONG_WAIT_JITTER, Stage};
 use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 
 #[cfg(test)]
@@ -333,13 +333,15 @@ impl Failure {
     /// the time that the driver asked for.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
         // Never less than was asked for, and machines that failed together do not come back together.
-        let asked = self.asked().map(|asked| asked.mul_f64(1.0 + 0.1 * jitter));
+        let asked = self
+            .asked()
+            .map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
         let backoff = retry::backoff(attempt, jitter);
         match self.disposition.delay() {
             Delay::UntilChange => None,
             Delay::Backoff => Some(backoff.max(asked.unwrap_or_default())),
             Delay::Long => Some(asked.map_or_else(
-                || retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter),
+                || retry::LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter),
                 |asked| backoff.max(asked),
             )),
         }

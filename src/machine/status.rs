@@ -29,8 +29,6 @@ pub use in_progress::in_progress;
 /// Cluster API takes no more addresses.
 const MAX_ADDRESSES: usize = 256;
 
-/// The most characters of a driver's message that are kept.
-const MAX_MESSAGE: usize = 4096;
 /// A Node's name is no longer.
 const MAX_NODE_NAME: usize = 253;
 /// Cluster API takes no longer name of a failure domain.
@@ -388,7 +386,7 @@ impl Draft<'_> {
             return;
         }
         self.status.failure_reason = Some(code.name().to_owned());
-        self.status.failure_message = Some(message.chars().take(MAX_MESSAGE).collect());
+        self.status.failure_message = Some(message.chars().take(conditions::MAX_MESSAGE).collect());
         self.set(
             conditions::VIRTUAL_MACHINE_CREATED,
             State::False,

@@ -36,6 +36,8 @@ use cmi_driver::Chain;
 
 /// How many renewals may wait for an answer at the same time.
 const MOST_RENEWALS: usize = 8;
+/// The longest pause between two tries, in retry periods; that of client-go.
+const JITTER_FACTOR: f64 = 1.2;
 /// How long handing over may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -68,7 +70,7 @@ pub enum TimingError {
     #[error("the lease duration has to be longer than the renew deadline")]
     LeaseTooShort,
     /// A renewal has to be tried before it is too late.
-    #[error("the renew deadline has to be longer than 1.2 times the retry period")]
+    #[error("the renew deadline has to be longer than {JITTER_FACTOR} times the retry period")]
     DeadlineTooShort,
     /// A pause of nothing would flood the API server.
     #[error("the retry period has to be longer than nothing")]
@@ -91,7 +93,7 @@ impl Timing {
         if retry_period.is_zero() {
             return Err(TimingError::NoPause);
         }
-        if renew_deadline <= retry_period.mul_f64(1.2) {
+        if renew_deadline <= retry_period.mul_f64(JITTER_FACTOR) {
             return Err(TimingError::DeadlineTooShort);
         }
         if lease_duration <= renew_deadline {
@@ -449,7 +451,10 @@ impl Elector {
     /// The retry period and up to a fifth more, so that the replicas that wait do not all ask at once.
     fn pause(&self) -> Duration {
         let fraction = f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX);
-        self.election.timing.retry_period.mul_f64(1.0 + 0.2 * fraction)
+        self.election
+            .timing
+            .retry_period
+            .mul_f64(1.0 + (JITTER_FACTOR - 1.0) * fraction)
     }
 }
 

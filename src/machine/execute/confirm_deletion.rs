@@ -13,7 +13,7 @@ use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, Settling};
-use crate::retry::{Disposition, Stage};
+use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
 /// Whether the VM is gone, for all that the driver can say; else what is waited for.
@@ -204,11 +204,10 @@ fn after_absence(settling: Option<Settling>, behind: Option<Duration>, requeue_a
 
 /// The VM is looked for again, and deleted where it is there, until no create can make it any more.
 fn awaiting_create(seen: &str, settling: Settling, requeue_after: Duration) -> Outcome {
-    const SHORTEST: Duration = Duration::from_millis(100);
     Outcome::Deleting {
         reason: reason::CREATE_UNANSWERED,
         message: format!("{seen}, but {}", settling.in_words()),
-        requeue_after: requeue_after.min(settling.left).max(SHORTEST),
+        requeue_after: requeue_after.min(settling.left).max(MIN_REQUEUE),
     }
 }
 

@@ -6,17 +6,17 @@ use crate::configured_driver::Permit;
 use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::Outcome;
+use crate::retry::MIN_REQUEUE;
 use cmi_driver::ProviderId;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the
 /// VM now; `None` when its word is the truth.
 pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration> {
-    const SHORTEST: Duration = Duration::from_millis(10);
     let absent_for = ctx.states.absent_for(uid, Instant::now());
     window
         .checked_sub(absent_for)
         .filter(|left| !left.is_zero())
-        .map(|left| left.max(SHORTEST))
+        .map(|left| left.max(MIN_REQUEUE))
 }
 
 /// What comes of a VM whose id is known and that the driver does not see.

@@ -1,7 +1,5 @@
 //! Look up, create, initialize.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 
 use super::consistency::{behind_for, gone_or_behind};
@@ -16,13 +14,10 @@ use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::ownership::Ownership;
-use crate::machine::plan::{Provision, Settling};
+use crate::machine::plan::{LOOK_AGAIN, Provision, Settling};
 use crate::machine::runtime_state::Answered;
-use crate::retry::{Disposition, Stage};
+use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
-
-/// How often a VM is looked for that a create may still make.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Brings the VM up, or finds it up.
 ///
@@ -214,13 +209,12 @@ fn give_back(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
 /// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and
 /// deleted by the spec that is written down, so that one stays until there is no such VM.
 fn awaiting_create_of_another_spec(settling: Settling) -> Blocked {
-    const SHORTEST: Duration = Duration::from_millis(100);
     let message = format!(
         "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
         settling.in_words()
     );
     Blocked {
-        requeue_after: Some(settling.left.min(LOOK_AGAIN).max(SHORTEST)),
+        requeue_after: Some(settling.left.min(LOOK_AGAIN).max(MIN_REQUEUE)),
         ..Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message)
     }
 }

@@ -17,7 +17,8 @@ use crate::machine::ownership::Ownership;
 use crate::retry::LONG_WAIT;
 use cmi_driver::{Operation, ProviderSpec};
 
-/// When a VM is looked for again that is to be adopted and that the driver does not see.
+/// When a VM is looked for again that the driver does not see: one that is to be adopted, or that a create
+/// may still make.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// When it is looked again whether the cache has the object as it is; a watch says so before, as a rule.

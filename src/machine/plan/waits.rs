@@ -9,8 +9,7 @@ use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
-use crate::retry::jitter;
-use crate::retry::{FIRST_BACKOFF, LONGEST_ASKED, LONGEST_BACKOFF};
+use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, LONGEST_ASKED, LONGEST_BACKOFF, MIN_REQUEUE, jitter};
 use cmi_driver::{Code, Operation};
 
 /// The machines that waited for capacity come within this time after a start.
@@ -106,7 +105,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
 /// the status would show twice as many.
 fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
     let most = shown.saturating_sub(1);
-    let shortest = meant.mul_f64(0.8).as_millis();
+    let shortest = meant.mul_f64(1.0 - BACKOFF_JITTER).as_millis();
     let there_was_time_for = elapsed.as_millis().checked_div(shortest).unwrap_or(u128::MAX);
     u32::try_from(there_was_time_for).map_or(most, |there_was| there_was.min(most))
 }
@@ -176,9 +175,8 @@ pub fn until_settling(observed: &Observed<'_>) -> Option<Duration> {
 /// quarter of what it took at most.
 pub fn pace_of_deletion(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_mins(1);
-    const SHORTEST: Duration = Duration::from_millis(100);
     let pace = (deleted_for / 4).clamp(FIRST_BACKOFF, LONGEST);
-    left_to_shut_down.map_or(pace, |left| pace.min(left.max(SHORTEST)))
+    left_to_shut_down.map_or(pace, |left| pace.min(left.max(MIN_REQUEUE)))
 }
 
 /// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare

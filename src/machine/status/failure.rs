@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Draft, MAX_MESSAGE, Moment};
+use super::{Draft, Moment};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::identity;
@@ -153,7 +153,7 @@ impl Draft<'_> {
         if type_ == OperationType::Create && self.machine.is_provisioned() {
             return message;
         }
-        let message: String = message.chars().take(MAX_MESSAGE).collect();
+        let message: String = message.chars().take(conditions::MAX_MESSAGE).collect();
         let failed = LastOperation {
             type_,
             state: OperationState::Failed,
