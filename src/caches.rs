@@ -17,6 +17,7 @@ use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
+use crate::metrics::MachinePhase;
 
 /// How many objects are unpacked before other tasks run: there may be a hundred thousand, which take seconds.
 const BETWEEN_YIELDS: usize = 256;
@@ -44,7 +45,7 @@ pub struct InfraMachineFacts {
     /// The driver that it is counted with.
     pub shown_driver: Box<str>,
     /// Its phase; none where it can't be read, and then nothing but its Cluster is known.
-    pub phase: Option<&'static str>,
+    pub phase: Option<MachinePhase>,
     /// Why it is in that.
     pub reason: Box<str>,
     /// Whether its VM was found to be gone.

@@ -38,7 +38,7 @@ use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::{Presence, Report};
 use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
-use crate::metrics::{INVALID_PHASE, Kind, MachineCount, Metrics};
+use crate::metrics::{Kind, MachineCount, MachinePhase, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::Reconciler;
@@ -120,7 +120,7 @@ impl Controllers {
         leadership: Leadership,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (caches, writers) = caches();
-        let mut this = Self::on(caches, client, options, drivers, metrics, leadership);
+        let mut this = Self::with_caches(caches, client, options, drivers, metrics, leadership);
         let remediations = this.options.remediation.then(Writer::default);
         this.remediations = remediations.as_ref().map(|writer| Remediations {
             cache: writer.as_reader(),
@@ -131,7 +131,7 @@ impl Controllers {
         (this, watches)
     }
 
-    fn on(
+    fn with_caches(
         caches: Caches,
         client: Client,
         options: Options,
@@ -290,7 +290,7 @@ impl Controllers {
                             let driver = known(&drivers, &facts.shown_driver);
                             (phase, driver, namespace, &*facts.reason)
                         }
-                        None => (INVALID_PHASE, "", namespace, reason::UNREADABLE),
+                        None => (MachinePhase::Invalid, "", namespace, reason::UNREADABLE),
                     };
                     *counts.entry(key).or_default() += 1;
                 }

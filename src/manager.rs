@@ -140,7 +140,7 @@ struct Running {
 
 impl Running {
     fn start(setup: Setup, context: ControllerContext, all: Vec<Task>) -> Result<Self, Error> {
-        let own_client = || client::plain(setup.api_server.clone()).map_err(Error::Client);
+        let own_client = || client::manager_client(setup.api_server.clone()).map_err(Error::Client);
         let leadership = context.leadership;
         let mut services = Tasks::default();
         services.spawn(
@@ -226,7 +226,7 @@ fn context(setup: &mut Setup, leadership: Leadership) -> Result<ControllerContex
     let metrics = Arc::new(Metrics::new());
     let drivers = std::mem::take(&mut setup.drivers);
     Ok(ControllerContext {
-        client: client::ruled(setup.api_server.clone(), setup.protocol, leadership.clone())
+        client: client::controller_client(setup.api_server.clone(), setup.protocol, leadership.clone())
             .map_err(Error::Client)?,
         drivers: configured(drivers, &leadership, &metrics)?,
         metrics,

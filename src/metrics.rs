@@ -86,24 +86,52 @@ pub enum OrphanReason {
     Duplicate,
 }
 
-/// The phase of a machine that does not fit its definition.
-pub const INVALID_PHASE: &str = "Invalid";
+/// Where a machine stands in its life, as machines are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MachinePhase {
+    /// Its VM is yet to be handed to Cluster API.
+    Pending,
+    /// Its VM was handed over, and is ready.
+    Provisioned,
+    /// Its VM was handed over, and is not ready.
+    NotReady,
+    /// It has failed for good.
+    Failed,
+    /// It is being deleted.
+    Deleting,
+    /// It does not fit its definition.
+    Invalid,
+}
 
-/// The phases that machines are counted by.
-pub const PHASES: [&str; 6] = [
-    "Pending",
-    "Provisioned",
-    "NotReady",
-    "Failed",
-    "Deleting",
-    INVALID_PHASE,
-];
+impl MachinePhase {
+    /// Every phase.
+    pub const ALL: [Self; 6] = [
+        Self::Pending,
+        Self::Provisioned,
+        Self::NotReady,
+        Self::Failed,
+        Self::Deleting,
+        Self::Invalid,
+    ];
+
+    /// The value of the label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Provisioned => "Provisioned",
+            Self::NotReady => "NotReady",
+            Self::Failed => "Failed",
+            Self::Deleting => "Deleting",
+            Self::Invalid => "Invalid",
+        }
+    }
+}
 
 /// Machines that have all of this in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MachineCount {
     /// Where they stand in their lives.
-    pub phase: &'static str,
+    pub phase: MachinePhase,
     /// The driver that they name, or that has their VMs; empty where none is known yet.
     pub driver: String,
     /// Their namespace.
@@ -471,8 +499,8 @@ mod tests {
                 count,
             };
             vec![
-                count("Provisioned", "Ready", 7),
-                count("Pending", "ResourceExhausted", 1),
+                count(MachinePhase::Provisioned, "Ready", 7),
+                count(MachinePhase::Pending, "ResourceExhausted", 1),
             ]
         });
         assert_line(

@@ -37,7 +37,7 @@ pub const MIN_REQUEUE: Duration = Duration::from_millis(100);
 
 /// Whether two reasons of a condition ask the same of a person and of those that wait: an outage may have
 /// another code at each try, and to follow each would cost a fleet's writes.
-pub fn is_same_trouble(one: &str, other: &str) -> bool {
+pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     let passes = |reason| {
         Code::ALL
             .iter()

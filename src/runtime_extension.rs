@@ -33,8 +33,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::hooks::{
-    CanUpdateMachine, CanUpdateMachineSet, CanUpdateRequest, Discovery, Hook, Infrastructure, Objects,
-    UpdateMachine, UpdateMachineRequest,
+    CanUpdateMachineObjects, CanUpdateMachineSetObjects, CanUpdateRequest, DiscoveryResponse, Hook,
+    Infrastructure, Objects, UpdateMachineRequest, UpdateMachineResponse,
 };
 use self::progress::{Progress, progress};
 use self::spec_changes::SpecChanges;
@@ -96,16 +96,16 @@ pub fn router(context: Context) -> Router {
 }
 
 async fn discovery() -> Response {
-    answer(&Discovery::answer())
+    answer(&DiscoveryResponse::answer())
 }
 
 async fn can_update_machine_set(State(server): State<Arc<Server>>, body: Body) -> Response {
-    let run = async |request| can_update::<CanUpdateMachineSet>(&server.context, &request).await;
+    let run = async |request| can_update::<CanUpdateMachineSetObjects>(&server.context, &request).await;
     server.serve(body, run).await
 }
 
 async fn can_update_machine(State(server): State<Arc<Server>>, body: Body) -> Response {
-    let run = async |request| can_update::<CanUpdateMachine>(&server.context, &request).await;
+    let run = async |request| can_update::<CanUpdateMachineObjects>(&server.context, &request).await;
     server.serve(body, run).await
 }
 
@@ -296,21 +296,21 @@ async fn capabilities(
 }
 
 /// Has the VM brought to the desired spec, and says how far that is.
-async fn update(context: &Context, request: &UpdateMachineRequest) -> UpdateMachine {
+async fn update(context: &Context, request: &UpdateMachineRequest) -> UpdateMachineResponse {
     let wanted = &request.desired.infrastructure_machine;
-    if !wanted.is_ours::<CanUpdateMachine>() {
-        return UpdateMachine::failed(format!(
+    if !wanted.is_ours::<CanUpdateMachineObjects>() {
+        return UpdateMachineResponse::failed(format!(
             "`{}` is of no kind that this provider updates",
             wanted.kind
         ));
     }
     match try_update(context, wanted).await {
-        Ok(progress) => UpdateMachine::of(&progress),
+        Ok(progress) => UpdateMachineResponse::of(&progress),
         Err(error) => {
             let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
             tracing::warn!(%namespace, %name, error = %Chain(error.as_ref()),
                 "an update in place could not go on");
-            UpdateMachine::failed(Chain(error.as_ref()).to_string())
+            UpdateMachineResponse::failed(Chain(error.as_ref()).to_string())
         }
     }
 }

@@ -129,7 +129,7 @@ impl WorkloadClusters {
         let uid = meta.uid.as_deref().unwrap_or_default();
         let _visitor = match self.admit(uid, Instant::now()) {
             Ok(visitor) => visitor,
-            Err(turned_away) => return Ok(turned_away.into()),
+            Err(not_admitted) => return Ok(not_admitted.into()),
         };
         let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
         let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
@@ -155,17 +155,17 @@ impl WorkloadClusters {
     }
 
     /// A place among the visitors of a workload cluster.
-    fn admit<'a>(&'a self, uid: &str, now: Instant) -> Result<Visitor<'a>, TurnedAway> {
+    fn admit<'a>(&'a self, uid: &str, now: Instant) -> Result<Visitor<'a>, NotAdmitted> {
         let mut known = self.lock();
         let state = known.entry(uid.to_owned()).or_default();
         if let Some(failure) = state.last_failure.as_ref().filter(|failure| failure.until > now) {
-            return Err(TurnedAway::BackingOff {
+            return Err(NotAdmitted::BackingOff {
                 cause: Arc::clone(&failure.cause),
                 retry_after: failure.until.saturating_duration_since(now),
             });
         }
         if state.visits >= MOST_VISITS {
-            return Err(TurnedAway::Busy);
+            return Err(NotAdmitted::Busy);
         }
         state.visits += 1;
         Ok(Visitor {
@@ -204,7 +204,7 @@ impl WorkloadClusters {
 
 /// Why a visit is not made.
 #[derive(Debug)]
-enum TurnedAway {
+enum NotAdmitted {
     Busy,
     BackingOff {
         cause: Arc<Unreachable>,
@@ -212,11 +212,11 @@ enum TurnedAway {
     },
 }
 
-impl<T> From<TurnedAway> for Visit<T> {
-    fn from(turned_away: TurnedAway) -> Self {
-        match turned_away {
-            TurnedAway::Busy => Self::Busy,
-            TurnedAway::BackingOff { cause, retry_after } => Self::Failed { cause, retry_after },
+impl<T> From<NotAdmitted> for Visit<T> {
+    fn from(not_admitted: NotAdmitted) -> Self {
+        match not_admitted {
+            NotAdmitted::Busy => Self::Busy,
+            NotAdmitted::BackingOff { cause, retry_after } => Self::Failed { cause, retry_after },
         }
     }
 }
@@ -269,7 +269,7 @@ mod tests {
         let (clusters, now) = (clusters(), Instant::now());
         let first = clusters.admit("a", now).unwrap();
         let _second = clusters.admit("a", now).unwrap();
-        assert!(matches!(clusters.admit("a", now), Err(TurnedAway::Busy)));
+        assert!(matches!(clusters.admit("a", now), Err(NotAdmitted::Busy)));
         let other = clusters.admit("b", now).unwrap();
         drop(first);
         assert!(clusters.admit("a", now).is_ok());
@@ -287,7 +287,7 @@ mod tests {
         let first = failed(&clusters, "a", start);
         // A second visit, which began before.
         assert_eq!(failed(&clusters, "a", start), first);
-        let Err(TurnedAway::BackingOff { cause, retry_after }) = clusters.admit("a", start) else {
+        let Err(NotAdmitted::BackingOff { cause, retry_after }) = clusters.admit("a", start) else {
             panic!("visited")
         };
         assert!(matches!(*cause, Unreachable::TimedOut) && retry_after == first);

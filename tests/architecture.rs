@@ -80,7 +80,7 @@ const MAP: &[Rule] = &[
     rule("apiserver", &["api", "retry"], WIRE),
     rule("identity", &["api"], WIRE),
     rule("hot_update", &["api"], WIRE),
-    rule("caches", &["api", "identity"], WIRE),
+    rule("caches", &["api", "identity", "metrics"], WIRE),
     rule("leadership", &[], WIRE),
     rule("metrics", &[], WIRE),
     rule(

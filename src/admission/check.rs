@@ -9,7 +9,7 @@ use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::identities::{self, Identities};
-use super::judge::{self, Expected, Finding, judge};
+use super::judge::{self, Expected, PolicyFinding, judge};
 use super::{AdmissionPolicies, Enforcement, UNCONFIRMED, advice, is_refused, own};
 use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
 
@@ -304,7 +304,7 @@ pub(super) fn is_gap(
     let Some(found) = found else { return true };
     let (finding, now) = (judge(expected, Some(found)), ObjectVersion::of(found));
     let was_changed = seen.get(&expected.key()).is_some_and(|before| {
-        let was_taken_over = finding == Finding::Newer && now.is_one_write_after(before);
+        let was_taken_over = finding == PolicyFinding::Newer && now.is_one_write_after(before);
         now != *before && !was_taken_over
     });
     was_changed || !finding.is_of_a_version()
@@ -328,13 +328,13 @@ fn unconfirmed(all: &[(&Expected, Option<DynamicObject>)]) -> Option<String> {
 }
 
 /// What is wrong with what was found, if anything is.
-pub(super) fn fault(expected: &Expected, finding: &Finding) -> Option<String> {
+pub(super) fn fault(expected: &Expected, finding: &PolicyFinding) -> Option<String> {
     let key = expected.key();
     match finding {
-        Finding::AsExpected | Finding::Unversioned | Finding::Newer => None,
-        Finding::Older => Some(format!("{key} is that of another version")),
-        Finding::Missing => Some(format!("{key} is missing")),
-        Finding::Different(place) => Some(format!("{key} has another {place}")),
+        PolicyFinding::AsExpected | PolicyFinding::Unversioned | PolicyFinding::Newer => None,
+        PolicyFinding::Older => Some(format!("{key} is that of another version")),
+        PolicyFinding::Missing => Some(format!("{key} is missing")),
+        PolicyFinding::Different(place) => Some(format!("{key} has another {place}")),
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Expected {
 
 /// What was found in its place.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum PolicyFinding {
     /// What should be there, or the same with defaults.
     AsExpected,
     /// The same, without the annotations of this version.
@@ -45,7 +45,7 @@ pub enum Finding {
     Different(String),
 }
 
-impl Finding {
+impl PolicyFinding {
     /// Whether a version of the provider has put it there, so that none of what that version
     /// guards can have been forged.
     pub fn is_of_a_version(&self) -> bool {
@@ -102,20 +102,20 @@ impl Expected {
 
 /// Compares what was found with what should be there. What the API server adds by default changes nothing;
 /// whatever else is there makes the policy apply to less.
-pub fn judge(expected: &Expected, found: Option<&DynamicObject>) -> Finding {
+pub fn judge(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFinding {
     let Some(found) = found else {
-        return Finding::Missing;
+        return PolicyFinding::Missing;
     };
     let applied = AppliedVersion::unchanged_of(found);
     let is_newer =
         |applied: &AppliedVersion| applied.version.cmp_precedence(&expected.applied.version).is_gt();
     let place = difference(&expected.object["spec"], &found.data["spec"], "spec");
     match (applied, place) {
-        (Some(applied), _) if is_newer(&applied) => Finding::Newer,
-        (Some(applied), None) if applied == expected.applied => Finding::AsExpected,
-        (_, None) => Finding::Unversioned,
-        (Some(_), Some(_)) => Finding::Older,
-        (None, Some(place)) => Finding::Different(place),
+        (Some(applied), _) if is_newer(&applied) => PolicyFinding::Newer,
+        (Some(applied), None) if applied == expected.applied => PolicyFinding::AsExpected,
+        (_, None) => PolicyFinding::Unversioned,
+        (Some(_), Some(_)) => PolicyFinding::Older,
+        (None, Some(place)) => PolicyFinding::Different(place),
     }
 }
 

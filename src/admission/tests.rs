@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::check::{ObjectVersion, SETTLE, fault, is_gap};
 use super::identities::Identities;
-use super::judge::{Finding, judge};
+use super::judge::{PolicyFinding, judge};
 use super::*;
 use crate::api::labels;
 use crate::apiserver::pages;
@@ -72,7 +72,7 @@ fn defaults_of_the_api_server_change_nothing() {
                 object["spec"]["matchConditions"] = json!([]);
             }
         });
-        assert_eq!(judge(&expected, Some(&found)), Finding::AsExpected);
+        assert_eq!(judge(&expected, Some(&found)), PolicyFinding::AsExpected);
     }
 }
 
@@ -87,7 +87,10 @@ fn a_policy_that_was_made_to_apply_to_less_is_told_from_the_one_that_guards() {
     ];
     for narrow in narrower {
         let found = as_found(&policy, |object| narrow(&mut object["spec"]));
-        assert!(matches!(judge(&policy, Some(&found)), Finding::Different(_)));
+        assert!(matches!(
+            judge(&policy, Some(&found)),
+            PolicyFinding::Different(_)
+        ));
     }
     let binding = one(judge::CARRIER, true);
     let audits = as_found(&binding, |object| {
@@ -95,7 +98,7 @@ fn a_policy_that_was_made_to_apply_to_less_is_told_from_the_one_that_guards() {
     });
     assert_eq!(
         judge(&binding, Some(&audits)),
-        Finding::Different("spec.validationActions[0]".to_owned())
+        PolicyFinding::Different("spec.validationActions[0]".to_owned())
     );
 }
 
@@ -138,19 +141,19 @@ fn versions() -> [Expected; 3] {
 fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
     let [older, own, newer] = versions();
     let judged = |found| judge(&own, Some(&as_found(found, |_| {})));
-    assert_eq!(judged(&own), Finding::AsExpected);
+    assert_eq!(judged(&own), PolicyFinding::AsExpected);
     let finding = judged(&newer);
-    assert_eq!(finding, Finding::Newer);
+    assert_eq!(finding, PolicyFinding::Newer);
     assert!(fault(&own, &finding).is_none() && !finding.has_to_be_put());
     let finding = judged(&older);
-    assert_eq!(finding, Finding::Older);
+    assert_eq!(finding, PolicyFinding::Older);
     assert!(fault(&own, &finding).is_some() && finding.has_to_be_put() && finding.is_of_a_version());
     // Else a still older provider would take it for its own to replace.
     let unversioned = as_found(&own, |object| {
         object["metadata"]["annotations"] = older.applied.annotations();
     });
     let finding = judge(&own, Some(&unversioned));
-    assert_eq!(finding, Finding::Unversioned);
+    assert_eq!(finding, PolicyFinding::Unversioned);
     assert!(fault(&own, &finding).is_none() && finding.has_to_be_put());
 }
 
@@ -161,7 +164,7 @@ fn the_version_of_a_policy_says_nothing_of_what_others_have_made_of_it() {
         object["spec"]["matchConditions"] = json!([{"name": "a"}]);
     });
     let finding = judge(&own, Some(&narrowed));
-    assert!(matches!(finding, Finding::Different(_)), "{finding:?}");
+    assert!(matches!(finding, PolicyFinding::Different(_)), "{finding:?}");
     assert!(!finding.is_of_a_version() && finding.has_to_be_put());
     for annotations in [
         json!({}),
@@ -173,7 +176,7 @@ fn the_version_of_a_policy_says_nothing_of_what_others_have_made_of_it() {
         });
         let finding = judge(&own, Some(&unversioned));
         assert!(
-            matches!(finding, Finding::Different(_)),
+            matches!(finding, PolicyFinding::Different(_)),
             "{annotations}: {finding:?}"
         );
     }

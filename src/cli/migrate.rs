@@ -120,7 +120,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
         bootstrap_secret: args.bootstrap_secret.clone(),
         secrets_of_other_namespaces: args.secrets_of_other_namespaces,
     };
-    has_cluster(&client, &target).await?;
+    ensure_cluster_exists(&client, &target).await?;
     let migration = plan(&source, &target, &capabilities).map_err(|problems| {
         let list: Vec<_> = problems
             .iter()
@@ -283,7 +283,7 @@ async fn convert(
 }
 
 /// The machines become part of a Cluster that is there, with all that Cluster API wants of it.
-async fn has_cluster(client: &Client, target: &Target) -> Result<(), CommandError> {
+async fn ensure_cluster_exists(client: &Client, target: &Target) -> Result<(), CommandError> {
     let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "Cluster");
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &target.namespace, &ApiResource::from_gvk(&kind));

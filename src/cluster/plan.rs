@@ -9,7 +9,7 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
-use crate::retry::is_same_trouble;
+use crate::retry::is_same_or_both_transient;
 use cmi_driver::{Code, Status, Zone};
 
 #[cfg(test)]
@@ -136,8 +136,9 @@ pub fn new_failure<'a>(
         (shown.status == State::False.as_str()).then_some((shown.reason.as_str(), shown.message.as_str()))
     };
     let (reason, message) = shown(&after.conditions)?;
-    let is_said = conditions::get(before, conditions::FAILURE_DOMAINS_UP_TO_DATE)
-        .is_some_and(|shown| shown.status == State::False.as_str() && is_same_trouble(&shown.reason, reason));
+    let is_said = conditions::get(before, conditions::FAILURE_DOMAINS_UP_TO_DATE).is_some_and(|shown| {
+        shown.status == State::False.as_str() && is_same_or_both_transient(&shown.reason, reason)
+    });
     let is_outage = matches!(zones, Zones::Failed(error) if error.code().is_outage());
     let is_in_use = after.initialization.is_some();
     (!(is_said || is_outage && is_in_use)).then_some((reason, message))

@@ -17,7 +17,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
 use crate::api::{self, DeserializeGuard, fingerprint, labels};
 use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
-use crate::retry::is_same_trouble;
+use crate::retry::is_same_or_both_transient;
 use crate::{not_ready_taint, volume_drain};
 
 impl Controllers {
@@ -281,7 +281,7 @@ impl Controllers {
             let says_another_reason = |change: &&Change<_>| match change {
                 Change::Updated { before, now } => {
                     match (why_not_provisioned(before), why_not_provisioned(now)) {
-                        (Some(before), Some(now)) => !is_same_trouble(before, now),
+                        (Some(before), Some(now)) => !is_same_or_both_transient(before, now),
                         (before, now) => before != now,
                     }
                 }

@@ -102,7 +102,10 @@ pub async fn gather(
     let listed = each::<InfraMachine>(client, namespace, |machine| match driver_name(&machine) {
         "" => facts.unnamed += 1,
         driver if driver == name => {
-            let key = (phase(&machine).to_owned(), phase_reason(&machine).to_owned());
+            let key = (
+                phase(&machine).name().to_owned(),
+                phase_reason(&machine).to_owned(),
+            );
             *facts.machines.entry(key).or_default() += 1;
             let label = machine.metadata.labels.as_ref();
             let cluster = label

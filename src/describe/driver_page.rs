@@ -9,6 +9,7 @@ use super::machine_page::summary;
 use super::page::{Page, or_none};
 use super::scrape::Scrape;
 use crate::api::conditions;
+use crate::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 
 /// What is known of a driver and what to do next, on one page.
@@ -90,7 +91,7 @@ fn steps(facts: &DriverFacts) -> Vec<String> {
         } => steps.push("It answers and is not ready yet: wait, or see its own logs.".to_owned()),
         DriverAnswer::Says { .. } | DriverAnswer::NotAsked => {}
     }
-    let is_troubled = |(phase, _): &&(String, String)| phase != "Provisioned";
+    let is_troubled = |(phase, _): &&(String, String)| phase != MachinePhase::Provisioned.name();
     for (_, why) in facts.machines.keys().filter(is_troubled) {
         if let Some(step) = advice::of_reason(why) {
             let step = format!("{why}: {}", advice::with_driver(step, &facts.name));

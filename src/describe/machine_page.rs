@@ -42,7 +42,7 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
         name(&meta.namespace),
         name(&meta.name)
     ));
-    page.row("Phase", phase(machine));
+    page.row("Phase", phase(machine).name());
     if let Some(created) = &meta.creation_timestamp {
         page.row("Age", &span(now.duration_since(created.0).as_secs()));
     }

@@ -13,7 +13,6 @@ mod shut_down;
 mod update;
 mod vm;
 
-use self::machine_class::Stopped;
 use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
@@ -22,8 +21,8 @@ use super::ownership::Ownership;
 use super::plan::{Plan, Step};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::Error;
 use crate::apiserver::secrets::Scrubber;
+use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
 
 /// What came of a plan, and the permit that it was carried out with. That is kept until all is published: so
@@ -41,6 +40,17 @@ impl Execution<'_> {
             _permit: None,
         }
     }
+}
+
+/// Why a plan was not carried out to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecuteError {
+    /// The secrets can't be put together, which has to be shown.
+    #[error("the secrets can't be put together")]
+    Secret(#[from] InvalidSecret),
+    /// The reconcile could not be finished.
+    #[error("the reconcile could not be finished")]
+    Unfinished(#[from] Error),
 }
 
 /// Carries a plan out.
@@ -80,8 +90,8 @@ pub async fn execute<'a>(
     let during = step.during();
     let outcome = match call(ctx, object, &mut permit, step).await {
         Ok(outcome) => outcome.unless_not_leading(),
-        Err(Stopped::Secret(cause)) => Outcome::NoSecrets { during, cause },
-        Err(Stopped::Error(error)) => return Err(error),
+        Err(ExecuteError::Secret(cause)) => Outcome::NoSecrets { during, cause },
+        Err(ExecuteError::Unfinished(error)) => return Err(error),
     };
     Ok(Execution {
         outcome: without_bootstrap_data(ctx, object.get(), gathered, outcome).await,
@@ -117,7 +127,7 @@ async fn call(
     object: &mut Object<'_>,
     permit: &mut Permit<'_>,
     step: Step,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     match step {
         Step::Provision(plan) => provision::provision(ctx, object, permit, *plan).await,
         Step::Adopt(plan) => adopt::adopt(ctx, object, permit, *plan).await,

@@ -15,7 +15,7 @@ use super::adoption::Adoption;
 use super::outcome::Outcome;
 use super::plan::{Observed, Owner, Rival, restored};
 use super::runtime_state::{RuntimeState, Until};
-use super::status::Moment;
+use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
@@ -146,7 +146,7 @@ impl Gathered {
     }
 
     /// The last failure, where it could not be published and still is one of this machine as it is now.
-    pub fn unpublished(&self) -> Option<(Arc<Outcome>, Moment)> {
+    pub fn unpublished(&self) -> Option<(Arc<Outcome>, RetryTiming)> {
         let retry = self.state.retry.as_ref()?;
         let unpublished = retry
             .unpublished
@@ -156,7 +156,7 @@ impl Gathered {
             Until::Time(time) => Some(time.saturating_duration_since(self.instant)),
             Until::AnotherDriver(_) => None,
         };
-        let moment = Moment {
+        let moment = RetryTiming {
             now: self.now,
             attempts: retry.attempts,
             wait,

@@ -17,7 +17,7 @@ use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Statu
 mod tests;
 
 /// How a person ends a wait for capacity that the provider can't see the end of.
-pub const HURRY: &str = "once there is room, any annotation on this object has it tried at once";
+pub const RETRY_NOW_HINT: &str = "once there is room, any annotation on this object has it tried at once";
 
 /// What came of a plan.
 #[derive(Debug)]
@@ -357,7 +357,7 @@ impl Failure {
     pub fn message(&self) -> String {
         let said = self.said();
         if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {
-            format!("{said}; {HURRY}")
+            format!("{said}; {RETRY_NOW_HINT}")
         } else {
             said
         }

@@ -17,7 +17,7 @@ use super::object::{Annotation, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
 use super::runtime_state::{LookUpHint, Retry, UnimplementedCall, Until};
-use super::status::{self, Moment};
+use super::status::{self, RetryTiming};
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
@@ -51,7 +51,7 @@ pub fn record_failure(
     gathered: &Gathered,
     outcome: &Outcome,
     unpublished: Option<&Arc<Outcome>>,
-) -> Moment {
+) -> RetryTiming {
     let attempts = gathered.attempts(before);
     let wait = wait(before, outcome, attempts);
     if let Some(retry) = retry_of(gathered, outcome, attempts, wait) {
@@ -60,7 +60,7 @@ pub fn record_failure(
         ctx.states
             .failed(uid, gathered.hint(), Retry { unpublished, ..retry });
     }
-    Moment {
+    RetryTiming {
         now: Timestamp::now(),
         attempts,
         wait,
@@ -75,7 +75,7 @@ pub async fn write(
     object: &mut Object<'_>,
     gathered: &Gathered,
     outcome: &Outcome,
-    moment: Moment,
+    moment: RetryTiming,
 ) -> Result<(), Error> {
     let uid = object.uid().to_owned();
     let note = events::of(before, outcome, moment.attempts);

@@ -13,7 +13,7 @@ use crate::api::v1alpha1::{
 };
 use crate::configured_driver::{CircuitOpen, StableReachability};
 use crate::identity;
-use crate::machine::outcome::{Blocked, HURRY, Outcome};
+use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
 use crate::machine::secret_movability::SecretMovability;
 use crate::retry::LONG_WAIT;
@@ -36,7 +36,7 @@ const MAX_FAILURE_DOMAIN: usize = 256;
 
 /// When and how often.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct RetryTiming {
     /// Now.
     pub now: Timestamp,
     /// Failures in a row, this one included.
@@ -58,7 +58,7 @@ struct Draft<'a> {
 ///
 /// A failure that repeats is no change that is worth a write each time: it is noted at a decreasing rate, and
 /// with anything else that there is to write.
-pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> InfraMachineStatus {
+pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: RetryTiming) -> InfraMachineStatus {
     let status = draft(machine, outcome, moment, false);
     let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
     if says_less && machine.status.as_ref() != Some(&status) {
@@ -70,7 +70,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
 fn draft(
     machine: &InfraMachine,
     outcome: &Outcome,
-    moment: Moment,
+    moment: RetryTiming,
     notes_repeats: bool,
 ) -> InfraMachineStatus {
     let status = machine.status.clone().unwrap_or_default();
@@ -299,7 +299,7 @@ impl Draft<'_> {
         self.calls_nothing();
         self.driver_is_no_longer_missing();
         let message = format!(
-            "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {HURRY}",
+            "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {RETRY_NOW_HINT}",
             LONG_WAIT.as_secs() / 60
         );
         self.set(

@@ -43,12 +43,12 @@ pub enum Protocol {
 /// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. Those
 /// are made whether or not this replica leads. No other request shares a connection with them, so that
 /// what stalls those of the controllers does not cost the lease.
-pub(super) fn plain(config: Config) -> Result<Client, kube::Error> {
+pub(super) fn manager_client(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::try_from(prepared(config))?.build())
 }
 
 /// The client of the controllers: it refuses every write while this replica does not lead.
-pub(super) fn ruled(
+pub(super) fn controller_client(
     config: Config,
     protocol: Protocol,
     leadership: Leadership,
@@ -75,7 +75,7 @@ pub(super) fn ruled(
 /// # Errors
 /// The configuration can't be used.
 pub fn reading(config: Config) -> Result<Client, kube::Error> {
-    ruled(config, Protocol::Http1, Leadership::elected())
+    controller_client(config, Protocol::Http1, Leadership::elected())
 }
 
 /// kube would retry a refused request for minutes, whatever its verb: a reconcile

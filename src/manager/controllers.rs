@@ -96,7 +96,7 @@ async fn show_policies(mut installation: Receiver<Installation>, policies: Pendi
         let now = installation.borrow_and_update().clone();
         match now {
             Installation::Seen => break,
-            Installation::NotYet(why) => policies.because(&why),
+            Installation::NotYet(why) => policies.set_reason(&why),
         }
         if installation.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -116,7 +116,7 @@ async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToke
 /// Waits until the caches are filled and this replica leads; false where it is to end before.
 async fn is_to_begin(context: &ControllerContext, controllers: &Controllers, caches: Pending) -> bool {
     let begin = async {
-        if let Err(error) = controllers.synced(|kinds| caches.because(kinds)).await {
+        if let Err(error) = controllers.synced(|kinds| caches.set_reason(kinds)).await {
             tracing::error!(%error, "a cache can't be filled");
             return false;
         }

@@ -58,7 +58,7 @@ pub struct Pending {
 
 impl Pending {
     /// It is not done yet, for this reason.
-    pub fn because(&self, why: &str) {
+    pub fn set_reason(&self, why: &str) {
         if let Some(waiting) = lock(&self.health.0.pending).get_mut(&self.id) {
             waiting.why = Some(why.to_owned());
         }
@@ -181,8 +181,8 @@ mod tests {
             Err("waiting for machines, clusters".to_owned())
         );
         machines.ready();
-        clusters.because("there are none");
-        clusters.because("they are refused");
+        clusters.set_reason("there are none");
+        clusters.set_reason("they are refused");
         drop(clusters);
         assert_eq!(
             health.readiness(),

@@ -12,8 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::labels::{
     BreakerLabels, DriverInfoLabels, DriverLabel, MachineLabels, OrphanLabels, PermitLabels, PhaseLabel,
 };
-use super::{BreakerCount, MachineCount, OrphanReason, PermitCount};
-use crate::metrics::PHASES;
+use super::{BreakerCount, MachineCount, MachinePhase, OrphanReason, PermitCount};
 
 /// What the drivers say that they are: the last word of each.
 #[derive(Debug)]
@@ -53,13 +52,13 @@ impl Collector for MachinesByPhase {
             MetricType::Gauge,
         )?;
         // A phase that no machine is in is shown as well: a gap is no nought.
-        for phase in PHASES {
+        for phase in MachinePhase::ALL.map(MachinePhase::name) {
             ConstGauge::new(0_i64).encode(family.encode_family(&PhaseLabel { phase })?)?;
         }
         for machines in count() {
             let gauge = ConstGauge::new(i64::try_from(machines.count).unwrap_or(i64::MAX));
             let labels = MachineLabels {
-                phase: machines.phase,
+                phase: machines.phase.name(),
                 driver: machines.driver,
                 namespace: machines.namespace,
                 reason: machines.reason,

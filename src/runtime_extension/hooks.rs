@@ -100,7 +100,7 @@ impl Common {
 
 /// The answer to Discovery.
 #[derive(Debug, Serialize)]
-pub struct Discovery {
+pub struct DiscoveryResponse {
     #[serde(flatten)]
     common: Common,
     handlers: Vec<Handler>,
@@ -122,7 +122,7 @@ struct RequestHook {
     hook: &'static str,
 }
 
-impl Discovery {
+impl DiscoveryResponse {
     /// All that is served.
     pub fn answer() -> Self {
         let handlers = Hook::HANDLED.into_iter().filter_map(|hook| {
@@ -270,7 +270,7 @@ pub trait Objects {
 /// What CanUpdateMachineSet is about.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CanUpdateMachineSet {
+pub struct CanUpdateMachineSetObjects {
     machine_set: MachineSet,
     infrastructure_machine_template: Infrastructure,
 }
@@ -312,7 +312,7 @@ struct ConfigRef {
 /// What CanUpdateMachine is about.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CanUpdateMachine {
+pub struct CanUpdateMachineObjects {
     infrastructure_machine: Infrastructure,
 }
 
@@ -336,7 +336,7 @@ pub struct CanUpdateMachineResponse {
     infrastructure_machine_patch: Option<Patch>,
 }
 
-impl Objects for CanUpdateMachineSet {
+impl Objects for CanUpdateMachineSetObjects {
     const KIND: &'static str = "InfraMachineTemplate";
     const SPEC: &'static Pointer = Pointer::from_static("/spec/template/spec");
     type Response = CanUpdateMachineSetResponse;
@@ -367,7 +367,7 @@ impl Objects for CanUpdateMachineSet {
     }
 }
 
-impl Objects for CanUpdateMachine {
+impl Objects for CanUpdateMachineObjects {
     const KIND: &'static str = "InfraMachine";
     const SPEC: &'static Pointer = Pointer::from_static("/spec");
     type Response = CanUpdateMachineResponse;
@@ -432,14 +432,14 @@ pub struct UpdateMachineObjects {
 /// The answer to UpdateMachine.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UpdateMachine {
+pub struct UpdateMachineResponse {
     #[serde(flatten)]
     common: Common,
     /// 0 where the update is done.
     retry_after_seconds: u64,
 }
 
-impl UpdateMachine {
+impl UpdateMachineResponse {
     /// How far it is. A failure of the driver is no failure of the call: Cluster API shows the message of one
     /// that goes on in the Machine's condition `Updating`, and that of a failure in its log alone.
     pub fn of(progress: &Progress) -> Self {
@@ -476,10 +476,10 @@ mod tests {
         let object: Infrastructure = serde_json::from_str(&object.to_string()).unwrap();
         let error = object.spec::<Map<String, Value>>().unwrap_err();
         assert!(error.len() < 300 && error.contains("xxx"), "{error}");
-        assert!(object.machine_spec::<CanUpdateMachine>().is_err());
+        assert!(object.machine_spec::<CanUpdateMachineObjects>().is_err());
         let large = json!({"metadata": {}, "spec": {"a": "x".repeat(MOST_OF_A_SPEC)}});
         let large: Infrastructure = serde_json::from_str(&large.to_string()).unwrap();
-        let error = large.machine_spec::<CanUpdateMachine>().unwrap_err();
+        let error = large.machine_spec::<CanUpdateMachineObjects>().unwrap_err();
         assert!(error.contains("at most"), "{error}");
     }
 
@@ -498,7 +498,7 @@ mod tests {
 
     #[test]
     fn every_hook_but_the_discovery_is_discovered() {
-        let answer = serde_json::to_value(Discovery::answer()).unwrap();
+        let answer = serde_json::to_value(DiscoveryResponse::answer()).unwrap();
         assert_eq!(
             (&answer["kind"], &answer["status"]),
             (&json!("DiscoveryResponse"), &json!("Success"))
@@ -517,14 +517,14 @@ mod tests {
     fn a_patch_is_a_json_patch_in_base64() {
         let patch = json!([{"op": "add", "path": "/spec/template/spec/shutdownTimeoutSeconds", "value": 5}]);
         let parsed = serde_json::from_value(patch.clone()).unwrap();
-        let answer = serde_json::to_value(CanUpdateMachineSet::patched(parsed)).unwrap();
+        let answer = serde_json::to_value(CanUpdateMachineSetObjects::patched(parsed)).unwrap();
         let answered = &answer["infrastructureMachineTemplatePatch"];
         assert_eq!(answered["patchType"], "JSONPatch");
         let decoded = BASE64_STANDARD
             .decode(answered["patch"].as_str().unwrap())
             .unwrap();
         assert_eq!(serde_json::from_slice::<Value>(&decoded).unwrap(), patch);
-        let unchanged = serde_json::to_value(CanUpdateMachine::unchanged()).unwrap();
+        let unchanged = serde_json::to_value(CanUpdateMachineObjects::unchanged()).unwrap();
         assert!(
             unchanged.get("infrastructureMachinePatch").is_none(),
             "{unchanged}"

@@ -106,7 +106,7 @@ pub async fn drain(
         }
         DrainObservation::ForeignNode(found) => release(gathered, ctx, &End::ForeignNode(found)).await,
         DrainObservation::Done(before) => {
-            is_current(infra, ctx).await?;
+            ensure_current(infra, ctx).await?;
             tell_of(infra, ctx, before).await;
             release(gathered, ctx, &End::Drained).await
         }
@@ -159,12 +159,12 @@ async fn evict_next(
         Visit::Made(evicted) => evicted,
     };
     match evicted {
-        EvictionResult::Yes => {
+        EvictionResult::Accepted => {
             tracing::info!(pod = name, node = target.node, volumes = ?attached, "evicted");
             publish::show_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
             Ok(Requeue::After(OFTEN))
         }
-        EvictionResult::No(why) => {
+        EvictionResult::Refused(why) => {
             let infra = publish::record(&infra, ctx, &eviction.refused()).await?;
             publish::show_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
             Ok(Requeue::After(until_deadline(target, BLOCKED)))
@@ -174,7 +174,7 @@ async fn evict_next(
 
 /// Makes sure that the InfraMachine is as it was planned with: a cache that is behind lacks the last
 /// eviction.
-async fn is_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
+async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
     let action = "reading which pod was evicted last";
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let name = infra.metadata.name.as_deref().unwrap_or_default();

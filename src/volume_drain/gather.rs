@@ -11,7 +11,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
 
 use super::drain_rules::{DrainRules, MachineDrainRule};
-use super::plan::{Infra, LiveMachine, Observed};
+use super::plan::{DrainedMachine, Infra, Observed};
 use super::{Context, has_hook};
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
@@ -28,7 +28,7 @@ pub struct Gathered {
     pub machine: Arc<Machine>,
     infra: FoundInfra,
     cluster: Option<Arc<Cluster>>,
-    live: Option<LiveMachine>,
+    live: Option<DrainedMachine>,
     rules: Option<DrainRules>,
     outage: Option<Duration>,
     now: Timestamp,
@@ -163,14 +163,14 @@ fn is_forbidden(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(refusal) if refusal.code == 403)
 }
 
-async fn live(ctx: &Context, machine: &Machine) -> Result<Option<LiveMachine>, Error> {
+async fn live(ctx: &Context, machine: &Machine) -> Result<Option<DrainedMachine>, Error> {
     let action = "reading the Machine that is drained";
     let namespace = machine.namespace().unwrap_or_default();
     let api = Api::<Machine>::namespaced(ctx.client.clone(), &namespace);
     let request = Request::new(api.resource_url())
         .get(&machine.name_any(), &GetParams::default())
         .map_err(|error| Error::api(action, kube::Error::BuildRequest(error)))?;
-    match ctx.client.request::<LiveMachine>(request).await {
+    match ctx.client.request::<DrainedMachine>(request).await {
         Ok(found) => Ok(Some(found).filter(|found| found.metadata.uid == machine.metadata.uid)),
         Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(None),
         Err(error) => Err(Error::api(action, error)),
@@ -178,7 +178,7 @@ async fn live(ctx: &Context, machine: &Machine) -> Result<Option<LiveMachine>, E
 }
 
 /// The rules for the drain of a Machine. Where they can't be read, or are too many, each pod may have one.
-async fn drain_rules(ctx: &Context, namespace: &str, machine: &LiveMachine) -> Result<DrainRules, Error> {
+async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -> Result<DrainRules, Error> {
     let path = format!(
         "/apis/{}/v1beta2/namespaces/{namespace}/machinedrainrules",
         cluster_api::GROUP

@@ -29,7 +29,7 @@ pub struct Observed<'a> {
     /// The Cluster it belongs to, when it is there.
     pub cluster: Option<&'a Cluster>,
     /// The Machine at the API server; only of one that is deleted and has the hook.
-    pub live: Option<&'a LiveMachine>,
+    pub live: Option<&'a DrainedMachine>,
     /// The rules for its drain, as far as they are read with it.
     pub rules: Option<&'a DrainRules>,
     /// For how long the workload cluster has been away.
@@ -54,7 +54,7 @@ pub enum Infra<'a> {
 /// What counts of a Machine that is deleted.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct LiveMachine {
+pub struct DrainedMachine {
     /// Name and annotations.
     pub metadata: ObjectMeta,
     spec: LiveSpec,
@@ -112,7 +112,7 @@ impl LiveCondition {
     }
 }
 
-impl LiveMachine {
+impl DrainedMachine {
     fn has_annotation(&self, key: &str) -> bool {
         let annotations = self.metadata.annotations.as_ref();
         annotations.is_some_and(|all| all.contains_key(key))
@@ -154,7 +154,7 @@ impl LiveMachine {
     }
 }
 
-impl LiveMachine {
+impl DrainedMachine {
     /// How long to wait for the volumes of a pod: no longer than Cluster API waits for those of the Node.
     fn bounded(&self, timeout: Duration) -> Duration {
         let asked = self.spec.deletion.node_volume_detach_timeout_seconds;
@@ -246,7 +246,7 @@ pub fn plan<'a>(observed: &Observed<'a>) -> Plan<'a> {
 /// long as any, since the other may be no more. Where Cluster API does not say since when it waits, the time
 /// counts from the deletion.
 fn release_in_the_end(observed: &Observed<'_>) -> Plan<'static> {
-    let end = |machine: &LiveMachine| {
+    let end = |machine: &DrainedMachine| {
         let Time(begun) = machine.metadata.deletion_timestamp.as_ref()?;
         Some(machine.limit_from(machine.waiting_since().unwrap_or(*begun)))
     };

@@ -72,9 +72,9 @@ pub struct Next {
 #[derive(Debug)]
 pub enum EvictionResult {
     /// The pod is on its way out, or gone.
-    Yes,
+    Accepted,
     /// Not now, or not at all: why.
-    No(String),
+    Refused(String),
 }
 
 /// Looks at the Node, which takes no new pods from then on, and finds the next pod to be evicted.
@@ -108,7 +108,7 @@ pub async fn look(
     let mut refused = None;
     for pod in candidates.iter().take(MOST_TRIED) {
         match evict(connection, pod, DryRun::Yes).await? {
-            EvictionResult::Yes => {
+            EvictionResult::Accepted => {
                 return Ok(DrainObservation::Next(Next {
                     specs: specs(connection, pod, &pods).await?,
                     pod: (*pod).clone(),
@@ -117,7 +117,7 @@ pub async fn look(
                     before,
                 }));
             }
-            EvictionResult::No(why) => {
+            EvictionResult::Refused(why) => {
                 refused.get_or_insert((pod.full_name(), why));
             }
         }
@@ -162,14 +162,14 @@ pub async fn evict(
         .map_err(no_request)?;
     let answer = connection.send(request).await?;
     match answer.code {
-        StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(EvictionResult::Yes),
+        StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(EvictionResult::Accepted),
         // A budget, more than one of them, another pod of the name, or what admits evictions.
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::CONFLICT
         | StatusCode::FORBIDDEN
         | StatusCode::BAD_REQUEST
-        | StatusCode::UNPROCESSABLE_ENTITY => Ok(EvictionResult::No(said(&answer))),
+        | StatusCode::UNPROCESSABLE_ENTITY => Ok(EvictionResult::Refused(said(&answer))),
         _ => Err(answer.refusal()),
     }
 }

@@ -185,7 +185,7 @@ fn every_phase_that_machines_are_counted_by_is_explained() -> Result<()> {
         .lines()
         .skip_while(|line| !line.starts_with("`phase` is one of"));
     let values: String = values.take_while(|line| !line.is_empty()).collect();
-    for phase in capcmi::metrics::PHASES {
+    for phase in capcmi::metrics::MachinePhase::ALL.map(capcmi::metrics::MachinePhase::name) {
         ensure!(
             values.contains(&format!("`{phase}`")),
             "docs/operations.md lacks {phase}"

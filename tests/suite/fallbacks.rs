@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
 use capcmi::api::{conditions, labels};
+use capcmi::metrics::MachinePhase;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase, PlantedVm};
 use kube::ResourceExt;
@@ -188,7 +189,7 @@ async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backin
     ));
     ensure!(says(&reported, conditions::READY, "False", "Uninitialized"));
     ensure!(
-        capcmi::machine::phase(&reported) == "Pending",
+        capcmi::machine::phase(&reported) == MachinePhase::Pending,
         "it was handed over"
     );
     ensure!(

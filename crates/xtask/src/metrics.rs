@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::markdown;
 use capcmi::metrics::{
-    BreakerCount, Kind, MachineCount, Metrics, OrphanReason, PermitCount, ReconcileOutcome,
+    BreakerCount, Kind, MachineCount, MachinePhase, Metrics, OrphanReason, PermitCount, ReconcileOutcome,
 };
 use cmi_driver::Operation;
 
@@ -69,7 +69,7 @@ fn sample() -> Metrics {
     metrics.provisioned("driver", took);
     metrics.machines(|| {
         vec![MachineCount {
-            phase: "Provisioned",
+            phase: MachinePhase::Provisioned,
             driver: "driver".to_owned(),
             namespace: "namespace".to_owned(),
             reason: "Ready".to_owned(),

@@ -156,11 +156,12 @@ impl Host {
         self.was_there.load(Ordering::Relaxed)
     }
 
-    /// Whether the host answers. One that works on something does: a connection that is lost ends its job.
+    /// Makes sure that the host answers. One that works on something does: a connection that is lost ends its
+    /// job.
     ///
     /// # Errors
     /// Those of connecting.
-    pub async fn is_there(self: &Arc<Self>) -> Result<()> {
+    pub async fn ensure_reachable(self: &Arc<Self>) -> Result<()> {
         if self.jobs() > 0 {
             return Ok(());
         }
@@ -200,7 +201,7 @@ impl Host {
         let host = Arc::clone(self);
         let running = spawn_blocking(move || {
             let answer = job(&lent.connection.0);
-            let answer = answer.map_err(|status| host.blamed_on_the_way(&lent.connection, status));
+            let answer = answer.map_err(|status| host.as_connection_loss(&lent.connection, status));
             host.give_back(lent);
             answer
         });
@@ -239,7 +240,7 @@ impl Host {
             let permit = loop {
                 let mut changed = pin!(self.changed.notified());
                 changed.as_mut().enable();
-                self.have_attempt(asked, after_failure)?;
+                self.ensure_attempt(asked, after_failure)?;
                 let all_work = self.jobs() >= MOST_CONNECTIONS;
                 let limit = if all_work { QUEUE_TIMEOUT } else { OPEN_TIMEOUT };
                 tokio::select! {
@@ -247,7 +248,7 @@ impl Host {
                     permit = &mut idle => break permit,
                     () = changed => {}
                     () = sleep_until(asked + limit) => {
-                        return Err(if all_work { self.works_on_too_much() } else { self.does_not_answer() });
+                        return Err(if all_work { self.queue_timeout() } else { self.does_not_answer() });
                     }
                 }
             };
@@ -260,7 +261,7 @@ impl Host {
         }
     }
 
-    fn works_on_too_much(&self) -> Status {
+    fn queue_timeout(&self) -> Status {
         let what = format!(
             "host `{}` works on too much: {MOST_CONNECTIONS} jobs did not end in time",
             self.name
@@ -282,7 +283,7 @@ impl Host {
     /// # Errors
     /// The failure of an attempt that began since the call has asked, or of an earlier one where the call
     /// does not wait for the next.
-    fn have_attempt(self: &Arc<Self>, asked: Instant, after_failure: AfterFailure) -> Result<()> {
+    fn ensure_attempt(self: &Arc<Self>, asked: Instant, after_failure: AfterFailure) -> Result<()> {
         if self.idle.available_permits() > 0 {
             return Ok(());
         }
@@ -413,7 +414,7 @@ impl Host {
     }
 
     /// What a job answered on a connection that was lost says nothing about the VM.
-    fn blamed_on_the_way(&self, connection: &Connection, status: Status) -> Status {
+    fn as_connection_loss(&self, connection: &Connection, status: Status) -> Status {
         if connection.is_alive() || status.code() == Code::Unavailable {
             return status;
         }
@@ -606,7 +607,7 @@ mod tests {
             while host.jobs() < MOST_CONNECTIONS {
                 tokio::task::yield_now().await;
             }
-            host.is_there().await.unwrap();
+            host.ensure_reachable().await.unwrap();
             for _ in 0..MOST_CONNECTIONS {
                 go_on.send(()).unwrap();
             }

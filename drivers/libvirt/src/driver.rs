@@ -420,7 +420,7 @@ impl Driver for LibvirtDriver {
     /// Ready as long as one host answers: calls about another one say themselves that it is away. Hosts may
     /// start with the driver.
     async fn probe(&self) -> Result<Readiness> {
-        let asked = self.hosts.values().map(|host| Box::pin(host.is_there()));
+        let asked = self.hosts.values().map(|host| Box::pin(host.ensure_reachable()));
         match futures::future::select_ok(asked).await {
             Ok(_) => Ok(Readiness::Ready),
             Err(_) if self.is_starting() => Ok(Readiness::NotYet),

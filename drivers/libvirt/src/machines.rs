@@ -79,18 +79,18 @@ pub enum Observation {
 /// When the host did not say whether there is one.
 pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
     let (domain, another): (_, fn(String) -> Lookup) = match domain_of(connect, key)? {
-        Sought::Nothing => return Ok(Lookup::Nothing),
-        Sought::ByUuid(domain) => (domain, Lookup::Unmarked),
-        Sought::ByName(domain) => (domain, Lookup::Other),
+        DomainMatch::Nothing => return Ok(Lookup::Nothing),
+        DomainMatch::ByUuid(domain) => (domain, Lookup::Unmarked),
+        DomainMatch::ByName(domain) => (domain, Lookup::Other),
     };
     Ok(match record(&domain)? {
-        Noted::Gone => Lookup::Nothing,
-        Noted::Nothing => another(format!("domain `{}`, which no machine has", key.domain_name())),
-        Noted::Machine(record) if record.is_of(key) => Lookup::Ours(Box::new(Vm {
+        DomainMetadata::Gone => Lookup::Nothing,
+        DomainMetadata::Nothing => another(format!("domain `{}`, which no machine has", key.domain_name())),
+        DomainMetadata::Machine(record) if record.is_of(key) => Lookup::Ours(Box::new(Vm {
             domain,
             record: *record,
         })),
-        Noted::Machine(record) => another(format!(
+        DomainMetadata::Machine(record) => another(format!(
             "VM {}, which is of another machine object",
             record.provider_id
         )),
@@ -98,23 +98,23 @@ pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
 }
 
 /// What may be the domain of a machine, by what it was found.
-enum Sought {
+enum DomainMatch {
     Nothing,
     ByUuid(Domain),
     ByName(Domain),
 }
 
 /// Finds the domain that may be a machine's, without reading what is noted of it.
-fn domain_of(connect: &Connect, key: &MachineKey) -> Result<Sought> {
+fn domain_of(connect: &Connect, key: &MachineKey) -> Result<DomainMatch> {
     let (name, uuid) = (key.domain_name(), key.uuid().to_string());
     let failed = |error| status(&format!("looking for domain `{name}`"), error);
     // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
     let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
     if let Some(domain) = by_uuid {
-        return Ok(Sought::ByUuid(domain));
+        return Ok(DomainMatch::ByUuid(domain));
     }
     let by_name = or_none(Domain::lookup_by_name(connect, &name)).map_err(failed)?;
-    Ok(by_name.map_or(Sought::Nothing, Sought::ByName))
+    Ok(by_name.map_or(DomainMatch::Nothing, DomainMatch::ByName))
 }
 
 /// Nothing where the host says that there is no such domain.
@@ -168,7 +168,7 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
         .map_err(|error| status("listing the domains", error))?;
     let mut listed = Vec::new();
     for domain in domains {
-        let Noted::Machine(record) = record(&domain)? else {
+        let DomainMetadata::Machine(record) = record(&domain)? else {
             continue;
         };
         if record.cluster != cluster {
@@ -220,7 +220,7 @@ pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<FreeMemory> {
 }
 
 /// What is noted of a domain.
-enum Noted {
+enum DomainMetadata {
     Machine(Box<Record>),
     /// It is no machine's.
     Nothing,
@@ -228,11 +228,11 @@ enum Noted {
     Gone,
 }
 
-fn record(domain: &Domain) -> Result<Noted> {
+fn record(domain: &Domain) -> Result<DomainMetadata> {
     match domain.get_metadata(ELEMENT, Some(metadata::NAMESPACE), 0) {
-        Ok(element) => Record::parse(&element).map(|record| Noted::Machine(Box::new(record))),
-        Err(error) if error.code() == ErrorNumber::NoDomainMetadata => Ok(Noted::Nothing),
-        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(Noted::Gone),
+        Ok(element) => Record::parse(&element).map(|record| DomainMetadata::Machine(Box::new(record))),
+        Err(error) if error.code() == ErrorNumber::NoDomainMetadata => Ok(DomainMetadata::Nothing),
+        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(DomainMetadata::Gone),
         Err(error) => Err(status("reading the metadata of a domain", error)),
     }
 }
@@ -319,7 +319,7 @@ impl Vm {
         Ok(live | config)
     }
 
-    fn is_not_being_deleted(&self) -> Result<()> {
+    fn ensure_not_being_deleted(&self) -> Result<()> {
         if !self.record.deleting {
             return Ok(());
         }
@@ -328,7 +328,7 @@ impl Vm {
     }
 
     /// Whether an administrator keeps the driver from changing it.
-    fn is_not_locked(&self) -> Result<()> {
+    fn ensure_not_locked(&self) -> Result<()> {
         let lock = self
             .domain
             .get_metadata(ELEMENT, Some(metadata::LOCK_NAMESPACE), 0);
@@ -368,7 +368,7 @@ impl Vm {
         if is_refused && self.affected().is_ok_and(|now| now != affected) {
             return Err(Status::new(Code::Aborted, status.message()).with_source(status));
         }
-        Err(self.may_never_start(status))
+        Err(self.with_stuck_start_hint(status))
     }
 
     /// Notes something else of the domain.
@@ -389,7 +389,7 @@ impl Vm {
 
     /// An error with what to do where libvirt is starting the domain, and may be for ever: a libvirtd that
     /// was killed right before it started QEMU comes back with the domain's lock held.
-    fn may_never_start(&self, status: Status) -> Status {
+    fn with_stuck_start_hint(&self, status: Status) -> Status {
         let starts = i32::try_from(virt_sys::VIR_DOMAIN_PAUSED_STARTING_UP);
         let is_starting = self.domain.get_state().is_ok_and(|(state, reason)| {
             state == virt_sys::VIR_DOMAIN_PAUSED && starts.is_ok_and(|starts| starts == reason)
@@ -409,10 +409,10 @@ impl Vm {
     /// # Errors
     /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
     pub fn start(&mut self) -> Result<()> {
-        self.is_not_being_deleted()?;
-        self.is_not_locked()?;
+        self.ensure_not_being_deleted()?;
+        self.ensure_not_locked()?;
         if !self.record.started {
-            self.have_it_started_with_the_host()?;
+            self.enable_autostart()?;
         }
         match self.domain.create() {
             Ok(_) => {}
@@ -441,7 +441,7 @@ impl Vm {
     /// A host that was started again has its machines again. It comes with the first start, which is repeated
     /// until it is noted: right after the definition, a call that is cut off there would never make up for
     /// it.
-    fn have_it_started_with_the_host(&self) -> Result<()> {
+    fn enable_autostart(&self) -> Result<()> {
         match self.domain.set_autostart(true) {
             Ok(_) => Ok(()),
             // One whose definition is gone is not there when it does not run.
@@ -452,7 +452,7 @@ impl Vm {
 
     /// Notes when the domain was started, of what is noted of it now: another process may have written since.
     fn note_another_start(&mut self) -> Result<()> {
-        let Noted::Machine(record) = record(&self.domain)? else {
+        let DomainMetadata::Machine(record) = record(&self.domain)? else {
             return Ok(());
         };
         self.note(Record {
@@ -477,7 +477,7 @@ impl Vm {
         if self.is_off()? {
             return Ok(());
         }
-        self.is_not_locked()?;
+        self.ensure_not_locked()?;
         addresses::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
@@ -494,11 +494,11 @@ impl Vm {
     /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked, or can't
     /// be switched on again.
     pub fn restart(&mut self, ordered: &AtomicBool) -> Result<()> {
-        self.is_not_being_deleted()?;
-        self.is_not_locked()?;
+        self.ensure_not_being_deleted()?;
+        self.ensure_not_locked()?;
         ordered.store(true, Ordering::SeqCst);
         self.destroy()?;
-        self.start().map_err(of_a_vm_that_is_off)
+        self.start().map_err(restart_failure)
     }
 
     /// Ends the domain's QEMU, if it runs.
@@ -518,7 +518,7 @@ impl Vm {
     /// Those of the host; OUT_OF_RANGE and INVALID_ARGUMENT before anything is changed when the VM can't be
     /// like that; FAILED_PRECONDITION when it is locked.
     pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
-        self.is_not_locked()?;
+        self.ensure_not_locked()?;
         let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
         let most = self
             .domain
@@ -631,7 +631,7 @@ fn is_running_already(error: &Error) -> bool {
 
 /// The failure to switch on a VM that was restarted. The codes which say that nothing was restarted are not
 /// for it, since it is off: the machine is replaced.
-fn of_a_vm_that_is_off(status: Status) -> Status {
+fn restart_failure(status: Status) -> Status {
     match status.code() {
         Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
             let what = format!("the VM is off, and can't be switched on: {}", status.message());
@@ -764,7 +764,7 @@ mod tests {
             (Code::Aborted, Code::Aborted),
             (Code::Internal, Code::Internal),
         ] {
-            assert_eq!(of_a_vm_that_is_off(Status::new(code, "words")).code(), expected);
+            assert_eq!(restart_failure(Status::new(code, "words")).code(), expected);
         }
     }
 

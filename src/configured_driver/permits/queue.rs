@@ -100,9 +100,6 @@ impl Tenant {
 
 impl Queue {
     fn tenant(&mut self, namespace: &str) -> &mut Tenant {
-        if !self.tenants.contains_key(namespace) {
-            self.tenants.insert(namespace.into(), Tenant::default());
-        }
         self.tenants.entry(namespace.into()).or_default()
     }
 

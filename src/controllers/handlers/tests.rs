@@ -47,7 +47,7 @@ fn watched() -> Watched {
     let client = kube::Client::try_from(config).unwrap();
     let pool = driver_with_one_permit(FakeDriver::default());
     let drivers = ConfiguredDrivers::new(vec![pool]).unwrap();
-    let controllers = Controllers::on(
+    let controllers = Controllers::with_caches(
         caches,
         client,
         options,

@@ -1,9 +1,10 @@
 //! Take over a VM that another has made.
 
+use super::ExecuteError;
 use super::consistency::gone_or_behind;
 use super::initialize::{initialize, uninitialized};
 use super::look_up::{LookUpResult, look_up};
-use super::machine_class::{self, Stopped};
+use super::machine_class;
 use crate::api::conditions::{self, reason};
 use crate::configured_driver::Permit;
 use crate::machine::Context;
@@ -22,7 +23,7 @@ pub async fn adopt(
     object: &mut Object<'_>,
     permit: &mut Permit<'_>,
     plan: Adopt,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     let driver = permit.configured_driver();
     let class = machine_class::with_credentials(ctx, object, driver, plan.look_up).await?;
     let known = Some(&plan.provider_id);

@@ -1,7 +1,8 @@
 //! Shut down and delete, until the VM is gone.
 
+use super::ExecuteError;
 use super::confirm_deletion::confirm_gone;
-use super::machine_class::{self, Stopped};
+use super::machine_class;
 use super::shut_down::shut_down;
 use super::vm::{VmPresence, look, remove_vm};
 use crate::api::conditions::reason;
@@ -28,7 +29,7 @@ pub async fn delete(
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     plan: Delete,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     // It is none of clusterctl's any more: what is being deleted is not moved. Of a VM that only the status
     // has confirmed, the pause before a move does it, and not a write of each deletion.
     if !identity::is_confirmed_by_status(object.get()) {
@@ -39,7 +40,7 @@ pub async fn delete(
             .await
         {
             Ok(class) => (class, false),
-            Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
+            Err(ExecuteError::Secret(InvalidSecret::Missing { name, .. })) => {
                 let class = MachineClass {
                     provider_spec: plan.spec.clone(),
                     secrets: Secrets::default(),
@@ -136,7 +137,7 @@ async fn do_without(
     plan: &Delete,
     name: String,
     class: MachineClass,
-) -> Result<Option<Failure>, Stopped> {
+) -> Result<Option<Failure>, ExecuteError> {
     // A driver that has credentials from the provider needs some, and those open another
     // account than the Secret did.
     if permit.configured_driver().has_credentials() {

@@ -1,7 +1,7 @@
 //! Initialize a VM that exists.
 
+use super::ExecuteError;
 use super::look_up::another_vm;
-use super::machine_class::Stopped;
 use crate::configured_driver::{Permit, VM_LOCK_WAIT};
 use crate::identity;
 use crate::machine::Context;
@@ -57,7 +57,7 @@ pub async fn initialize(
     permit: &mut Permit<'_>,
     class: MachineClass,
     vm: ToInitialize,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     if vm.required {
         // It came with an answer that is over: whatever becomes of the initialization, it must not be lost.
         object.patch_last_known_state(vm.state.as_ref()).await?;

@@ -1,7 +1,8 @@
 //! What the driver gets: the provider spec, and the secrets as far as a call needs them.
 
+use super::ExecuteError;
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::{Error, InvalidSecret, secrets};
+use crate::apiserver::secrets;
 use crate::configured_driver::ConfiguredDriver;
 use crate::credentials;
 use crate::identity;
@@ -10,27 +11,6 @@ use crate::machine::object::Object;
 use crate::machine::secret_movability::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
-/// Why nothing came of a plan.
-#[derive(Debug)]
-pub enum Stopped {
-    /// The secrets can't be put together, which has to be shown.
-    Secret(InvalidSecret),
-    /// The reconcile could not be finished.
-    Error(Error),
-}
-
-impl From<Error> for Stopped {
-    fn from(error: Error) -> Self {
-        Self::Error(error)
-    }
-}
-
-impl From<InvalidSecret> for Stopped {
-    fn from(cause: InvalidSecret) -> Self {
-        Self::Secret(cause)
-    }
-}
-
 /// The class for every call but a create: the spec, and the credentials that the VM was made
 /// with or is to be made with.
 pub async fn with_credentials(
@@ -38,7 +18,7 @@ pub async fn with_credentials(
     object: &mut Object<'_>,
     driver: &ConfiguredDriver,
     provider_spec: ProviderSpec,
-) -> Result<MachineClass, Stopped> {
+) -> Result<MachineClass, ExecuteError> {
     let machine = object.get();
     let field = match identity::recorded_secret(machine) {
         Some(_) if identity::changed_secret(machine).is_some() => SECRET_ANNOTATION,
@@ -66,7 +46,7 @@ pub async fn with_bootstrap_data(
     machine: &InfraMachine,
     class: MachineClass,
     name: &str,
-) -> Result<MachineClass, Stopped> {
+) -> Result<MachineClass, ExecuteError> {
     let secrets = secrets::bootstrap_data(&ctx.client, namespace(machine), name, class.secrets).await??;
     Ok(MachineClass {
         provider_spec: class.provider_spec,

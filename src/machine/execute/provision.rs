@@ -2,10 +2,11 @@
 
 use jiff::Timestamp;
 
+use super::ExecuteError;
 use super::consistency::{behind_for, gone_or_behind};
 use super::initialize::{initialize, made, uninitialized};
 use super::look_up::{LookUpResult, another_vm, look_up};
-use super::machine_class::{self, Stopped};
+use super::machine_class;
 use crate::api::conditions::{self, reason};
 use crate::api::labels::VmExistence;
 use crate::configured_driver::{Permit, is_circuit_open};
@@ -31,7 +32,7 @@ pub async fn provision(
     object: &mut Object<'_>,
     permit: &mut Permit<'_>,
     plan: Provision,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     let class =
         machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up.clone())
             .await?;
@@ -97,7 +98,7 @@ async fn absent(
     plan: Provision,
     class: MachineClass,
     named: Option<ProviderId>,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     // An earlier create may have made the VM: only once the driver can't be behind any more
     // is its NOT_FOUND the truth.
     if let Some(id) = plan.id_of_vm().cloned() {
@@ -121,7 +122,7 @@ async fn create(
     plan: Provision,
     class: MachineClass,
     named: Option<ProviderId>,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     if let Some(settling) = plan.settling {
         object.prepare_for_move().await?;
         return Ok(Outcome::Blocked(awaiting_create_of_another_spec(settling)));
@@ -220,7 +221,11 @@ fn awaiting_create_of_another_spec(settling: Settling) -> Blocked {
 }
 
 /// Writes down what a create that failed leaves, where the object says more than that by now.
-async fn record_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Failure) -> Result<(), Stopped> {
+async fn record_refusal(
+    object: &mut Object<'_>,
+    plan: &Provision,
+    failure: &Failure,
+) -> Result<(), ExecuteError> {
     if failure.is_not_leading() {
         // The replica that leads by now writes it.
         return Ok(());
@@ -291,7 +296,7 @@ async fn created(
     plan: Provision,
     class: MachineClass,
     machine: cmi_driver::Machine,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     if let Some(failure) = another_vm(
         Stage::Create,
         plan.provider_id.as_ref(),

@@ -1,9 +1,10 @@
 //! Ask after a VM that is provisioned.
 
+use super::ExecuteError;
 use super::consistency::gone_or_behind;
 use super::initialize::{initialize, uninitialized};
 use super::look_up::{LookUpResult, look_up};
-use super::machine_class::{self, Stopped};
+use super::machine_class;
 use crate::configured_driver::Permit;
 use crate::machine::Context;
 use crate::machine::object::Object;
@@ -18,7 +19,7 @@ pub async fn refresh(
     object: &mut Object<'_>,
     permit: &mut Permit<'_>,
     plan: Refresh,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     let class =
         machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up).await?;
     match look_up(

@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::machine_class::{self, Stopped};
+use super::ExecuteError;
+use super::machine_class;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
@@ -27,7 +28,7 @@ pub async fn update(
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     plan: Update,
-) -> Result<Outcome, Stopped> {
+) -> Result<Outcome, ExecuteError> {
     let class =
         machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
     let uid = object.uid().to_owned();

@@ -13,7 +13,7 @@ use crate::machine::fixtures::{
 };
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::runtime_state::Until;
-use crate::machine::status::{self, Moment};
+use crate::machine::status::{self, RetryTiming};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
@@ -387,7 +387,7 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
     let status = status::after(
         &shown.build(),
         &Outcome::Waiting(None),
-        Moment {
+        RetryTiming {
             now: now(),
             attempts: 1,
             wait: None,
@@ -724,7 +724,7 @@ fn a_spec_that_violates_the_drivers_schema_is_refused_without_a_call() {
 /// The machine as an outcome leaves it.
 fn after(outcome: &Outcome) -> MachineFixture {
     let before = machine().identified();
-    let moment = Moment {
+    let moment = RetryTiming {
         now: now(),
         attempts: 1,
         wait: None,

@@ -9,9 +9,10 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
+use crate::metrics::MachinePhase;
 
-/// The phase of a machine: where it stands in its life, one of [`crate::metrics::PHASES`].
-pub fn phase(machine: &InfraMachine) -> &'static str {
+/// The phase of a machine that fits its definition.
+pub fn phase(machine: &InfraMachine) -> MachinePhase {
     let status = machine.status.as_ref();
     let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
     let failed = status.is_some_and(|status| status.failure_reason.is_some());
@@ -21,11 +22,11 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
         machine.is_provisioned(),
         ready,
     ) {
-        (true, ..) => "Deleting",
-        (false, true, ..) => "Failed",
-        (false, false, true, true) => "Provisioned",
-        (false, false, true, false) => "NotReady",
-        (false, false, false, _) => "Pending",
+        (true, ..) => MachinePhase::Deleting,
+        (false, true, ..) => MachinePhase::Failed,
+        (false, false, true, true) => MachinePhase::Provisioned,
+        (false, false, true, false) => MachinePhase::NotReady,
+        (false, false, false, _) => MachinePhase::Pending,
     }
 }
 

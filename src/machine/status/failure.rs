@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Draft, Moment};
+use super::{Draft, RetryTiming};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::identity;
@@ -18,7 +18,7 @@ const CREATION_TIMEOUT: i32 = 1200;
 const REPEATS_TOLD_AFTER: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
-    pub(super) fn failed(&mut self, failure: &Failure, moment: Moment) {
+    pub(super) fn failed(&mut self, failure: &Failure, moment: RetryTiming) {
         self.working();
         let code = failure.status.code();
         let message = self.failed_operation(
@@ -73,7 +73,7 @@ impl Draft<'_> {
         }
     }
 
-    pub(super) fn no_secrets(&mut self, during: OperationType, message: &str, moment: Moment) {
+    pub(super) fn no_secrets(&mut self, during: OperationType, message: &str, moment: RetryTiming) {
         self.working();
         let message = message.to_owned();
         let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
@@ -147,7 +147,7 @@ impl Draft<'_> {
         operation: Option<Operation>,
         code: &str,
         message: String,
-        moment: Moment,
+        moment: RetryTiming,
     ) -> String {
         // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable says so.
         if type_ == OperationType::Create && self.machine.is_provisioned() {

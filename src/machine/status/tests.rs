@@ -18,8 +18,8 @@ use cmi_driver::Status;
 
 const LONG: usize = 20_000;
 
-fn moment() -> Moment {
-    Moment {
+fn moment() -> RetryTiming {
+    RetryTiming {
         now: at(10),
         attempts: 2,
         wait: Some(Duration::from_secs(30)),
@@ -223,7 +223,7 @@ fn the_same_outcome_again_writes_nothing() {
     ] {
         let mut once = machine().provisioned().build();
         once.status = Some(after(&once, &outcome, moment()));
-        let later = Moment {
+        let later = RetryTiming {
             now: at(99),
             ..moment()
         };
@@ -250,7 +250,7 @@ fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
             panic!("{outcome:?}");
         };
         let wait = failure.wait(attempts, 0.0);
-        let moment = Moment {
+        let moment = RetryTiming {
             now: at(second),
             attempts,
             wait,
@@ -290,7 +290,7 @@ fn what_is_new_of_a_failure_is_told_at_once() {
     let shown = |code| {
         let mut machine = machine().identified().build();
         machine.status = Some(after(&machine, &unavailable("no"), moment()));
-        let again = Moment {
+        let again = RetryTiming {
             now: at(20),
             attempts: 3,
             ..moment()
@@ -400,7 +400,7 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
 fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_to_be() {
     for millis in [0, 1, 300, 999] {
         let late = moment().now + Duration::from_millis(millis);
-        let moment = Moment {
+        let moment = RetryTiming {
             now: late,
             ..moment()
         };
@@ -539,7 +539,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
 fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     let slow = machine().identified().build();
     let outcome = failed(Stage::Create, Code::ResourceExhausted);
-    let late = Moment {
+    let late = RetryTiming {
         now: at(1201),
         ..moment()
     };
@@ -550,7 +550,7 @@ fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     );
     assert_eq!(
         condition(&status, conditions::READY).message,
-        format!("not provisioned after 1200 s; ResourceExhausted: CreateMachine: no room; {HURRY}")
+        format!("not provisioned after 1200 s; ResourceExhausted: CreateMachine: no room; {RETRY_NOW_HINT}")
     );
 }
 
@@ -615,7 +615,7 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
     assert_eq!(next(held.status.as_ref().unwrap()), None);
     let waiting = Outcome::Waiting(Some(Duration::from_secs(30)));
     // What a later process takes for the wait that was meant does not grow with the pause.
-    let late = Moment {
+    let late = RetryTiming {
         now: at(86_400),
         ..moment()
     };
@@ -630,7 +630,7 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
         after(
             &held,
             &waiting,
-            Moment {
+            RetryTiming {
                 now: at(20),
                 ..moment()
             }
@@ -726,7 +726,7 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     for fixture in [machine(), machine().identified().deleted_at(now())] {
         let mut once = fixture.build();
         once.status = Some(after(&once, &queued(), moment()));
-        let later = Moment {
+        let later = RetryTiming {
             now: at(99),
             ..moment()
         };
@@ -764,7 +764,7 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     for (fixture, outcome) in outcomes {
         let mut machine = fixture.build();
         machine.status = Some(after(&machine, &outcome, moment()));
-        let later = Moment {
+        let later = RetryTiming {
             now: at(99),
             ..moment()
         };
@@ -805,7 +805,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
     );
     assert_eq!(status.last_operation, None);
     new.status = Some(status.clone());
-    let later = Moment {
+    let later = RetryTiming {
         now: at(99),
         attempts: 7,
         ..moment()
@@ -843,7 +843,7 @@ fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_p
     let pause = Outcome::Blocked(Blocked::new(conditions::PAUSED, reason::PAUSED, "paused"));
     refused.status = Some(after(&refused, &pause, moment()));
     assert_eq!(next_try(refused.status.as_ref().unwrap()), None);
-    let later = Moment {
+    let later = RetryTiming {
         now: at(99),
         ..moment()
     };
@@ -1146,8 +1146,8 @@ fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end()
     }
 }
 
-fn later() -> Moment {
-    Moment {
+fn later() -> RetryTiming {
+    RetryTiming {
         now: at(500),
         ..moment()
     }
@@ -1164,7 +1164,7 @@ fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_wa
         (None, Some("InvalidArgument"), Some("no"))
     );
     let shown = before.status(|status| *status = first.clone()).build();
-    let later = Moment {
+    let later = RetryTiming {
         now: at(60),
         ..moment()
     };

@@ -64,7 +64,7 @@ impl Seen {
     }
 
     fn plan_with(&self, infra: Infra<'_>) -> String {
-        let live: LiveMachine = serde_json::from_value(self.live.clone()).unwrap();
+        let live: DrainedMachine = serde_json::from_value(self.live.clone()).unwrap();
         let observed = Observed {
             enabled: self.enabled,
             machine: &self.machine,

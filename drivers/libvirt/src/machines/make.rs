@@ -156,7 +156,7 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
 }
 
 fn adopt(mut vm: Vm, request: &MachineRequest) -> Result<()> {
-    vm.is_not_being_deleted()?;
+    vm.ensure_not_being_deleted()?;
     if let Some(field) = vm.record.difference(&request.spec) {
         return Err(Status::new(
             Code::AlreadyExists,

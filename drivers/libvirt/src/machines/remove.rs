@@ -6,7 +6,7 @@ use virt::error::ErrorNumber;
 use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 
-use super::{Lookup, Sought, Vm, domain_of, look};
+use super::{DomainMatch, Lookup, Vm, domain_of, look};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::metadata::Record;
@@ -20,11 +20,11 @@ use crate::metadata::Record;
 pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     match look(connect, key)? {
         Lookup::Ours(mut vm) => {
-            vm.is_not_locked()?;
+            vm.ensure_not_locked()?;
             vm.switch_off()?;
             remove_volumes(connect, key, storage_pools)?;
             vm.undefine()?;
-            is_gone(connect, key)
+            ensure_gone(connect, key)
         }
         // The volumes have the machine object in their names, so they are this one's in any case.
         Lookup::Nothing | Lookup::Other(_) => remove_volumes(connect, key, storage_pools),
@@ -52,8 +52,8 @@ pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result
     };
     match domain_of(connect, key) {
         Err(status) => unseen(status),
-        Ok(Sought::ByUuid(_) | Sought::ByName(_)) => delete(connect, key, &[]),
-        Ok(Sought::Nothing) => match volumes(connect, key) {
+        Ok(DomainMatch::ByUuid(_) | DomainMatch::ByName(_)) => delete(connect, key, &[]),
+        Ok(DomainMatch::Nothing) => match volumes(connect, key) {
             Ok(found) => remove(found),
             Err(status) => unseen(status),
         },
@@ -62,7 +62,7 @@ pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result
 
 /// Another process may have defined or started it while its volumes were removed: a domain that runs while
 /// it is undefined is there until it ends.
-fn is_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
+fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
     let Lookup::Ours(vm) = look(connect, key)? else {
         return Ok(());
     };

@@ -213,7 +213,7 @@ async fn until_ok<T>(mut call: impl AsyncFnMut() -> cmi_driver::Result<T>) -> Re
 }
 
 /// The machine is there once, whole, runs, and starts with its host.
-fn is_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
+fn ensure_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
     let connect = lab.connect(host)?;
     ensure!(connect.list_all_domains(0)?.len() == 1);
     let there = domain(&connect, machine)?;
@@ -232,7 +232,7 @@ fn is_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
 }
 
 /// Nothing of the machine is there.
-async fn is_gone(lab: &Lab, host: &str, driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
+async fn ensure_gone(lab: &Lab, host: &str, driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
     let seen = status(driver, machine, None).await;
     ensure!(code(&seen) == Some(Code::NotFound), "{seen:?}");
     let left = lab.left_on(host)?;
@@ -256,9 +256,9 @@ async fn crashes(breaker: &Breaker, at: usize, crash: Crash) -> Result<()> {
     let made = until_ok(async || create_with(&driver, &finished, None).await)
         .await
         .context(what.clone())?;
-    is_one(lab, host, &finished).context(what.clone())?;
+    ensure_one(lab, host, &finished).context(what.clone())?;
     until_ok(async || delete(&driver, &finished, Some(&made.provider_id)).await).await?;
-    is_gone(lab, host, &driver, &finished)
+    ensure_gone(lab, host, &driver, &finished)
         .await
         .context(what.clone())?;
 
@@ -269,7 +269,7 @@ async fn crashes(breaker: &Breaker, at: usize, crash: Crash) -> Result<()> {
     until_ok(async || delete(&driver, &given_up, None).await)
         .await
         .context(what.clone())?;
-    is_gone(lab, host, &driver, &given_up).await.context(what)?;
+    ensure_gone(lab, host, &driver, &given_up).await.context(what)?;
 
     let point = OF_A_DELETE[at];
     let what = format!("a delete with libvirtd {crash:?} at: {}", point.name);
@@ -283,7 +283,7 @@ async fn crashes(breaker: &Breaker, at: usize, crash: Crash) -> Result<()> {
     until_ok(async || delete(&driver, &deleted, Some(&made.provider_id)).await)
         .await
         .context(what.clone())?;
-    is_gone(lab, host, &driver, &deleted).await.context(what)
+    ensure_gone(lab, host, &driver, &deleted).await.context(what)
 }
 
 /// DRV-10, DRV-12, DRV-19, DRV-21

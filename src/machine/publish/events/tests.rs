@@ -7,9 +7,9 @@ use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
-use crate::machine::outcome::HURRY;
+use crate::machine::outcome::RETRY_NOW_HINT;
 use crate::machine::plan::Plan;
-use crate::machine::status::{self, Moment};
+use crate::machine::status::{self, RetryTiming};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
@@ -33,7 +33,7 @@ fn blocked(plan: Plan) -> Outcome {
 fn said(before: MachineFixture, outcome: &Outcome) -> (Option<Note>, Option<Note>) {
     let mut machine = before.build();
     let first = of(&machine, outcome, 1);
-    let moment = Moment {
+    let moment = RetryTiming {
         now: at(10),
         attempts: 1,
         wait: None,
@@ -159,7 +159,7 @@ fn another_code_of_the_same_call_is_news() {
     );
     let exhausted = failed(Stage::Create, Code::ResourceExhausted);
     let note = of(&before.build(), &exhausted, 4).unwrap();
-    let text = format!("CreateMachine: no room; {HURRY}");
+    let text = format!("CreateMachine: no room; {RETRY_NOW_HINT}");
     assert_eq!(
         (note.reason.as_str(), note.action, note.text),
         ("ResourceExhausted", "CreateMachine", text)
