@@ -82,7 +82,7 @@ pub enum Diagnostics {
 pub struct RuntimeExtension {
     /// Where it listens.
     pub listener: TcpListener,
-    /// Its certificate, and whom it lets call.
+    /// The server certificate and the CA whose clients may connect.
     pub tls: ServerTls,
 }
 

@@ -1,5 +1,5 @@
-//! What is around every reconcile: it is counted and timed, and leaves the queues of the drivers that it has
-//! not asked for a permit.
+//! The frame of every reconcile: counts and times it, and removes its object from the queues of drivers that
+//! the reconcile did not ask for a permit.
 //!
 //! Of an object that has no VM also: when it can't be read, an event says so to its user; when a reconcile
 //! fails, it is tried again after a back-off of its own. The machine's reconciler remembers more of each
@@ -26,7 +26,7 @@ const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
 
-/// Of what the API server answers to all objects alike, such as that there are too many requests.
+/// Logs, at a bounded rate, errors that hit all objects alike, such as 429.
 static REFUSED: OutageLog = OutageLog::new();
 
 /// Has an object reconciled.

@@ -35,8 +35,8 @@ pub const LONG_WAIT_JITTER: f64 = 0.1;
 /// The shortest wait that an object is given: what is left of a time may be next to nothing.
 pub const MIN_REQUEUE: Duration = Duration::from_millis(100);
 
-/// Whether two reasons of a condition ask the same of a person and of those that wait: an outage may have
-/// another code at each try, and to follow each would cost a fleet's writes.
+/// Whether two condition reasons are equal or both transient codes. A transient outage may report another
+/// code at each try; following each would cost one write per machine.
 pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     let passes = |reason| {
         Code::ALL

@@ -80,8 +80,8 @@ fn values(json: &str) -> usize {
     count
 }
 
-/// Whether it is always kept: the provider reads it. Only that it is there counts, or
-/// whether it has one short value.
+/// Whether the provider reads this key, so that it is kept even when its value is too long. Only its
+/// presence, or one short value, matters.
 fn is_read(key: &str) -> bool {
     [
         OTHERS,

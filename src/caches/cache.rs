@@ -145,7 +145,7 @@ fn unpack<K: Cached>(key: &NamespacedName, packed: &Packed) -> Option<Arc<K>> {
     }
 }
 
-/// A cache of one kind, for those who read it. Cloning it gives another handle of the same cache.
+/// A read handle to the cache of one kind. Clones share the cache.
 pub struct Cache<K: Cached> {
     shared: Arc<Shared<K>>,
     filled: watch::Receiver<bool>,
@@ -399,7 +399,7 @@ impl<K: Cached> Default for Writer<K> {
 }
 
 impl<K: Cached> Writer<K> {
-    /// A handle for those who read the cache.
+    /// A read handle to this cache.
     pub fn as_reader(&self) -> Cache<K> {
         self.cache.clone()
     }

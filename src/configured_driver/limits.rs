@@ -48,9 +48,7 @@ impl Namespaces {
             Self::Only(names) => names.contains(namespace),
         }
     }
-}
 
-impl Namespaces {
     /// Whether there may be more than one.
     pub(super) fn are_several(&self) -> bool {
         match self {

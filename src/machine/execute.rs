@@ -25,8 +25,8 @@ use crate::apiserver::secrets::Scrubber;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
 
-/// What came of a plan, and the permit that it was carried out with. That is kept until all is published: so
-/// many machines come up at a time, whatever the controller's concurrency.
+/// The outcome of a plan, with the permit it used. The permit is held until the outcome is published, which
+/// bounds how many machines come up at once regardless of the controller's concurrency.
 pub struct Execution<'a> {
     /// What came of the plan.
     pub outcome: Outcome,

@@ -591,8 +591,8 @@ fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<
     }
     let present = machine.metadata.annotations.as_ref();
     let mut changes = Map::new();
-    // What came with a copied identity is about another machine's VM: it must not reach the
-    // driver in this one's name.
+    // Annotations copied with another machine's identity describe that machine's VM and must not reach the
+    // driver under this name.
     let copied = MachineId::of(machine).is_none();
     for key in labels::OWN_ANNOTATIONS {
         if copied && present.is_some_and(|all| all.contains_key(key)) {

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::api::fingerprint;
 use crate::api::v1alpha1::InfraMachine;
 
-/// The holders of the ids, each by its UID. Hashes alone are kept, of fleets as well: one that two ids share
-/// only has an id not named beforehand.
+/// Which UIDs hold which ProviderID, as hashes to stay small for a fleet. A collision only means that an id
+/// is not written before its create.
 #[derive(Debug, Default)]
 pub struct ProviderIds {
     holders: Mutex<Holders>,

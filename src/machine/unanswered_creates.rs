@@ -8,9 +8,8 @@ use super::runtime_state::Answered;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 
-/// The latest counts for how long a deletion looks again. Where an earlier one is dropped, at least two have
-/// to stay when the latest is answered: one alone would be taken for the create that made the VM, which the
-/// dropped one may have been.
+/// How many unanswered creates are remembered. Dropping an older one must leave at least two after the latest
+/// is answered: a single one left would be taken for the create that made the VM.
 const KEPT: usize = 3;
 
 /// The creates of a machine whose answer is not known, by the time at which they were issued.

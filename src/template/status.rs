@@ -127,7 +127,7 @@ fn is_ready(template: &InfraMachineTemplate) -> bool {
     })
 }
 
-/// Nothing of what Cluster API does not know.
+/// Drops architectures and operating systems that Cluster API does not know.
 fn node_info(description: &ClassDescription) -> Option<NodeInfo> {
     let architecture = match description.architecture.as_deref() {
         Some("amd64") => Some(Architecture::Amd64),

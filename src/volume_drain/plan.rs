@@ -152,9 +152,7 @@ impl DrainedMachine {
         let time = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
         (since.saturating_add(time).unwrap_or(Timestamp::MAX), limit)
     }
-}
 
-impl DrainedMachine {
     /// How long to wait for the volumes of a pod: no longer than Cluster API waits for those of the Node.
     fn bounded(&self, timeout: Duration) -> Duration {
         let asked = self.spec.deletion.node_volume_detach_timeout_seconds;

@@ -23,7 +23,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// In this order.
+    /// All sources, most reliable first.
     pub const ALL: [Self; 3] = [Self::Agent, Self::Lease, Self::Arp];
 
     const fn raw(self) -> virt_sys::virDomainInterfaceAddressesSource {

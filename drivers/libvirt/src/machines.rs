@@ -327,7 +327,7 @@ impl Vm {
         Err(Status::new(Code::Aborted, what))
     }
 
-    /// Whether an administrator keeps the driver from changing it.
+    /// FAILED_PRECONDITION where an administrator keeps the driver from changing it.
     fn ensure_not_locked(&self) -> Result<()> {
         let lock = self
             .domain

@@ -40,10 +40,20 @@ pub struct Circuit {
 pub enum State {
     /// No create is let through before this time.
     Open(Instant),
-    /// One is, and this machine is expected to make it since then.
-    HalfOpen(Option<Arc<str>>, Instant),
-    /// So many are at a time; the last were woken then.
-    Recovering(u32, Instant),
+    /// One create may go through.
+    HalfOpen {
+        /// The machine that is expected to make it; any may without.
+        expected: Option<Arc<str>>,
+        /// Since when.
+        since: Instant,
+    },
+    /// Some creates may run at once.
+    Recovering {
+        /// How many.
+        allowed: u32,
+        /// When waiters were last woken.
+        woken_at: Instant,
+    },
 }
 
 #[derive(Debug)]
@@ -56,7 +66,7 @@ impl Circuit {
     /// One that lets this machine try, or any.
     pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
         Self {
-            state: State::HalfOpen(expected, now),
+            state: State::HalfOpen { expected, since: now },
             exhausted_at: now,
             failures: 0,
             wrong_hints: 0,
@@ -71,17 +81,20 @@ impl Circuit {
     pub fn allows(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
         let allows = match &self.state {
             State::Open(until) => now >= *until || reason.requested,
-            State::HalfOpen(expected, since) => {
+            State::HalfOpen { expected, since } => {
                 let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
                 self.in_flight == 0
                     && (is_expected
                         || reason.requested
                         || now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN)
             }
-            State::Recovering(allowed, _) => return self.in_flight < *allowed,
+            State::Recovering { allowed, .. } => return self.in_flight < *allowed,
         };
         if allows {
-            self.state = State::HalfOpen(Some(uid.into()), now);
+            self.state = State::HalfOpen {
+                expected: Some(uid.into()),
+                since: now,
+            };
         }
         allows
     }
@@ -96,12 +109,15 @@ impl Circuit {
     fn has_room(&mut self, now: Instant) -> bool {
         match &self.state {
             State::Open(until) if now >= *until => {
-                self.state = State::HalfOpen(None, now);
+                self.state = State::HalfOpen {
+                    expected: None,
+                    since: now,
+                };
                 true
             }
             State::Open(_) => false,
-            State::HalfOpen(..) => self.in_flight == 0,
-            State::Recovering(allowed, _) => self.in_flight < *allowed,
+            State::HalfOpen { .. } => self.in_flight == 0,
+            State::Recovering { allowed, .. } => self.in_flight < *allowed,
         }
     }
 
@@ -128,7 +144,7 @@ impl Circuit {
         let was_open = match self.state {
             // Others that were under way at the same time.
             State::Open(until) => Some(until),
-            State::HalfOpen(..) | State::Recovering(..) => {
+            State::HalfOpen { .. } | State::Recovering { .. } => {
                 self.failures = self.failures.saturating_add(1);
                 let was_hint = std::mem::take(&mut self.follows_hint);
                 self.wrong_hints = if was_hint {
@@ -160,22 +176,25 @@ impl Circuit {
                 self.on_capacity_hint(now);
                 return Vec::new();
             }
-            State::HalfOpen(..) if !counted => return Vec::new(),
-            State::HalfOpen(..) => 2,
-            State::Recovering(allowed, _) => allowed.saturating_add(1),
+            State::HalfOpen { .. } if !counted => return Vec::new(),
+            State::HalfOpen { .. } => 2,
+            State::Recovering { allowed, .. } => allowed.saturating_add(1),
         };
         self.failures = 0;
         self.wrong_hints = 0;
         self.follows_hint = false;
         self.hint_meanwhile = false;
-        self.state = State::Recovering(allowed, now);
+        self.state = State::Recovering {
+            allowed,
+            woken_at: now,
+        };
         self.wake(2)
     }
 
     /// The create that was let through has not found out whether there is room.
     pub fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
-        if matches!(self.state, State::HalfOpen(..)) {
+        if matches!(self.state, State::HalfOpen { .. }) {
             self.failures = self.failures.saturating_add(1);
             self.state = State::Open(now + backoff(self.failures, 0.0));
         }
@@ -192,7 +211,7 @@ impl Circuit {
                     self.follows_hint = true;
                 }
             }
-            State::HalfOpen(..) | State::Recovering(..) => self.hint_meanwhile = true,
+            State::HalfOpen { .. } | State::Recovering { .. } => self.hint_meanwhile = true,
         }
     }
 
@@ -210,21 +229,24 @@ impl Circuit {
     pub fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
         match &self.state {
             State::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
-            State::HalfOpen(_, since)
+            State::HalfOpen { since, .. }
                 if self.in_flight == 0
                     && now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN =>
             {
                 self.wake_one(now)
             }
-            State::Recovering(allowed, since)
+            State::Recovering { allowed, woken_at }
                 if self.in_flight == 0
-                    && now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN =>
+                    && now.saturating_duration_since(*woken_at) >= ATTEMPT_EXPECTED_WITHIN =>
             {
                 let allowed = *allowed;
-                self.state = State::Recovering(allowed, now);
+                self.state = State::Recovering {
+                    allowed,
+                    woken_at: now,
+                };
                 self.wake(allowed)
             }
-            State::Open(_) | State::HalfOpen(..) | State::Recovering(..) => Vec::new(),
+            State::Open(_) | State::HalfOpen { .. } | State::Recovering { .. } => Vec::new(),
         }
     }
 
@@ -233,7 +255,10 @@ impl Circuit {
         let Some((_, Waiter { uid, waker })) = self.waiting.pop_first() else {
             return Vec::new();
         };
-        self.state = State::HalfOpen(Some(uid), now);
+        self.state = State::HalfOpen {
+            expected: Some(uid),
+            since: now,
+        };
         vec![waker]
     }
 
@@ -248,8 +273,8 @@ impl Circuit {
     pub fn is_closed(&self, now: Instant) -> bool {
         let is_over = match &self.state {
             State::Open(until) => now >= *until,
-            State::HalfOpen(_, since) => now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN,
-            State::Recovering(..) => true,
+            State::HalfOpen { since, .. } => now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN,
+            State::Recovering { .. } => true,
         };
         is_over && self.in_flight == 0 && self.waiting.is_empty()
     }

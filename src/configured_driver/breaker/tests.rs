@@ -246,7 +246,10 @@ async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
         }
     }
     assert_eq!(tries, [5, 15, 35, 75, 155]);
-    breakers.lock().get_mut(&key).unwrap().state = State::HalfOpen(None, Instant::now());
+    breakers.lock().get_mut(&key).unwrap().state = State::HalfOpen {
+        expected: None,
+        since: Instant::now(),
+    };
     breakers.attempt(&key).unwrap().record(&Ok(()));
     assert_eq!(woken.take(), ["m-0"]);
     breakers.attempt(&key).unwrap().record(&exhausted());

@@ -30,8 +30,8 @@ pub async fn delete(
     permit: &Permit<'_>,
     plan: Delete,
 ) -> Result<Outcome, ExecuteError> {
-    // It is none of clusterctl's any more: what is being deleted is not moved. Of a VM that only the status
-    // has confirmed, the pause before a move does it, and not a write of each deletion.
+    // clusterctl does not move an object that is being deleted, so stop blocking the move. For a VM that only
+    // the status confirmed, the pause before a move does this; no write per deletion.
     if !identity::is_confirmed_by_status(object.get()) {
         object.prepare_for_move().await?;
     }

@@ -150,8 +150,7 @@ fn after_acceptance(
     }
 }
 
-/// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that
-/// is not there needs no time.
+/// The outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no time.
 fn unobserved(status: Status, until: Until, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));

@@ -59,7 +59,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     // One that is only to be adopted is another's, beside the VM that a create may have made.
     let provider_id = own_provider_id(machine);
     let refused = match identity::vm_existence(machine) {
-        // An id of our own writing is a VM, whatever the note says.
+        // A providerID that this provider wrote proves a VM, whatever the annotation says.
         VmExistence::None if provider_id.is_none() => {
             return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
         }

@@ -43,7 +43,7 @@ pub fn plan_provisioned(
         }
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
         let may_initialize = !lacks(observed, Operation::InitializeMachine);
-        // What waits for a call that is not offered is not settled by being asked after.
+        // A VM that waits for a call the driver does not offer would not settle by polling.
         let unsettled = is_unsettled(machine) && may_initialize;
         // A hint that the driver could not answer stays, and waits as any failed call does.
         let hinted = observed.state.hint.is_some();

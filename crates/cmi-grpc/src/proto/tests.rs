@@ -323,7 +323,7 @@ fn the_extension_keeps_its_names_and_numbers() {
 
 /// protoc-gen-go takes no import path without a dot or a slash, and Go ends a program in which two files
 /// extend the same message by the same number: those of CSI have 1059 and 1060. From 50000 to 99999, the
-/// numbers are anyone's.
+/// numbers are free for other uses.
 #[test]
 fn the_files_can_be_used_in_go_also_beside_those_of_csi() {
     let all = Files::decode(DESCRIPTORS).unwrap();

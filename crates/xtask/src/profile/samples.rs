@@ -3,7 +3,7 @@
 /// The frames of one sample, from the thread's begin to what ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Them.
+    /// The frames, outermost first.
     pub frames: Vec<Frame>,
 }
 

@@ -179,7 +179,7 @@ mod tests {
             ..before
         };
         assert!(all.hold(second, "a", 3, &with_first).is_ok());
-        // What was not made after all has no memory for whom the host is asked later.
+        // A VM that was not made after all holds no memory in a later query of the host.
         assert!(all.hold(second, "a", 3, &memory(3)).is_ok());
     }
 
