@@ -13,9 +13,9 @@ use kube::runtime::reflector::ObjectRef;
 
 pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, cache};
 pub use self::namespaced_name::NamespacedName;
-use crate::api::cluster_api::{self, Cluster, Machine};
+use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
 use crate::metrics::MachinePhase;
 
@@ -113,8 +113,7 @@ impl Caches {
 
     /// The Cluster that an object is labelled with, if it is there.
     pub fn labelled_cluster(&self, meta: &ObjectMeta) -> Option<Arc<Cluster>> {
-        let name = meta.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
-        self.cluster(meta.namespace.as_deref()?, name)
+        self.cluster(meta.namespace.as_deref()?, cluster_name(meta)?)
     }
 
     /// The Cluster of this name, if it is there.
@@ -125,7 +124,7 @@ impl Caches {
     /// The InfraCluster of a Cluster, if it is one of ours and there.
     pub fn infra_cluster_of(&self, cluster: &Cluster) -> Option<Arc<DeserializeGuard<InfraCluster>>> {
         let infra = cluster.spec.infrastructure_ref.as_ref()?;
-        if infra.api_group != api::GROUP || infra.kind != "InfraCluster" {
+        if !infra.is_to::<InfraCluster>() {
             return None;
         }
         let namespace = cluster.metadata.namespace.as_deref()?;
@@ -250,7 +249,7 @@ impl ClusterIds {
         ) else {
             return Carrier::None;
         };
-        if reference.api_group != api::GROUP || reference.kind != "InfraCluster" {
+        if !reference.is_to::<InfraCluster>() {
             return Carrier::None;
         }
         self.infra_clusters
@@ -308,7 +307,7 @@ mod tests {
         cluster.metadata.namespace = Some("ns".to_owned());
         cluster.metadata.uid = Some("u-1".to_owned());
         cluster.spec.infrastructure_ref = Some(ObjectReference {
-            api_group: api::GROUP.to_owned(),
+            api_group: crate::api::GROUP.to_owned(),
             kind: "InfraCluster".to_owned(),
             name: "c".to_owned(),
         });

@@ -23,6 +23,7 @@
 #[allow(clippy::duplicated_attributes)]
 pub mod api; // the objects that are served, and what is read of those of Cluster API
 pub mod retry; // what happens after a code of a driver
+pub mod wall_clock; // times between timestamps
 
 // Layer 1: what reconcilers work with.
 pub mod admission; // whether identities are guarded

@@ -76,6 +76,11 @@ const MAP: &[Rule] = &[
             "cmi_conformance",
         ],
     ),
+    rule(
+        "wall_clock",
+        &[],
+        &["kube", "k8s_openapi", "tokio", "tonic", "prost"],
+    ),
     // L1: tools.
     rule("apiserver", &["api", "retry"], WIRE),
     rule("identity", &["api"], WIRE),
@@ -160,6 +165,7 @@ const MAP: &[Rule] = &[
             "driver_resolution",
             "metrics",
             "reconciler",
+            "wall_clock",
         ],
         WIRE,
     ),
@@ -190,6 +196,7 @@ const MAP: &[Rule] = &[
             "driver_resolution",
             "reconciler",
             "workload_cluster",
+            "wall_clock",
         ],
         WIRE,
     ),
@@ -208,6 +215,7 @@ const MAP: &[Rule] = &[
             "configured_driver",
             "driver_resolution",
             "reconciler",
+            "wall_clock",
         ],
         WIRE,
     ),
@@ -227,6 +235,7 @@ const MAP: &[Rule] = &[
             "configured_driver",
             "listing",
             "metrics",
+            "wall_clock",
         ],
         WIRE,
     ),
@@ -350,6 +359,7 @@ const PURE: &[&str] = &[
     "volume_drain/status.rs",
     "volume_drain/step.rs",
     "volume_drain/volumes.rs",
+    "wall_clock.rs",
 ];
 
 fn sources() -> PathBuf {

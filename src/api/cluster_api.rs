@@ -11,6 +11,7 @@ use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::deserialize_guard::ReadParts;
+use super::labels;
 
 /// API group of Machine and Cluster.
 pub const GROUP: &str = "cluster.x-k8s.io";
@@ -189,6 +190,21 @@ pub struct ObjectReference {
     pub kind: String,
     /// Name, in the namespace of the object that refers.
     pub name: String,
+}
+
+impl ObjectReference {
+    /// Whether it is to an object of this provider's kind `K`.
+    pub fn is_to<K: Resource<DynamicType = ()>>(&self) -> bool {
+        self.api_group == K::group(&()) && self.kind == K::kind(&())
+    }
+}
+
+/// The Cluster that an object is labelled with.
+pub fn cluster_name(meta: &ObjectMeta) -> Option<&str> {
+    meta.labels
+        .as_ref()?
+        .get(labels::CLUSTER_NAME)
+        .map(String::as_str)
 }
 
 /// What is read of `Cluster.spec`.

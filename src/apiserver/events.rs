@@ -156,11 +156,7 @@ fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
 
 fn cut(mut note: String) -> String {
     if note.len() > MAX_NOTE {
-        let end = (0..=MAX_NOTE - 3)
-            .rev()
-            .find(|at| note.is_char_boundary(*at))
-            .unwrap_or(0);
-        note.truncate(end);
+        note.truncate(note.floor_char_boundary(MAX_NOTE - '…'.len_utf8()));
         note.push('…');
     }
     note

@@ -6,9 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use serde::{Deserialize, Serialize};
 
-use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus};
+use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, fingerprint, labels};
+use crate::api::{DeserializeGuard, fingerprint};
 use crate::caches::{Cached, InfraMachineFacts, MachineFacts, own_cluster_id, used_driver};
 use crate::{machine, volume_drain};
 
@@ -17,10 +17,8 @@ impl Cached for DeserializeGuard<InfraMachine> {
 
     fn facts(&self) -> InfraMachineFacts {
         let owned = |text: Option<&str>| text.map(Box::from);
-        let labels = self.meta().labels.as_ref();
-        let cluster = labels.and_then(|all| all.get(labels::CLUSTER_NAME));
         let of_metadata = InfraMachineFacts {
-            cluster: owned(cluster.map(String::as_str)),
+            cluster: owned(cluster_name(self.meta())),
             ..InfraMachineFacts::default()
         };
         let Ok(infra) = &self.0 else { return of_metadata };
@@ -57,10 +55,9 @@ impl Cached for DeserializeGuard<InfraMachine> {
     /// Those of one template, as far as that can be told.
     fn kin(&self) -> u64 {
         let Ok(infra) = &self.0 else { return 0 };
-        let labels = infra.metadata.labels.as_ref();
         fingerprint((
             &infra.metadata.namespace,
-            labels.and_then(|all| all.get(labels::CLUSTER_NAME)),
+            cluster_name(&infra.metadata),
             serde_json::to_string(&infra.spec.provider_spec).unwrap_or_default(),
             infra.is_provisioned(),
         ))

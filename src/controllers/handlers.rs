@@ -12,9 +12,9 @@ use super::nodes::NodeChange;
 use super::trigger::Trigger;
 use super::watch::{CacheUpdate, Change, on_own, on_own_but, uid};
 use super::{Controllers, Remediations};
-use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
-use crate::api::{self, DeserializeGuard, fingerprint, labels};
+use crate::api::{DeserializeGuard, fingerprint, labels};
 use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_or_both_transient;
@@ -41,10 +41,7 @@ impl Controllers {
                     look(change);
                 }
                 let infra = &change.object().spec.infrastructure_ref;
-                if change.concerns(what_counts_of_a_machine)
-                    && infra.api_group == api::GROUP
-                    && infra.kind == "InfraMachine"
-                {
+                if change.concerns(what_counts_of_a_machine) && infra.is_to::<InfraMachine>() {
                     infra_machine_trigger.send(infra_machine_of(change.object()));
                 }
             }
@@ -169,8 +166,7 @@ impl Controllers {
             }
             for cluster in &concerned.clusters {
                 if let Some(infra) = &cluster.spec.infrastructure_ref
-                    && infra.api_group == api::GROUP
-                    && infra.kind == "InfraCluster"
+                    && infra.is_to::<InfraCluster>()
                 {
                     let namespace = cluster.namespace().unwrap_or_default();
                     infra_cluster_trigger.send(ObjectRef::new(&infra.name).within(&namespace));
@@ -535,10 +531,9 @@ impl<'a> Concerned<'a> {
     }
 
     fn labels(&self, meta: &ObjectMeta) -> bool {
-        let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
-        label
+        cluster_name(meta)
             .zip(meta.namespace.as_deref())
-            .is_some_and(|(name, namespace)| self.names.contains(&(namespace, name.as_str())))
+            .is_some_and(|(name, namespace)| self.names.contains(&(namespace, name)))
     }
 }
 

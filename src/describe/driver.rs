@@ -12,6 +12,7 @@ use super::Error;
 use super::events::{self, SeenEvent};
 use super::scrape::Scrape;
 use crate::api::bounded::Bounded;
+use crate::api::cluster_api::cluster_name;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, Parts};
@@ -107,10 +108,7 @@ pub async fn gather(
                 phase_reason(&machine).to_owned(),
             );
             *facts.machines.entry(key).or_default() += 1;
-            let label = machine.metadata.labels.as_ref();
-            let cluster = label
-                .and_then(|all| all.get(crate::api::labels::CLUSTER_NAME))
-                .cloned();
+            let cluster = cluster_name(&machine.metadata).map(str::to_owned);
             of_machines.insert((machine.metadata.namespace.clone(), cluster));
         }
         _ => {}
@@ -118,10 +116,7 @@ pub async fn gather(
     listed.await.map_err(Error::api("listing the InfraMachines"))?;
     let mut clusters = Vec::new();
     let listed = each::<InfraCluster>(client, namespace, |infra| {
-        let label = infra.metadata.labels.as_ref();
-        let cluster = label
-            .and_then(|all| all.get(crate::api::labels::CLUSTER_NAME))
-            .cloned();
+        let cluster = cluster_name(&infra.metadata).map(str::to_owned);
         let has_machines =
             cluster.is_some() && of_machines.contains(&(infra.metadata.namespace.clone(), cluster));
         let own = infra.spec.driver.as_deref();

@@ -1,15 +1,15 @@
 //! What is gathered about a machine.
 
+use kube::Client;
 use kube::api::Api;
-use kube::{Client, Resource as _};
 
 use super::Error;
 use super::events::{self, SeenEvent};
 use super::owners::{self, Owner};
 use super::vm::{self, SeenVm};
-use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::api::{DeserializeGuard, GROUP, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::in_words;
 use crate::configured_driver::ConfiguredDrivers;
 
@@ -110,7 +110,7 @@ async fn infra_machine(client: &Client, namespace: &str, name: &str) -> Result<I
         return Err(not_found("InfraMachine or Machine"));
     };
     let reference = owner.spec.infrastructure_ref;
-    if reference.api_group != GROUP || reference.kind != InfraMachine::kind(&()) {
+    if !reference.is_to::<InfraMachine>() {
         return Err(Error::Foreign {
             name: name.to_owned(),
             kind: reference.kind,
@@ -126,12 +126,7 @@ async fn infra_machine(client: &Client, namespace: &str, name: &str) -> Result<I
 
 async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster, String> {
     let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    let label = machine
-        .metadata
-        .labels
-        .as_ref()
-        .and_then(|all| all.get(labels::CLUSTER_NAME));
-    let Some(name) = label else {
+    let Some(name) = cluster_name(&machine.metadata) else {
         return Err(format!("the object has no label {}", labels::CLUSTER_NAME));
     };
     let clusters = Api::<Cluster>::namespaced(client.clone(), namespace);
@@ -140,13 +135,13 @@ async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster,
         .map_err(|error| format!("the Cluster `{name}` can't be read: {}", in_words(&error)))?
         .ok_or_else(|| format!("there is no Cluster `{name}` in namespace `{namespace}`"))?;
     let reference = cluster.spec.infrastructure_ref.as_ref();
-    let ours = reference.filter(|infra| infra.api_group == GROUP && infra.kind == "InfraCluster");
+    let ours = reference.filter(|infra| infra.is_to::<InfraCluster>());
     let infra = match ours {
         Some(reference) => Some(infra_cluster(client, namespace, &reference.name).await),
         None => None,
     };
     Ok(SeenCluster {
-        name: name.clone(),
+        name: name.to_owned(),
         paused: cluster.is_paused(),
         provisioned: cluster.infrastructure_is_provisioned(),
         infra,

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::Resource as _;
 
 pub use self::adoption::{LOOK_AGAIN, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
@@ -30,17 +29,21 @@ use super::cause::Cause;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::ownership::{Ownership, has_lost_finalizer};
 use super::runtime_state::RuntimeState;
-use super::unanswered_creates::{UnansweredCreates, elapsed};
+use super::unanswered_creates::UnansweredCreates;
 use crate::admission;
-use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, VmExistence};
+use crate::api::paused_by;
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, IdentityTags, InvalidSpec, MachineId, Role};
 use crate::retry::LONG_WAIT;
+use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
+
+/// For how long nothing is said of a state that others end as a rule.
+const GRACE: Duration = Duration::from_mins(1);
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -201,9 +204,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed<'_>, message: &str) 
     if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
-    let labels = machine.metadata.labels.as_ref();
-    let named = labels.and_then(|labels| labels.get(labels::CLUSTER_NAME));
-    let message = match named {
+    let message = match cluster_name(&machine.metadata) {
         Some(name) if observed.cluster.is_none() => format!("{message}; {}", cluster_is_missing(name)),
         _ => message.to_owned(),
     };
@@ -256,7 +257,7 @@ fn condition_unattended(machine: &InfraMachine) -> &'static str {
 
 fn rest_of_first_minute(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
     let created = machine.metadata.creation_timestamp.as_ref()?;
-    rest_of_grace(created.0, now)
+    remaining(created.0, GRACE, now)
 }
 
 fn owner_is_none(machine: &InfraMachine) -> String {
@@ -283,14 +284,6 @@ fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
     }
 }
 
-/// What is left of the time for which nothing is said of a state that others end as a rule, if it began then.
-/// A clock that was set back does not make it longer.
-fn rest_of_grace(began: Timestamp, now: Timestamp) -> Option<Duration> {
-    const GRACE: Duration = Duration::from_mins(1);
-    let lasted = Duration::try_from(now.duration_since(began)).unwrap_or_default();
-    GRACE.checked_sub(lasted).filter(|left| !left.is_zero())
-}
-
 /// Whether there is a VM that may be in use: whatever refers to its machine, it is looked after.
 fn has_known_vm(machine: &InfraMachine) -> bool {
     machine.is_provisioned() || identity::provider_id(machine).is_some()
@@ -301,9 +294,7 @@ fn has_known_vm(machine: &InfraMachine) -> bool {
 /// the reference is yet to come.
 fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> {
     let referred = &owner.spec.infrastructure_ref;
-    let is_this = referred.api_group == GROUP
-        && referred.kind == InfraMachine::kind(&())
-        && Some(&referred.name) == machine.metadata.name.as_ref();
+    let is_this = referred.is_to::<InfraMachine>() && Some(&referred.name) == machine.metadata.name.as_ref();
     (!is_this).then(|| {
         format!(
             "spec.infrastructureRef of the Machine `{}` names the {} `{}` and not this object, and a Machine \

@@ -17,6 +17,7 @@ use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
 use crate::machine::secret_movability::SecretMovability;
 use crate::retry::LONG_WAIT;
+use crate::wall_clock::elapsed;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;
@@ -592,7 +593,7 @@ impl Draft<'_> {
         let Some(deleted) = &self.machine.metadata.deletion_timestamp else {
             return;
         };
-        let lasted = Duration::try_from(self.now.duration_since(deleted.0)).unwrap_or_default();
+        let lasted = elapsed(deleted.0, self.now).unwrap_or_default();
         let is_said = conditions::get(&self.status.conditions, conditions::DELETING)
             .is_some_and(|shown| shown.reason != reason::PAUSED);
         if !is_said && lasted >= MOMENT {

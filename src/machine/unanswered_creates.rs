@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::runtime_state::Answered;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
+use crate::wall_clock::elapsed;
 
 /// How many unanswered creates are remembered. Dropping an older one must leave at least two after the latest
 /// is answered: a single one left would be taken for the create that made the VM.
@@ -83,11 +84,6 @@ impl UnansweredCreates {
         }
         left
     }
-}
-
-/// The time since then; nothing where it lies in the future.
-pub fn elapsed(then: Timestamp, now: Timestamp) -> Option<Duration> {
-    Duration::try_from(now.duration_since(then)).ok()
 }
 
 #[cfg(test)]

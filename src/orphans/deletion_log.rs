@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use kube::Resource as _;
 
-use super::owner::labelled;
 use super::retained_classes::RetainedClasses;
 use super::scope::{Class, RetainedClass};
 use crate::admission::EnforcementEpoch;
+use crate::api::cluster_api::cluster_name;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
 use crate::caches::NamespacedName;
@@ -142,7 +142,7 @@ fn retained_class(machine: &InfraMachine) -> Option<RetainedClass> {
     let driver = identity::recorded_driver(machine)?.to_owned();
     let cluster = NamespacedName::new(
         machine.metadata.namespace.as_deref()?,
-        &labelled(&machine.metadata)?,
+        cluster_name(&machine.metadata)?,
     );
     let mut spec = identity::applied_spec(machine)?;
     super::scope::remove_identity(&mut spec.0);

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 
-use crate::api::cluster_api::Cluster;
+use crate::api::DeserializeGuard;
+use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::api::{self, DeserializeGuard};
 pub use crate::caches::NamespacedName;
 use crate::identity;
 use cmi_driver::ListedMachine;
@@ -78,7 +78,7 @@ impl LiveMachine {
         Self {
             key: NamespacedName::of(meta),
             uid: meta.uid.clone().unwrap_or_default(),
-            cluster: labelled(meta),
+            cluster: cluster_name(meta).map(str::to_owned),
             cluster_id: annotation(labels::CLUSTER_ID),
             identity: annotation(labels::MACHINE_ID)
                 .and_then(|carried| carried.rsplit('/').next().map(str::to_owned))
@@ -104,11 +104,6 @@ impl LiveMachine {
             None => self.key.name() == vm.machine_name && self.may_have_vm && self.is_of(scope),
         }
     }
-}
-
-/// The Cluster that an object is labelled with.
-pub fn labelled(meta: &ObjectMeta) -> Option<String> {
-    meta.labels.as_ref()?.get(labels::CLUSTER_NAME).cloned()
 }
 
 /// What counts of a Cluster and its InfraCluster.
@@ -250,7 +245,7 @@ impl Live {
 /// The InfraCluster that a Cluster names, if it is one of ours.
 pub fn infra_cluster_of(cluster: &Cluster) -> Option<NamespacedName> {
     let reference = cluster.spec.infrastructure_ref.as_ref()?;
-    (reference.api_group == api::GROUP && reference.kind == "InfraCluster").then(|| {
+    reference.is_to::<InfraCluster>().then(|| {
         NamespacedName::new(
             cluster.metadata.namespace.as_deref().unwrap_or_default(),
             &reference.name,

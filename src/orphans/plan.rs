@@ -39,6 +39,7 @@ use jiff::Timestamp;
 
 use super::owner::{Live, OwnerLookup, Scope, owner_of};
 use crate::caches::NamespacedName;
+use crate::wall_clock::elapsed;
 use cmi_driver::ListedMachine;
 
 /// Why an orphan is reported and not deleted.
@@ -289,7 +290,7 @@ fn keep_reasons(
 /// How old a VM is: by the back end's clock, or else for as long as it is known to be unowned.
 fn age(vm: &ListedMachine, sighting: Sighting, clock: Clock) -> Duration {
     match vm.created_at {
-        Some(made) => Duration::try_from(clock.now.duration_since(made)).unwrap_or_default(),
+        Some(made) => elapsed(made, clock.now).unwrap_or_default(),
         None => clock.asked.saturating_duration_since(sighting.first),
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kube::Resource as _;
 use serde_json::{Map, Value};
 
-use super::owner::{Scope, infra_cluster_of, labelled};
-use crate::api::cluster_api::Cluster;
+use super::owner::{Scope, infra_cluster_of};
+use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, fingerprint, labels};
 use crate::caches::NamespacedName;
@@ -188,10 +188,11 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         yield_periodically(index).await;
         let Ok(machine) = &guarded.0 else { continue };
         let id = identity::annotation(machine, labels::CLUSTER_ID);
-        if let (Some(id), Some(name), Some(_)) = (id, labelled(&machine.metadata), MachineId::of(machine)) {
+        if let (Some(id), Some(name), Some(_)) = (id, cluster_name(&machine.metadata), MachineId::of(machine))
+        {
             let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
             siblings
-                .entry(NamespacedName::new(namespace, &name))
+                .entry(NamespacedName::new(namespace, name))
                 .or_insert_with(|| id.to_owned());
         }
     }
@@ -223,7 +224,7 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
 fn class_of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<(NamespacedName, Class)> {
     let cluster = NamespacedName::new(
         machine.metadata.namespace.as_deref()?,
-        &labelled(&machine.metadata)?,
+        cluster_name(&machine.metadata)?,
     );
     let mut spec = identity::applied_spec(machine)?;
     spec.remove_tags(tag_path, &[tags::MACHINE]);
@@ -258,11 +259,10 @@ fn clusters_of_template<'a>(
     scopes: &'a BTreeMap<NamespacedName, (Scope, bool)>,
 ) -> impl Iterator<Item = (&'a NamespacedName, &'a (Scope, bool))> {
     let meta = &template.metadata;
-    let name = labelled(meta);
+    let name = cluster_name(meta);
     scopes.iter().filter(move |(key, (scope, _))| {
         Some(key.namespace()) == meta.namespace.as_deref()
-            && (name.as_deref() == Some(key.name())
-                || cluster_owners(meta).any(|owner| owner.uid == scope.uid))
+            && (name == Some(key.name()) || cluster_owners(meta).any(|owner| owner.uid == scope.uid))
     })
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::Resource as _;
 
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
@@ -11,12 +10,13 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{State, reason};
 use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
-use crate::api::{GROUP, annotation_cause, pause_causes, pause_message};
+use crate::api::{annotation_cause, pause_causes, pause_message};
 use crate::caches::machine_owner;
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, MachineId};
 use crate::reconciler::Requeue;
 use crate::retry::LONG_WAIT;
+use crate::wall_clock::remaining;
 use cmi_driver::{Operation, ProviderId, ProviderSpec};
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     }
     if let Some(left) = record
         .issued_at
-        .and_then(|at| rest(at, remediation.spec.timeout(), observed.now))
+        .and_then(|at| remaining(at, remediation.spec.timeout(), observed.now))
     {
         return restarting(remediation, record, left);
     }
@@ -294,7 +294,7 @@ fn without_vm(
         .creation_timestamp
         .as_ref()
         .map(|time| time.0);
-    match created.and_then(|created| rest(created, remediation.spec.timeout(), now)) {
+    match created.and_then(|created| remaining(created, remediation.spec.timeout(), now)) {
         Some(left) => refused(
             reason::WAITING_FOR_VIRTUAL_MACHINE,
             why.to_owned(),
@@ -322,7 +322,7 @@ fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine,
 fn unless_healthy(machine: &RemediatedMachine, now: Timestamp, report: impl FnOnce() -> Report) -> Plan {
     match machine
         .node_is_healthy_since()
-        .and_then(|since| rest(since, NOTICE, now))
+        .and_then(|since| remaining(since, NOTICE, now))
     {
         Some(left) => Plan::Later(Requeue::After(left)),
         None => Plan::Report(report()),
@@ -345,7 +345,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
 fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Plan {
     let left = record
         .issued_at
-        .and_then(|at| rest(at, remediation.spec.timeout(), now));
+        .and_then(|at| remaining(at, remediation.spec.timeout(), now));
     Plan::Correct(record, unshown(remediation, record, left.unwrap_or_default()))
 }
 
@@ -387,14 +387,8 @@ fn until(remediation: &InfraMachineRemediation, record: Record) -> String {
 fn after_timeout(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Requeue {
     let left = record
         .issued_at
-        .and_then(|at| rest(at, remediation.spec.timeout(), now));
+        .and_then(|at| remaining(at, remediation.spec.timeout(), now));
     Requeue::After(left.unwrap_or_default())
-}
-
-/// What is left of a time that began then. What began later than now has just begun.
-fn rest(began: Timestamp, time: Duration, now: Timestamp) -> Option<Duration> {
-    let lasted = Duration::try_from(now.duration_since(began)).unwrap_or_default();
-    time.checked_sub(lasted).filter(|left| !left.is_zero())
 }
 
 fn paused(
@@ -412,7 +406,7 @@ fn paused(
 /// The VM of a Machine, if it is one that this provider has made and that is up; else why not.
 fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm, &'static str> {
     let reference = &machine.spec.infrastructure_ref;
-    if reference.api_group != GROUP || reference.kind != InfraMachine::kind(&()) {
+    if !reference.is_to::<InfraMachine>() {
         return Err("spec.infrastructureRef of the Machine names no InfraMachine");
     }
     let infra = infra.ok_or("the InfraMachine that the Machine refers to can't be found")?;

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api::labels;
+use crate::wall_clock::until;
 
 /// The restarts that the driver was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl Record {
 
     /// Whether the last restart was asked for later than now, and by more than clocks differ.
     pub fn is_ahead_of(self, now: Timestamp, skew: Duration) -> bool {
-        let ahead = |at: Timestamp| Duration::try_from(at.duration_since(now)).is_ok_and(|by| by > skew);
+        let ahead = |at: Timestamp| until(at, now) > skew;
         self.issued_at.is_some_and(ahead)
     }
 

@@ -22,6 +22,7 @@ use crate::configured_driver::{PERMIT_WAIT, Priority, Requester};
 use crate::driver_resolution::driver_of;
 use crate::reconciler::{Requeue, waker};
 use crate::retry::{self, Disposition, LONG_WAIT, Stage};
+use crate::wall_clock::{elapsed, until};
 use crate::workload_cluster::{self, Unreachable, Visit};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
 
@@ -219,15 +220,14 @@ fn busy(uid: &str) -> Requeue {
 
 /// A wait that ends when the whole drain has to be over.
 fn until_deadline(target: &Target, wait: Duration) -> Duration {
-    let left = target.deadline.duration_since(Timestamp::now());
-    wait.min(Duration::try_from(left).unwrap_or_default().max(OFTEN))
+    wait.min(until(target.deadline, Timestamp::now()).max(OFTEN))
 }
 
 /// When a pod that is waited for is looked at again.
 fn pause(target: &Target, waiting: &Waiting, now: Timestamp) -> Duration {
     let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
-    let elapsed = Duration::try_from(now.duration_since(begun)).unwrap_or_default();
-    let left = Duration::try_from(waiting.until.duration_since(now)).unwrap_or_default();
+    let elapsed = elapsed(begun, now).unwrap_or_default();
+    let left = until(waiting.until, now);
     let wait = (elapsed / 4).clamp(OFTEN, RARELY).min(left.max(OFTEN));
     until_deadline(target, wait)
 }

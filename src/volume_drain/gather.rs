@@ -13,9 +13,9 @@ use kube::{Resource as _, ResourceExt as _};
 use super::drain_rules::{DrainRules, MachineDrainRule};
 use super::plan::{DrainedMachine, Infra, Observed};
 use super::{Context, has_hook};
+use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{self, DeserializeGuard};
 use crate::apiserver::{Error, pages};
 
 /// The most MachineDrainRules of a namespace that are looked at.
@@ -132,7 +132,7 @@ fn cached(queued: &Machine, ctx: &Context) -> Option<Arc<Machine>> {
 /// The InfraMachine that a Machine refers to and owns, if this replica watches it.
 pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
     let infra = &machine.spec.infrastructure_ref;
-    if infra.api_group != api::GROUP || infra.kind != "InfraMachine" {
+    if !infra.is_to::<InfraMachine>() {
         return None;
     }
     let reference =
@@ -145,7 +145,7 @@ pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeG
 /// Whether an InfraMachine that is not cached is gone: it may be another replica's to look after.
 async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<FoundInfra, Error> {
     let infra = &machine.spec.infrastructure_ref;
-    if infra.api_group != api::GROUP || infra.kind != "InfraMachine" {
+    if !infra.is_to::<InfraMachine>() {
         return Ok(FoundInfra::Unknown);
     }
     let namespace = machine.namespace().unwrap_or_default();

@@ -16,6 +16,7 @@ use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{labels, paused_by};
 use crate::identity::{self, MachineId};
+use crate::wall_clock::until;
 
 /// What was read for one reconcile.
 #[derive(Clone, Copy)]
@@ -251,9 +252,11 @@ fn release_in_the_end(observed: &Observed<'_>) -> Plan<'static> {
     let Some((deadline, limit)) = observed.live.and_then(end) else {
         return Plan::NoOp;
     };
-    match Duration::try_from(deadline.duration_since(observed.now)) {
-        Ok(left) if !left.is_zero() => Plan::Wait(left),
-        Ok(_) | Err(_) => Plan::Release(End::TimedOut(limit)),
+    let left = until(deadline, observed.now);
+    if left.is_zero() {
+        Plan::Release(End::TimedOut(limit))
+    } else {
+        Plan::Wait(left)
     }
 }
 
@@ -300,7 +303,7 @@ fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -
     let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));
     if !node.is_empty() && identity::is_id_unconfirmed(infra) {
         return if awaits_vm(infra) {
-            Plan::Wait(Duration::try_from(deadline.duration_since(observed.now)).unwrap_or_default())
+            Plan::Wait(until(deadline, observed.now))
         } else {
             Plan::Release(End::Skipped("the VM is gone"))
         };

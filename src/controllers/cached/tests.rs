@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::labels;
 use crate::caches::cache;
 use crate::controllers::watch::{slim_infra_machine, slim_machine};
 

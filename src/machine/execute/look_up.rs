@@ -65,10 +65,7 @@ pub async fn look_up(
     }
     let failure = Failure::new(stage, status);
     match failure.disposition {
-        Disposition::Create | Disposition::Vanished => {
-            let named = failure.status.named_provider_id();
-            LookUpResult::Absent(named.filter(|_| capabilities.names_provider_ids).cloned())
-        }
+        Disposition::Create | Disposition::Vanished => LookUpResult::Absent(named_id(permit, &failure)),
         Disposition::Fallback => LookUpResult::CannotLook,
         Disposition::Initialize => LookUpResult::Uninitialized(failure),
         // The table has no other answer to a look-up that says anything about the VM.
@@ -93,20 +90,13 @@ async fn list(
     stage: Stage,
     class: MachineClass,
 ) -> LookUpResult {
-    let answer = permit.driver().list_machines(ListMachinesRequest { class });
-    let status = match object.awaiting(stage.operation(), answer).await {
-        Ok(machines) => {
+    match listed(object, permit, stage, class).await {
+        Ok(Some(machines)) => {
             let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
-            let own = id.as_ref().map(MachineId::tag);
-            return among(machines, object.name(), own, stage);
+            among(machines, object.name(), id.as_ref().map(MachineId::tag), stage)
         }
-        Err(status) => status,
-    };
-    let failure = Failure::new(stage, status);
-    if failure.disposition == Disposition::Fallback {
-        LookUpResult::CannotLook
-    } else {
-        LookUpResult::Failed(failure)
+        Ok(None) => LookUpResult::CannotLook,
+        Err(failure) => LookUpResult::Failed(failure),
     }
 }
 
@@ -117,14 +107,22 @@ pub async fn own_in_list(
     permit: &Permit<'_>,
     class: MachineClass,
 ) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
-    let stage = Stage::ListAfterDelete;
+    let machines = listed(object, permit, Stage::ListAfterDelete, class).await?;
+    let id = MachineId::of(object.get());
+    let own = id.as_ref().map(MachineId::tag);
+    Ok(machines.map(|machines| own_among(machines, object.name(), own)))
+}
+
+/// The driver's list of the cluster; nothing where it can't list after all.
+async fn listed(
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    stage: Stage,
+    class: MachineClass,
+) -> Result<Option<Vec<ListedMachine>>, Failure> {
     let answer = permit.driver().list_machines(ListMachinesRequest { class });
     let failure = match object.awaiting(stage.operation(), answer).await {
-        Ok(machines) => {
-            let id = MachineId::of(object.get());
-            let own = id.as_ref().map(MachineId::tag);
-            return Ok(Some(own_among(machines, object.name(), own)));
-        }
+        Ok(machines) => return Ok(Some(machines)),
         Err(status) => Failure::new(stage, status),
     };
     if failure.disposition == Disposition::Fallback {
@@ -183,6 +181,14 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
     }
 }
 
+/// The id that a create would give the VM, where a driver that names such ids does not see it.
+pub fn named_id(permit: &Permit<'_>, failure: &Failure) -> Option<ProviderId> {
+    let named = failure.status.named_provider_id();
+    named
+        .filter(|_| permit.known_capabilities().names_provider_ids)
+        .cloned()
+}
+
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is
 /// done to that one, and its id is not written, since it may be another machine's.
 pub fn another_vm(
@@ -217,7 +223,7 @@ mod tests {
         );
     }
 
-    fn listed(of: &[(&str, &str, Option<&str>)]) -> Vec<ListedMachine> {
+    fn machines(of: &[(&str, &str, Option<&str>)]) -> Vec<ListedMachine> {
         let listed = |(id, name, machine_id): &(&str, &str, Option<&str>)| ListedMachine {
             machine_id: machine_id.map(str::to_owned),
             ..ListedMachine::new(id.parse().unwrap(), *name)
@@ -226,7 +232,7 @@ mod tests {
     }
 
     fn outcome_of(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
-        match among(listed(of), "m", Some("u-1"), stage) {
+        match among(machines(of), "m", Some("u-1"), stage) {
             LookUpResult::Absent(_) => Ok(None),
             LookUpResult::Listed(id) => Ok(Some(id)),
             LookUpResult::Failed(failure) => Err(failure.status.code()),
@@ -275,7 +281,7 @@ mod tests {
     #[test]
     fn a_deletion_takes_of_a_list_what_is_the_machines_by_its_tag_and_else_by_its_name() {
         let own = own_among(
-            listed(&[
+            machines(&[
                 ("sim://1", "m", Some("u-1")),
                 ("sim://2", "", Some("u-1")),
                 ("sim://3", "m", None),

@@ -1,5 +1,6 @@
 //! The calls about the machine's VM that a deletion makes at more than one of its stages.
 
+use super::look_up::named_id;
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
 use crate::identity;
@@ -47,11 +48,7 @@ pub async fn look(
     let id = status.machine().map(|machine| machine.provider_id.clone());
     let failure = Failure::new(Stage::ConfirmGone, status);
     match failure.disposition {
-        Disposition::Gone => {
-            let named = failure.status.named_provider_id();
-            let names_ids = permit.known_capabilities().names_provider_ids;
-            Ok(VmPresence::Absent(named.filter(|_| names_ids).cloned()))
-        }
+        Disposition::Gone => Ok(VmPresence::Absent(named_id(permit, &failure))),
         Disposition::StillThere => Ok(VmPresence::Present(id)),
         Disposition::Retry
         | Disposition::Initialize

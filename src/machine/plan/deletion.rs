@@ -6,8 +6,7 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown, no_driver, paused,
-    rest_of_grace,
+    Delete, GRACE, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown, no_driver, paused,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, VmExistence};
@@ -17,7 +16,8 @@ use crate::identity::{self, MachineId};
 use crate::machine::adoption::{Adoption, own_provider_id};
 use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::ownership::has_finalizer;
-use crate::machine::unanswered_creates::{UnansweredCreates, elapsed};
+use crate::machine::unanswered_creates::UnansweredCreates;
+use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::Operation;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.
@@ -131,7 +131,7 @@ fn let_go(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 /// also when the mark stays.
 fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
-    let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, observed.now));
+    let left = deleted.and_then(|deleted| remaining(deleted.0, GRACE, observed.now));
     if let Some(left) = left {
         return Outcome::Requeue(left).into();
     }
@@ -181,7 +181,7 @@ pub(super) fn settling(
 fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     deleted
-        .and_then(|deleted| Duration::try_from(now.duration_since(deleted.0)).ok())
+        .and_then(|deleted| elapsed(deleted.0, now))
         .unwrap_or_default()
 }
 

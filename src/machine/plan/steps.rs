@@ -9,7 +9,8 @@ use crate::api::v1alpha1::OperationType;
 use crate::configured_driver::{HalfOpenReason, Priority};
 use crate::machine::outcome::Outcome;
 use crate::machine::ownership::Ownership;
-use crate::machine::unanswered_creates::{UnansweredCreates, elapsed};
+use crate::machine::unanswered_creates::UnansweredCreates;
+use crate::wall_clock::elapsed;
 use cmi_driver::{ProviderId, ProviderSpec};
 
 /// What has to be done.
@@ -157,7 +158,7 @@ impl Provision {
     /// The id that was named for an earlier create, where another or none is named for the next: the VM that
     /// was made may be where it is not looked for any more without that id.
     pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
-        self.named.as_ref().filter(|before| named != Some(*before))
+        superseded(self.named.as_ref(), named)
     }
 }
 
@@ -225,8 +226,13 @@ impl Delete {
     /// The id that was named for an earlier create, where a driver that does not see the VM names another or
     /// none: it has not looked where the VM was to be made.
     pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
-        self.named.as_ref().filter(|before| named != Some(*before))
+        superseded(self.named.as_ref(), named)
     }
+}
+
+/// The id that was named before, unless it is named again.
+fn superseded<'a>(before: Option<&'a ProviderId>, named: Option<&ProviderId>) -> Option<&'a ProviderId> {
+    before.filter(|before| named != Some(*before))
 }
 
 /// The guest's time to shut down.

@@ -10,6 +10,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
 use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, LONGEST_ASKED, LONGEST_BACKOFF, MIN_REQUEUE, jitter};
+use crate::wall_clock::{elapsed, until};
 use cmi_driver::{Code, Operation};
 
 /// The machines that waited for capacity come within this time after a start.
@@ -64,11 +65,11 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     }
     let next = last.next_retry_time.as_ref()?.0;
     // A clock that was set back must not make the wait longer than it was meant to be.
-    let meant = Duration::try_from(next.duration_since(last.last_update_time.0)).unwrap_or_default();
+    let meant = until(next, last.last_update_time.0);
     let meant = meant.min(LONGEST_ASKED);
-    let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
+    let left = until(next, now);
     let shown = u32::try_from(last.attempts).unwrap_or_default();
-    let elapsed = Duration::try_from(now.duration_since(last.last_update_time.0)).unwrap_or_default();
+    let elapsed = elapsed(last.last_update_time.0, now).unwrap_or_default();
     let unshown = if left.is_zero() {
         most_unshown(shown, meant, elapsed)
     } else {
@@ -186,6 +187,6 @@ pub fn pace(machine: &InfraMachine, now: Timestamp) -> Duration {
         .status
         .as_ref()
         .and_then(|status| conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_CREATED))
-        .and_then(|created| Duration::try_from(now.duration_since(created.last_transition_time.0)).ok());
+        .and_then(|created| elapsed(created.last_transition_time.0, now));
     created.unwrap_or_default().clamp(FIRST_BACKOFF, LONGEST_BACKOFF)
 }

@@ -1,7 +1,5 @@
 //! Where a machine stands in its life, for the metrics that count machines and measure how long they take.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 
 use crate::api::conditions::{self, reason};
@@ -10,6 +8,7 @@ use crate::identity;
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
 use crate::metrics::MachinePhase;
+use crate::wall_clock::elapsed;
 
 /// The phase of a machine that fits its definition.
 pub fn phase(machine: &InfraMachine) -> MachinePhase {
@@ -60,7 +59,7 @@ pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathe
         && after.is_provisioned()
         && let (Some(driver), Some(created)) =
             (gathered.configured_driver(), &after.metadata.creation_timestamp)
-        && let Ok(took) = Duration::try_from(Timestamp::now().duration_since(created.0))
+        && let Some(took) = elapsed(created.0, Timestamp::now())
     {
         ctx.metrics.provisioned(driver.name(), took);
     }

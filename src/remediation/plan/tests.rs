@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::cluster_api::ClusterSpec;
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachineRemediationSpec, InfraMachineRemediationStatus, RemediationStrategy};
+use crate::api::{GROUP, labels};
 use crate::configured_driver::{KnownDriver, StableReachability};
 use cmi_driver::{Capabilities, Code, Status};
 
