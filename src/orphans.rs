@@ -28,7 +28,7 @@ pub use self::deletion_log::{DeletionLog, ObservedDeletion};
 use self::owner::{Live, LiveMachine, OwnerLookup, Scope, owner_of};
 use self::plan::{Clock, DeletionPolicy, Finding, judge};
 use self::report::{ReportState, given_up, report};
-use self::rotation::{MOST_LISTS, Rotation};
+use self::rotation::{MAX_LISTS, Rotation};
 use self::scope::{Class, Machines, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
@@ -131,7 +131,7 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
     let watched = watched_by(&objects, &scanner.drivers, driver, &capabilities, &retained).await;
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.reports.retain(|scope, _| scopes.contains(scope));
-    let due = state.rotation.next(&watched, MOST_LISTS);
+    let due = state.rotation.next(&watched, MAX_LISTS);
     let mut all = Vec::new();
     for watched in &watched {
         let scope = &watched.scope;

@@ -17,11 +17,11 @@ use crate::api::DeserializeGuard;
 use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
 use crate::configured_driver::{ConfiguredDrivers, Waker};
 use crate::metrics::{Kind, Metrics, ReconcileOutcome};
-use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
+use crate::retry::{self, Delay, LONG_WAIT, MAX_ASKED, Stage};
 use cmi_driver::Status;
 
 /// Failures further apart than this are not in a row: nothing waits for longer.
-const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
+const FORGOTTEN_AFTER: Duration = MAX_ASKED.saturating_mul(2);
 
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);

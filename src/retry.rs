@@ -22,11 +22,11 @@ pub struct Backoff {
 /// The first wait after a call of a driver failed.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest of them.
-pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
+pub const MAX_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only a change from outside helps.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
-pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
+pub const MAX_ASKED: Duration = Duration::from_hours(1);
 
 /// The part of a back-off that jitter takes off at most.
 pub const BACKOFF_JITTER: f64 = 0.2;
@@ -500,7 +500,7 @@ const fn of_volume_ids(code: Code) -> Disposition {
 /// The wait that a driver asks for; it gets an hour at most. No time at all is none that was asked for.
 pub fn asked(status: &Status) -> Option<Duration> {
     let asked = status.retry_after().filter(|wait| !wait.is_zero())?;
-    Some(asked.min(LONGEST_ASKED))
+    Some(asked.min(MAX_ASKED))
 }
 
 impl Backoff {
@@ -517,7 +517,7 @@ impl Backoff {
 pub fn backoff(attempt: u32, jitter: f64) -> Duration {
     const CALLS: Backoff = Backoff {
         first: FIRST_BACKOFF,
-        longest: LONGEST_BACKOFF,
+        longest: MAX_BACKOFF,
     };
     CALLS
         .wait(attempt)
@@ -666,7 +666,7 @@ mod tests {
     fn backoff_doubles_from_five_seconds_to_five_minutes_and_jitter_only_shortens_it() {
         let seconds: Vec<_> = (1..=8).map(|n| backoff(n, 0.0).as_secs()).collect();
         assert_eq!(seconds, [5, 10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!(backoff(u32::MAX, 0.0), LONGEST_BACKOFF);
+        assert_eq!(backoff(u32::MAX, 0.0), MAX_BACKOFF);
         assert!(backoff(1, 0.999) >= Duration::from_secs(4));
     }
 }

@@ -49,13 +49,13 @@ use cmi_driver::{Capabilities, Chain};
 
 /// What a request may have: two MachineSets and four templates, of which those for bootstrapping are the
 /// largest.
-const MOST_BYTES: usize = 4 * 1024 * 1024;
+const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// How long a request may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it may wait until others are answered: Cluster API does not wait much longer.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(6);
-/// Requests at a time, each of which may have [`MOST_BYTES`] in memory.
-const MOST_REQUESTS: usize = 8;
+/// Requests at a time, each of which may have [`MAX_BYTES`] in memory.
+const MAX_REQUESTS: usize = 8;
 /// The name under which the extension asks for a driver's capabilities.
 const REQUESTER: &str = "the Runtime Extension";
 
@@ -84,7 +84,7 @@ struct Server {
 pub fn router(context: Context) -> Router {
     let server = Server {
         context,
-        requests: Semaphore::new(MOST_REQUESTS),
+        requests: Semaphore::new(MAX_REQUESTS),
     };
     Router::new()
         // Without a limit: Cluster API does not start while it gets no answer.
@@ -134,7 +134,7 @@ impl Server {
 
 /// Reads a request. Go's client names no content type, so none is asked for.
 async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Unread> {
-    let body = timeout(BODY_TIMEOUT, to_bytes(body, MOST_BYTES)).await;
+    let body = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BYTES)).await;
     let bytes = body.map_err(|_elapsed| Unread::TooSlow)?.map_err(unread)?;
     serde_json::from_slice(&bytes).map_err(Unread::Unreadable)
 }
@@ -154,7 +154,7 @@ enum Unread {
     TooMany,
     #[error("the request took longer than {} s to come", BODY_TIMEOUT.as_secs())]
     TooSlow,
-    #[error("the request has more than {MOST_BYTES} bytes")]
+    #[error("the request has more than {MAX_BYTES} bytes")]
     TooLarge,
     #[error("the request did not come whole")]
     Broken(#[source] axum::Error),
@@ -164,8 +164,8 @@ enum Unread {
 
 /// What a parser says quotes what it has read, of which a request may have a lot.
 fn brief(error: &serde_json::Error) -> String {
-    const MOST: usize = 256;
-    error.to_string().chars().take(MOST).collect()
+    const MAX_CHARS: usize = 256;
+    error.to_string().chars().take(MAX_CHARS).collect()
 }
 
 impl IntoResponse for Unread {
@@ -366,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_is_too_large_is_told_from_one_that_did_not_come_whole() {
-        let large = read::<Value>(Body::from(vec![b' '; MOST_BYTES + 1])).await;
+        let large = read::<Value>(Body::from(vec![b' '; MAX_BYTES + 1])).await;
         let large = large.unwrap_err().into_response();
         assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE);
         let broken = futures::stream::iter([Ok("{"), Err(std::io::Error::other("reset by peer"))]);

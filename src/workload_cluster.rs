@@ -23,7 +23,7 @@ pub use self::connection::{Answer, Connection};
 pub use self::kubeconfig::InvalidKubeconfig;
 
 /// Visits of one workload cluster at the same time.
-const MOST_VISITS: usize = 2;
+const MAX_VISITS: usize = 2;
 /// How long a visit may take, the connection included.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// When a cluster is visited again that had no room for a visit.
@@ -164,7 +164,7 @@ impl WorkloadClusters {
                 retry_after: failure.until.saturating_duration_since(now),
             });
         }
-        if state.visits >= MOST_VISITS {
+        if state.visits >= MAX_VISITS {
             return Err(NotAdmitted::Busy);
         }
         state.visits += 1;

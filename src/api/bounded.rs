@@ -31,9 +31,9 @@ const OTHERS: &str = "capcmi.io/others";
 /// Labels and annotations with a meaning to the provider or to Cluster API have names of these domains.
 const DOMAINS: [&str; 2] = ["capcmi.io", "cluster.x-k8s.io"];
 /// The most bytes of a label or annotation with its key.
-const MOST_BYTES: usize = 1024;
+const MAX_BYTES: usize = 1024;
 /// The most labels, annotations, owners and finalizers that are kept of an object.
-pub const MOST_KEPT: usize = 64;
+pub const MAX_KEPT: usize = 64;
 
 /// Reads a provider spec; of one that is too large only that.
 pub(super) fn provider_spec<'de, D: Deserializer<'de>>(
@@ -106,16 +106,16 @@ fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, 
         if RESERVED_ANNOTATIONS.contains(&key.as_str()) {
             return true;
         }
-        let fits = key.len() + value.len() <= MOST_BYTES;
+        let fits = key.len() + value.len() <= MAX_BYTES;
         if is_read(key) {
             if !fits {
                 dropped(key, value);
-                value.truncate(value.floor_char_boundary(MOST_BYTES - key.len()));
+                value.truncate(value.floor_char_boundary(MAX_BYTES - key.len()));
                 value.shrink_to_fit();
             }
             return true;
         }
-        let keep = kept < MOST_KEPT && fits && is_known(key);
+        let keep = kept < MAX_KEPT && fits && is_known(key);
         if keep {
             kept += 1;
         } else {
@@ -156,14 +156,14 @@ pub fn bound(meta: &mut ObjectMeta) {
         owners.retain(|owner| {
             let size = owner.api_version.len() + owner.kind.len() + owner.name.len() + owner.uid.len();
             kept += 1;
-            kept <= MOST_KEPT && size <= MOST_BYTES
+            kept <= MAX_KEPT && size <= MAX_BYTES
         });
         owners.shrink_to_fit();
     }
     if let Some(finalizers) = &mut meta.finalizers {
-        if finalizers.len() > MOST_KEPT {
+        if finalizers.len() > MAX_KEPT {
             finalizers.sort_by_key(|name| name != MACHINE_FINALIZER);
-            finalizers.truncate(MOST_KEPT);
+            finalizers.truncate(MAX_KEPT);
         }
         finalizers.shrink_to_fit();
     }
@@ -297,7 +297,7 @@ mod tests {
             assert_eq!(annotations.get(key), full.annotations.as_ref().unwrap().get(key));
         }
         let finalizers = bounded.finalizers.as_ref().unwrap();
-        assert!(finalizers.contains(&MACHINE_FINALIZER.to_owned()) && finalizers.len() == MOST_KEPT);
+        assert!(finalizers.contains(&MACHINE_FINALIZER.to_owned()) && finalizers.len() == MAX_KEPT);
         let owners = bounded.owner_references.as_ref().unwrap();
         assert_eq!(
             owners[0].controller,

@@ -15,7 +15,7 @@ const VALUE: &str = "value";
 const FORMAT: &str = "format";
 
 /// How much of a name is shown that can't be one.
-const LONGEST_SHOWN: usize = 253;
+const MAX_SHOWN: usize = 253;
 
 /// `field` of credentials that the spec names.
 pub const SECRET_REF: &str = "spec.secretRef";
@@ -235,7 +235,7 @@ impl SecretName {
         if is_dns_subdomain(name) {
             return Ok(Self(name.to_owned()));
         }
-        let name = name.chars().take(LONGEST_SHOWN).collect();
+        let name = name.chars().take(MAX_SHOWN).collect();
         Err(InvalidSecret::Name { name, field })
     }
 }

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 
 /// The longest time that any setting takes.
-const LONGEST: Duration = Duration::from_hours(24 * 7);
+const MAX_DURATION: Duration = Duration::from_hours(24 * 7);
 
 /// A time in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -29,7 +29,7 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
     }
     let signed: SignedDuration = text.parse().map_err(|_| wrong())?;
     let duration = Duration::try_from(signed).map_err(|_| wrong())?;
-    if duration.is_zero() || duration > LONGEST {
+    if duration.is_zero() || duration > MAX_DURATION {
         return Err(format!(
             "`{text}` has to be longer than nothing and no longer than a week"
         ));

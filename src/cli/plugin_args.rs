@@ -38,7 +38,7 @@ pub(super) struct PluginArgs {
 }
 
 /// The longest `keepaliveSeconds`: longer than any call.
-const LONGEST_KEEPALIVE: u32 = 3600;
+const MAX_KEEPALIVE: u32 = 3600;
 /// The time between two attempts to connect to a plugin that is waited for.
 const KNOCK: Duration = Duration::from_millis(100);
 
@@ -109,7 +109,7 @@ impl PluginArgs {
             insecure: self.insecure,
             // No probes come here, and gRPC servers as they are out of the box close a connection that pings
             // three times within five minutes without an answer in between: a create may take so long.
-            keepalive_seconds: LONGEST_KEEPALIVE,
+            keepalive_seconds: MAX_KEEPALIVE,
             ..GrpcConfig::default()
         }
     }

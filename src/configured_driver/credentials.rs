@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 
 /// What a Secret may hold.
-const MOST_BYTES: u64 = 1024 * 1024;
+const MAX_BYTES: u64 = 1024 * 1024;
 /// The symbolic link that the kubelet swaps when the Secret has changed.
 const CURRENT: &str = "..data";
 /// The kubelet removes what it has swapped out: a read that began before starts anew.
@@ -96,7 +96,7 @@ impl CredentialsDirectory {
     /// Reads what the link points at now, to the end, so that no key of another version is among them.
     fn read_current(&self) -> Result<Secrets, InvalidCredentials> {
         let current = self.current()?;
-        let mut room = MOST_BYTES;
+        let mut room = MAX_BYTES;
         let mut secrets = Vec::new();
         for entry in fs::read_dir(&current).map_err(|source| failed(&self.path, source))? {
             let entry = entry.map_err(|source| failed(&self.path, source))?;
@@ -285,7 +285,7 @@ mod tests {
         assert!(refused(nested.path()).contains("is no file"));
         let large = tempfile::tempdir().unwrap();
         let file = fs::File::create(large.path().join("token")).unwrap();
-        file.set_len(MOST_BYTES + 1).unwrap();
+        file.set_len(MAX_BYTES + 1).unwrap();
         assert!(refused(large.path()).contains("1 MiB"));
     }
 }

@@ -24,9 +24,9 @@ use crate::machine::Reference;
 /// Machines that wait for a driver are not retried again before this time is over, twice as long each time
 /// that it goes again: what they publish of each row of failures costs writes.
 const RETRY_PAUSE: Duration = Duration::from_mins(1);
-const LONGEST_RETRY_PAUSE: Duration = Duration::from_mins(10);
+const MAX_RETRY_PAUSE: Duration = Duration::from_mins(10);
 /// The machines that are retried in a second when their driver is back, at most.
-const MOST_RETRIED: usize = 128;
+const MAX_RETRIED: usize = 128;
 /// The machines that publish in a second that their driver is away, or back.
 const PUBLISHED_IN_A_SECOND: u32 = 20;
 
@@ -267,13 +267,13 @@ impl Retries {
             // failures in a row, as those of `retry::Backoff` are.
             let since = self.at.zip(self.began).map(|(at, began)| at - began);
             self.pause = match since {
-                Some(since) if since < 2 * LONGEST_RETRY_PAUSE => (self.pause * 2).min(LONGEST_RETRY_PAUSE),
+                Some(since) if since < 2 * MAX_RETRY_PAUSE => (self.pause * 2).min(MAX_RETRY_PAUSE),
                 Some(_) | None => RETRY_PAUSE,
             };
             self.began = self.at;
         }
         let batch = self.left.split_off(self.left.len().saturating_sub(self.size));
-        self.size = (self.size * 2).min(MOST_RETRIED);
+        self.size = (self.size * 2).min(MAX_RETRIED);
         let next = self.at.map(|at| at + Duration::from_secs(1));
         self.at = next.filter(|_| !self.left.is_empty());
         batch

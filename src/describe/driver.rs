@@ -22,7 +22,7 @@ use crate::machine::{driver_name, phase, phase_reason};
 use cmi_driver::{Capabilities, PluginInfo, Readiness, Status};
 
 /// The most InfraClusters that a page shows.
-const MOST_CLUSTERS: usize = 20;
+const MAX_CLUSTERS: usize = 20;
 
 /// What is known about a driver.
 #[derive(Debug)]
@@ -125,8 +125,8 @@ pub async fn gather(
         }
     });
     listed.await.map_err(Error::api("listing the InfraClusters"))?;
-    facts.more_clusters = clusters.len().saturating_sub(MOST_CLUSTERS);
-    clusters.truncate(MOST_CLUSTERS);
+    facts.more_clusters = clusters.len().saturating_sub(MAX_CLUSTERS);
+    clusters.truncate(MAX_CLUSTERS);
     facts.clusters = clusters;
     facts.orphans = orphans(client, namespace).await.map_err(|error| in_words(&error));
     Ok(facts)

@@ -6,7 +6,7 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 
 /// The most events that a page shows.
-const MOST: usize = 8;
+const MAX_EVENTS: usize = 8;
 
 /// An event, as a page shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(super) async fn of_reason(
 /// The newest of these, the newest first.
 pub(super) fn newest(mut events: Vec<SeenEvent>) -> Vec<SeenEvent> {
     events.sort_by_key(|event| std::cmp::Reverse(event.at));
-    events.truncate(MOST);
+    events.truncate(MAX_EVENTS);
     events
 }
 

@@ -6,7 +6,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta};
 use crate::apiserver::in_words;
 
 /// No chain of Cluster API is longer.
-const MOST: usize = 8;
+const MAX_CHAIN: usize = 8;
 
 /// An owner, as far as it could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum OwnerState {
 /// those, the only one.
 pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
     let (mut chain, mut meta) = (Vec::new(), meta.clone());
-    while chain.len() < MOST {
+    while chain.len() < MAX_CHAIN {
         let namespace = meta.namespace.clone().unwrap_or_default();
         let owners = meta.owner_references.unwrap_or_default();
         let controller = owners.iter().find(|owner| owner.controller == Some(true));

@@ -26,7 +26,7 @@ use crate::identity::{self, MachineId};
 use crate::retry::LONG_WAIT;
 
 /// How long it is tried at most: the report of orphans shows what is left then.
-const LONGEST: Duration = Duration::from_hours(1);
+const MAX_RETRY_TIME: Duration = Duration::from_hours(1);
 
 /// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
 /// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
@@ -61,7 +61,7 @@ pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
                 error.wait(errors)
             }
         };
-        if began.elapsed() + wait > LONGEST {
+        if began.elapsed() + wait > MAX_RETRY_TIME {
             tracing::error!(
                 name,
                 "the VM of an InfraMachine that is gone could not be deleted"

@@ -489,7 +489,7 @@ impl<'a> Object<'a> {
     /// write that follows is refused.
     async fn finalizers(&self, action: &'static str) -> Result<Vec<String>, Error> {
         let known = self.latest.metadata.finalizers.clone().unwrap_or_default();
-        if known.len() < bounded::MOST_KEPT {
+        if known.len() < bounded::MAX_KEPT {
             return Ok(known);
         }
         let live = self.api.get_metadata(self.name()).await;

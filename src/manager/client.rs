@@ -16,12 +16,12 @@ use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
 use super::connection::{self, is_watch, is_write};
-use super::pages::{MOST_BYTES, Page, Pages};
+use super::pages::{MAX_BYTES, Page, Pages};
 use crate::leadership::Leadership;
 
 /// Requests at the same time, but for watches: each needs a connection over HTTP/1.1. Over HTTP/2, API
 /// servers allow 100 on a connection.
-const MOST_REQUESTS: usize = 64;
+const MAX_REQUESTS: usize = 64;
 /// How long the API server may take to begin its answer, and for each further piece of it, but for the events
 /// of watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,7 +56,7 @@ pub(super) fn controller_client(
     let config = prepared(config);
     let limits = RequestLimits {
         leadership,
-        slots: Arc::new(Semaphore::new(MOST_REQUESTS)),
+        slots: Arc::new(Semaphore::new(MAX_REQUESTS)),
         pages: Arc::default(),
     };
     match protocol {
@@ -170,7 +170,7 @@ where
         if let Ok(data) = frame.map_err(Into::into)?.into_data() {
             whole.extend_from_slice(&data);
         }
-        if let Some(page) = page.take_if(|_| whole.len() > MOST_BYTES) {
+        if let Some(page) = page.take_if(|_| whole.len() > MAX_BYTES) {
             return Err(pages.too_large(page).into());
         }
     }

@@ -35,7 +35,7 @@ use crate::leadership::Leadership;
 use cmi_driver::Chain;
 
 /// How many renewals may wait for an answer at the same time.
-const MOST_RENEWALS: usize = 8;
+const MAX_RENEWALS: usize = 8;
 /// The longest pause between two tries, in retry periods; that of client-go.
 const JITTER_FACTOR: f64 = 1.2;
 /// How long handing over may take.
@@ -255,7 +255,7 @@ impl Elector {
                     Err(RenewalError::Failed(error)) => self.warn(&error),
                 },
                 () = sleep_until(renewed + renew_deadline) => {}
-                () = sleep_until(next), if renewals.len() < MOST_RENEWALS => {
+                () = sleep_until(next), if renewals.len() < MAX_RENEWALS => {
                     let sent = Instant::now();
                     next = sent + retry_period;
                     let renewal = self.renewal(sent + renew_deadline);

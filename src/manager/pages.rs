@@ -12,15 +12,15 @@ use http::uri::PathAndQuery;
 use http::{Request, Uri};
 
 /// A page of so many objects is taken however large it is: of 1.5 MiB each they are 24 MiB.
-const FEWEST: u32 = 16;
+const MIN_PAGE: u32 = 16;
 /// The most bytes of a page of more objects. 500 ordinary InfraMachines have 4 MiB.
-pub(super) const MOST_BYTES: usize = 8 * 1024 * 1024;
+pub(super) const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// How much smaller the next pages are.
 const STEP: u32 = 8;
 
 /// A page of a list had more bytes than are read. Lists of its path have smaller pages from now on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a page of {limit} objects of {path} has more than {MOST_BYTES} bytes: listing in smaller pages")]
+#[error("a page of {limit} objects of {path} has more than {MAX_BYTES} bytes: listing in smaller pages")]
 pub struct PageTooLarge {
     path: String,
     limit: u32,
@@ -68,13 +68,13 @@ impl Pages {
             let query: Vec<_> = pairs.collect();
             *request.uri_mut() = with_query(uri, &format!("{path}?{}", query.join("&")))?;
         }
-        (limit > FEWEST).then_some(Page { path, limit })
+        (limit > MIN_PAGE).then_some(Page { path, limit })
     }
 
     /// Has the next lists of this path come in smaller pages.
     pub(super) fn too_large(&self, page: Page) -> PageTooLarge {
         let Page { path, limit } = page;
-        let smaller = (limit / STEP).max(FEWEST);
+        let smaller = (limit / STEP).max(MIN_PAGE);
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let next = known.entry(path.clone()).or_insert(smaller);
         *next = smaller.min(*next);

@@ -21,7 +21,7 @@ const ALLOWED_TTL: Duration = Duration::from_hours(1);
 /// The most answers of one kind that are cached.
 const MAX_CACHED: usize = 1024;
 /// Reviews at the same time, of each kind: a sender of made-up tokens must not flood the API server.
-const MOST_REVIEWS: usize = 2;
+const MAX_REVIEWS: usize = 2;
 /// How long a review may take.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -75,8 +75,8 @@ impl Reviewer {
         Self {
             tokens: Api::all(client.clone()),
             accesses: Api::all(client),
-            allowed_slots: Semaphore::new(MOST_REVIEWS),
-            other_slots: Semaphore::new(MOST_REVIEWS),
+            allowed_slots: Semaphore::new(MAX_REVIEWS),
+            other_slots: Semaphore::new(MAX_REVIEWS),
             cache: Mutex::default(),
         }
     }

@@ -20,13 +20,13 @@ use cmi_grpc::connections::{Connections, Ticket};
 use cmi_grpc::server::ServerTls;
 
 /// Connections at the same time.
-const MOST_CONNECTIONS: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the head of a request may take, from its connection on.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How much that may be: a token has a few KiB.
-const MOST_HEADER_BYTES: usize = 32 * 1024;
+const MAX_HEADER_BYTES: usize = 32 * 1024;
 /// How long a connection may last, with the review of its token and its answer.
 const LIFETIME: Duration = Duration::from_secs(30);
 
@@ -75,7 +75,7 @@ impl Tls {
 
 /// Serves for ever. Each connection is for one request, so that none is idle.
 pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router) {
-    let connections = Connections::new(MOST_CONNECTIONS);
+    let connections = Connections::new(MAX_CONNECTIONS);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -123,7 +123,7 @@ async fn answer(
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
-        .max_buf_size(MOST_HEADER_BYTES)
+        .max_buf_size(MAX_HEADER_BYTES)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
         .await;

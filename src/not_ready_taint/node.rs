@@ -14,7 +14,7 @@ use crate::workload_cluster::{Answer, Connection, Unreachable};
 /// Where Nodes are.
 const NODES: &str = "/api/v1/nodes";
 /// The most taints of one key: there is one for each effect, of which there are three.
-const MOST_TAINTS: usize = 8;
+const MAX_TAINTS: usize = 8;
 
 /// What came of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
     };
     let taints = spec.taints.iter().enumerate().filter(|(_, taint)| of_key(taint));
     let taints = taints
-        .take(MOST_TAINTS)
+        .take(MAX_TAINTS)
         .map(|(at, taint)| Ok((at, serde_json::from_str(taint.get())?)))
         .collect::<serde_json::Result<_>>();
     Ok(Node {

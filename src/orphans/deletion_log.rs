@@ -16,7 +16,7 @@ use crate::caches::NamespacedName;
 use crate::identity::{self, MachineId};
 
 /// How many deletions are kept; an orphan of an older one is reported and not deleted.
-const MOST_DELETIONS: usize = 16_384;
+const MAX_DELETIONS: usize = 16_384;
 
 /// The deletions of InfraMachines that this process has observed, and the classes of their VMs.
 ///
@@ -130,7 +130,7 @@ impl Seen {
             return;
         }
         self.order.push_back(id.to_owned());
-        while self.order.len() > MOST_DELETIONS {
+        while self.order.len() > MAX_DELETIONS {
             if let Some(oldest) = self.order.pop_front() {
                 self.deletions.remove(&oldest);
             }
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn the_oldest_ends_are_forgotten_first() {
         let deletion_log = DeletionLog::default();
-        for number in 0..=MOST_DELETIONS {
+        for number in 0..=MAX_DELETIONS {
             deletion_log.record(
                 &machine(&format!("u-{number}"), |_| {}),
                 false,
@@ -292,8 +292,8 @@ mod tests {
         assert_eq!(deletion_log.of("u-0", NOW), None);
         assert!(
             deletion_log.of("u-1", NOW).is_some()
-                && deletion_log.of(&format!("u-{MOST_DELETIONS}"), NOW).is_some()
+                && deletion_log.of(&format!("u-{MAX_DELETIONS}"), NOW).is_some()
         );
-        assert_eq!(deletion_log.lock().deletions.len(), MOST_DELETIONS);
+        assert_eq!(deletion_log.lock().deletions.len(), MAX_DELETIONS);
     }
 }

@@ -20,7 +20,7 @@ use cmi_driver::ListedMachine;
 /// How often the same is reported again.
 const REPEAT: Duration = Duration::from_hours(24);
 /// Events of a Cluster in one pass; how many there are besides is said in one more.
-const MOST_EVENTS: usize = 10;
+const MAX_EVENTS: usize = 10;
 
 /// What is known and was reported of the VMs of a Cluster.
 #[derive(Debug, Default)]
@@ -173,8 +173,8 @@ pub async fn report(
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
     }
-    let left = announcements.len().saturating_sub(MOST_EVENTS);
-    announcements.truncate(MOST_EVENTS);
+    let left = announcements.len().saturating_sub(MAX_EVENTS);
+    announcements.truncate(MAX_EVENTS);
     for Announcement { reason, text } in announcements {
         record_event(scanner, scope, event_reason(reason), text).await;
     }

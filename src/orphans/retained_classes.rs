@@ -7,14 +7,14 @@ use super::scope::RetainedClass;
 use crate::caches::NamespacedName;
 
 /// The most that are remembered of a Cluster.
-const MOST_OF_CLUSTER: usize = 32;
+const MAX_PER_CLUSTER: usize = 32;
 /// The most bytes that are remembered of all Clusters.
-const MOST_BYTES: usize = 8 * 1024 * 1024;
+const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// What a class costs beside its provider spec.
 const BESIDE: usize = 1024;
 /// So many looks in a row have to find that the list can't be made: a Secret that is
 /// replaced is away for a moment.
-const MOST_FAILURES: u8 = 2;
+const MAX_FAILURES: u8 = 2;
 
 /// The classes of deleted machines, as many of each Cluster as there is room for.
 ///
@@ -59,10 +59,10 @@ impl RetainedClasses {
         self.bytes += entry.bytes();
         let of_cluster = self.by_cluster.entry(cluster.clone()).or_default();
         of_cluster.push_back(entry);
-        if of_cluster.len() > MOST_OF_CLUSTER {
+        if of_cluster.len() > MAX_PER_CLUSTER {
             self.forget_oldest(&cluster);
         }
-        while self.bytes > MOST_BYTES
+        while self.bytes > MAX_BYTES
             && let Some(cluster) = self.largest()
         {
             self.forget_oldest(&cluster);
@@ -86,7 +86,7 @@ impl RetainedClasses {
             return false;
         };
         entry.failures += 1;
-        let is_over = entry.failures >= MOST_FAILURES;
+        let is_over = entry.failures >= MAX_FAILURES;
         if is_over {
             self.forget(class);
         }
@@ -169,7 +169,7 @@ mod tests {
             classes.keep(class("a", "c", number, 8));
         }
         assert!(has(&classes, &other));
-        assert_eq!(classes.iter().count(), 1 + MOST_OF_CLUSTER);
+        assert_eq!(classes.iter().count(), 1 + MAX_PER_CLUSTER);
         assert!(has(&classes, &class("a", "c", 4_999, 8)) && !has(&classes, &class("a", "c", 4_000, 8)));
     }
 
@@ -185,7 +185,7 @@ mod tests {
         for number in 0..500 {
             classes.keep(class("a", &format!("c{number}"), number, 60_000));
             let bytes: usize = classes.iter().map(|entry| entry.class.spec.len() + BESIDE).sum();
-            assert!(bytes == classes.bytes && bytes <= MOST_BYTES, "{bytes}");
+            assert!(bytes == classes.bytes && bytes <= MAX_BYTES, "{bytes}");
         }
         assert!(others.iter().all(|other| has(&classes, other)));
         assert!(has(&classes, &class("a", "c499", 499, 60_000)));

@@ -6,7 +6,7 @@ use super::scope::{ClassId, Watched};
 use crate::caches::NamespacedName;
 
 /// The most lists of a look and driver.
-pub(super) const MOST_LISTS: usize = 512;
+pub(super) const MAX_LISTS: usize = 512;
 
 /// Which lists a look makes.
 ///

@@ -146,7 +146,7 @@ impl DiscoveryResponse {
 
 /// The most that a spec may have, as JSON: the API takes 64 KiB of a provider spec, of which Go writes some
 /// bytes as six. What is read of JSON takes many times as much memory.
-const MOST_OF_A_SPEC: usize = 128 * 1024;
+const MAX_SPEC_BYTES: usize = 512 * 1024;
 
 /// An infrastructure object, or a template of one, of any provider.
 #[derive(Debug, Deserialize)]
@@ -209,10 +209,10 @@ impl Infrastructure {
     /// It is larger than the API server takes, or of another form.
     pub fn spec<S: DeserializeOwned>(&self) -> Result<S, String> {
         let json = self.spec.get();
-        if json.len() > MOST_OF_A_SPEC {
+        if json.len() > MAX_SPEC_BYTES {
             let length = json.len();
             return Err(format!(
-                "spec has {length} bytes; at most {MOST_OF_A_SPEC} are read"
+                "spec has {length} bytes; at most {MAX_SPEC_BYTES} are read"
             ));
         }
         serde_json::from_str(json).map_err(|error| format!("spec can't be read: {}", brief(&error)))
@@ -477,7 +477,7 @@ mod tests {
         let error = object.spec::<Map<String, Value>>().unwrap_err();
         assert!(error.len() < 300 && error.contains("xxx"), "{error}");
         assert!(object.machine_spec::<CanUpdateMachineObjects>().is_err());
-        let large = json!({"metadata": {}, "spec": {"a": "x".repeat(MOST_OF_A_SPEC)}});
+        let large = json!({"metadata": {}, "spec": {"a": "x".repeat(MAX_SPEC_BYTES)}});
         let large: Infrastructure = serde_json::from_str(&large.to_string()).unwrap();
         let error = large.machine_spec::<CanUpdateMachineObjects>().unwrap_err();
         assert!(error.contains("at most"), "{error}");

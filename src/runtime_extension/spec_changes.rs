@@ -149,8 +149,8 @@ impl fmt::Display for Place {
 impl fmt::Display for SpecChanges {
     /// For a log: the first places, and what each takes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MOST: usize = 10;
-        for (number, SpecChange { place, strategy, .. }) in self.iter().take(MOST).enumerate() {
+        const MAX_NAMED: usize = 10;
+        for (number, SpecChange { place, strategy, .. }) in self.iter().take(MAX_NAMED).enumerate() {
             let separator = if number == 0 { "" } else { "; " };
             match strategy {
                 UpdateStrategy::InPlace => write!(f, "{separator}{place}: in place")?,
@@ -159,7 +159,7 @@ impl fmt::Display for SpecChanges {
                 }
             }
         }
-        match self.0.len().checked_sub(MOST).filter(|more| *more > 0) {
+        match self.0.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
             Some(more) => write!(f, "; and {more} more"),
             None => Ok(()),
         }

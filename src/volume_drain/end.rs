@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 /// The longest that the whole drain may take; Cluster API goes on as if there had been none.
-pub const LONGEST_DRAIN: Duration = Duration::from_hours(2);
+pub const MAX_DRAIN: Duration = Duration::from_hours(2);
 /// For how long the workload cluster may be away meanwhile.
-pub const LONGEST_OUTAGE: Duration = Duration::from_mins(10);
+pub const MAX_OUTAGE: Duration = Duration::from_mins(10);
 
 /// Why the hook is taken away.
 #[derive(Clone, Debug, PartialEq, Eq)]

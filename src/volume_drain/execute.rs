@@ -34,7 +34,7 @@ const BLOCKED: Duration = Duration::from_secs(5);
 /// When the driver is asked again for the ids of volumes, unless it asks for longer.
 const DRIVER_FAILED: Duration = Duration::from_secs(10);
 /// The most ids that are taken for one PersistentVolume.
-const MOST_IDS: usize = 8;
+const MAX_IDS: usize = 8;
 
 /// Has Cluster API wait for the provider before it drains the Node of a Machine.
 pub async fn set_hook(gathered: &Gathered, ctx: &Context) -> Result<Requeue, Error> {
@@ -277,7 +277,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
             pv_specs: vec![spec.clone()],
         };
         match permit.driver().get_volume_ids(request).await {
-            Ok(found) => ids.extend(found.into_iter().take(MOST_IDS)),
+            Ok(found) => ids.extend(found.into_iter().take(MAX_IDS)),
             Err(status) if retry::disposition(Stage::VolumeIds, status.code()) == Disposition::Retry => {
                 return Ids::Failed(status);
             }

@@ -19,7 +19,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, pages};
 
 /// The most MachineDrainRules of a namespace that are looked at.
-const MOST_RULES: usize = 64;
+const MAX_RULES: usize = 64;
 
 /// What was read, and keeps alive what [`Observed`] borrows.
 pub struct Gathered {
@@ -185,7 +185,7 @@ async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -
     );
     let (mut rules, mut are_too_many) = (Vec::new(), false);
     let take = |rule: MachineDrainRule| {
-        are_too_many = rules.len() == MOST_RULES;
+        are_too_many = rules.len() == MAX_RULES;
         if are_too_many {
             return ControlFlow::Break(());
         }

@@ -10,9 +10,9 @@ use crate::api::v1alpha1::InfraMachine;
 /// How long it is waited for the volumes of a pod, where the annotation names no time.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(2);
 /// The longest that it may name.
-pub const LONGEST_TIMEOUT: Duration = Duration::from_hours(1);
+pub const MAX_TIMEOUT: Duration = Duration::from_hours(1);
 /// The most characters of a value that are shown.
-const MOST_SHOWN: usize = 64;
+const MAX_SHOWN: usize = 64;
 
 /// What the annotation says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl OptIn {
             "" | "true" => Self::Yes(DEFAULT_TIMEOUT),
             text => match duration(text) {
                 Some(timeout) => Self::Yes(timeout),
-                None => Self::Invalid(text.chars().take(MOST_SHOWN).collect()),
+                None => Self::Invalid(text.chars().take(MAX_SHOWN).collect()),
             },
         }
     }
@@ -55,7 +55,7 @@ impl OptIn {
 
 fn duration(text: &str) -> Option<Duration> {
     let parsed: Duration = text.parse::<SignedDuration>().ok()?.try_into().ok()?;
-    (Duration::from_secs(1)..=LONGEST_TIMEOUT)
+    (Duration::from_secs(1)..=MAX_TIMEOUT)
         .contains(&parsed)
         .then_some(parsed)
 }
@@ -88,6 +88,6 @@ mod tests {
             assert_eq!(said(value), OptIn::Invalid(value.to_owned()));
             assert_eq!(said(value).timeout(), Some(DEFAULT_TIMEOUT));
         }
-        assert_eq!(said(&"x".repeat(100)), OptIn::Invalid("x".repeat(MOST_SHOWN)));
+        assert_eq!(said(&"x".repeat(100)), OptIn::Invalid("x".repeat(MAX_SHOWN)));
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 
 use super::drain_rules::DrainRules;
-use super::end::{End, LONGEST_DRAIN, LONGEST_OUTAGE};
+use super::end::{End, MAX_DRAIN, MAX_OUTAGE};
 use super::opt_in::OptIn;
 use super::record::Eviction;
 use super::status::{self, Report};
@@ -124,9 +124,7 @@ impl DrainedMachine {
     fn limit(&self) -> Duration {
         let asked = self.spec.deletion.node_drain_timeout_seconds;
         let asked = asked.filter(|seconds| *seconds > 0).map(u64::from);
-        asked.map_or(LONGEST_DRAIN, |seconds| {
-            LONGEST_DRAIN.min(Duration::from_secs(seconds))
-        })
+        asked.map_or(MAX_DRAIN, |seconds| MAX_DRAIN.min(Duration::from_secs(seconds)))
     }
 
     /// When the drain has to be over, and how long that is; nothing before Cluster API waits for it.
@@ -292,7 +290,7 @@ fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -
     if deadline <= observed.now {
         return Plan::Release(End::TimedOut(limit));
     }
-    if observed.outage.is_some_and(|outage| outage >= LONGEST_OUTAGE) {
+    if observed.outage.is_some_and(|outage| outage >= MAX_OUTAGE) {
         return Plan::Release(End::Outage);
     }
     // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that

@@ -12,9 +12,9 @@ use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 
 /// The most volumes that are waited for at a time. A cache keeps no longer annotation.
-pub const MOST_VOLUMES: usize = 24;
+pub const MAX_VOLUMES: usize = 24;
 /// The most characters of a pod's namespace and name.
-const MOST_NAME: usize = 180;
+const MAX_NAME: usize = 180;
 
 /// An eviction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,16 +40,12 @@ impl Eviction {
     /// Of a pod, for these of the volumes that are attached to its Node.
     pub fn new(pod: &str, uid: &str, evicted_at: Timestamp, grace_seconds: u32, attached: &[&str]) -> Self {
         Self {
-            pod: pod.chars().take(MOST_NAME).collect(),
+            pod: pod.chars().take(MAX_NAME).collect(),
             uid: uid.to_owned(),
             evicted_at,
             grace_seconds,
             refused: false,
-            volumes: attached
-                .iter()
-                .take(MOST_VOLUMES)
-                .map(|name| hash(name))
-                .collect(),
+            volumes: attached.iter().take(MAX_VOLUMES).map(|name| hash(name)).collect(),
         }
     }
 
@@ -103,7 +99,7 @@ mod tests {
         infra.metadata.annotations = Some([annotation].into());
         crate::api::bounded::bound(&mut infra.metadata);
         assert_eq!(Eviction::of(&infra), Some(eviction.clone()));
-        assert_eq!(eviction.awaited(&names).len(), MOST_VOLUMES);
+        assert_eq!(eviction.awaited(&names).len(), MAX_VOLUMES);
         assert!(eviction.awaited(&["other".to_owned()]).is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::end::{End, LONGEST_OUTAGE};
+use super::end::{End, MAX_OUTAGE};
 use super::opt_in::{DEFAULT_TIMEOUT, OptIn};
 use super::step::Waiting;
 use crate::api::conditions::{self, State, reason};
@@ -13,7 +13,7 @@ use crate::workload_cluster::Unreachable;
 use cmi_driver::Chain;
 
 /// The most volumes that a message names.
-const MOST_NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 
 /// What the condition says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub fn unreachable(cause: &Unreachable) -> Report {
         | Unreachable::Refused { .. }
         | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
     };
-    let minutes = LONGEST_OUTAGE.as_secs() / 60;
+    let minutes = MAX_OUTAGE.as_secs() / 60;
     let message = format!(
         "the pods with volumes can't be evicted, which is tried for {minutes} min: {}",
         Chain(cause)
@@ -165,7 +165,7 @@ pub fn ended(end: &End) -> Option<Report> {
             reason::VOLUME_DRAIN_TIMED_OUT,
             format!(
                 "the workload cluster was away for {} min: {left}",
-                LONGEST_OUTAGE.as_secs() / 60
+                MAX_OUTAGE.as_secs() / 60
             ),
         ),
         End::ForeignNode(found) => {
@@ -183,11 +183,11 @@ pub fn ended(end: &End) -> Option<Report> {
 fn named(volumes: &[String]) -> String {
     let mut text = volumes
         .iter()
-        .take(MOST_NAMED)
+        .take(MAX_NAMED)
         .map(String::as_str)
         .collect::<Vec<_>>()
         .join(", ");
-    if volumes.len() > MOST_NAMED {
+    if volumes.len() > MAX_NAMED {
         text.push_str(", …");
     }
     text

@@ -6,7 +6,7 @@ use serde_json::Value;
 /// each.
 const MAX_NAME_BYTES: usize = 1024;
 /// The shortest id that is looked for in a name: a shorter one would be found in names of others.
-const SHORTEST_ID: usize = 3;
+const MIN_ID: usize = 3;
 /// Volume sources of before CSI, and the field of each with the volume's id.
 const IN_TREE: [(&str, &str); 6] = [
     ("awsElasticBlockStore", "volumeID"),
@@ -61,7 +61,7 @@ fn ids_of(spec: &Value) -> impl Iterator<Item = &str> {
 /// Whether a name has an id as a whole, both [`comparable`]: `vol-1` is neither in `vol-12` nor in
 /// `my-vol-1`.
 fn is_named_by(name: &str, id: &str) -> bool {
-    if id.len() < SHORTEST_ID {
+    if id.len() < MIN_ID {
         return false;
     }
     let ends = |letter: Option<char>| {

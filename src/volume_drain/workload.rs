@@ -21,9 +21,9 @@ use crate::leadership::Leadership;
 use crate::workload_cluster::{Answer, Connection, Unreachable};
 
 /// The most pods that are tried at a time while budgets forbid to evict them.
-const MOST_TRIED: usize = 32;
+const MAX_TRIED: usize = 32;
 /// The most characters of what the API server says of an eviction that are shown.
-const MOST_SHOWN: usize = 256;
+const MAX_SHOWN: usize = 256;
 
 /// What there is to be seen, and to do.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ pub async fn look(
         Step::Evict(candidates, before) => (candidates, before),
     };
     let mut refused = None;
-    for pod in candidates.iter().take(MOST_TRIED) {
+    for pod in candidates.iter().take(MAX_TRIED) {
         match evict(connection, pod, DryRun::Yes).await? {
             EvictionResult::Accepted => {
                 return Ok(DrainObservation::Next(Next {
@@ -183,6 +183,6 @@ fn said(answer: &Answer) -> String {
     }
     let status: Status = serde_json::from_str(&answer.text).unwrap_or_default();
     let letters = status.message.chars().filter(|letter| !letter.is_control());
-    let message: String = letters.take(MOST_SHOWN).collect();
+    let message: String = letters.take(MAX_SHOWN).collect();
     format!("{} {message}", answer.code.as_u16())
 }

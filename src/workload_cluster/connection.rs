@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{InvalidKubeconfig, Unreachable, kubeconfig};
 
 /// The most bytes of one answer. A Node is some tens of KiB.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 /// A client of one workload cluster, for one visit.
 pub struct Connection(Client);
@@ -41,7 +41,7 @@ impl Connection {
         let (head, body) = response
             .map_err(|error| Unreachable::Failed(error.into()))?
             .into_parts();
-        let body = Limited::new(body, MOST_BYTES).collect().await;
+        let body = Limited::new(body, MAX_BYTES).collect().await;
         let body = body.map_err(Unreachable::Failed)?;
         let text = String::from_utf8(body.to_bytes().into());
         Ok(Answer {

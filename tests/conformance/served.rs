@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// How long the client waits for a call: longer than the suite does.
-const LONGEST_CALL: Duration = Duration::from_secs(25);
+const MAX_CALL: Duration = Duration::from_secs(25);
 /// How long running calls have to end.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -57,7 +57,7 @@ impl Server {
     }
 
     pub fn client(&self) -> GrpcDriver {
-        let timeouts = Operation::ALL.map(|operation| (operation, LONGEST_CALL));
+        let timeouts = Operation::ALL.map(|operation| (operation, MAX_CALL));
         GrpcDriver::new(&self.config(), Deadlines::new(timeouts)).unwrap()
     }
 

@@ -25,7 +25,7 @@ with_every_backing!(killed_before_and_after_every_call_and_write_the_provider_re
 /// Runs at the same time.
 const AT_ONCE: usize = 3;
 /// Runs until one does as another did.
-const MOST_RUNS: usize = 6;
+const MAX_RUNS: usize = 6;
 /// Runs until a point is reached that the recorded run had.
 const TRIES: usize = 3;
 
@@ -142,7 +142,7 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
 /// Runs a scenario without a kill, until two runs do the same: on a busy computer, one may do more.
 async fn record(backing: Backing, scenario: Scenario) -> Result<Recording> {
     let mut runs: Vec<Recording> = Vec::new();
-    while runs.len() < MOST_RUNS {
+    while runs.len() < MAX_RUNS {
         let next = run_through(backing, scenario).await?;
         let is_same = |run: &Recording| (&next.calls, &next.writes) == (&run.calls, &run.writes);
         if runs.iter().any(is_same) {
@@ -150,7 +150,7 @@ async fn record(backing: Backing, scenario: Scenario) -> Result<Recording> {
         }
         runs.push(next);
     }
-    bail!("no two of {MOST_RUNS} runs did the same: {runs:?}")
+    bail!("no two of {MAX_RUNS} runs did the same: {runs:?}")
 }
 
 async fn run_through(backing: Backing, scenario: Scenario) -> Result<Recording> {

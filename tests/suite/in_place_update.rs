@@ -168,10 +168,10 @@ async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str)
 /// Waits as [`updated`] does, where the update begins as core ends the one before: then core may lose it, and
 /// the operator points the MachineDeployment at a new template.
 async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name: &str) -> Result<()> {
-    const MOST_TEMPLATES: usize = 5;
+    const MAX_TEMPLATES: usize = 5;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
     let mut template = tier_name.to_owned();
-    for again in 0..MOST_TEMPLATES {
+    for again in 0..MAX_TEMPLATES {
         let is_lost = eventually(DEADLINE, "an update that is done, or lost", async || {
             up_to_date_is_true(in_place, fleet).await?;
             if is_lost(in_place, &template, tier_name).await? {
@@ -187,7 +187,7 @@ async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name:
         template = format!("{tier_name}-{again}");
         retemplate(fleet, &template, tier(tier_name)).await?;
     }
-    bail!("core lost {MOST_TEMPLATES} updates")
+    bail!("core lost {MAX_TEMPLATES} updates")
 }
 
 /// Sees that of no VM is said that it has the spec which it has not: that would look like an update that core

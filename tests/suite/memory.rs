@@ -16,7 +16,7 @@ const OBJECTS: usize = 200;
 const SPEC_BYTES: usize = 1_100_000;
 const ANNOTATION_BYTES: usize = 200_000;
 /// What the provider may take at its peak, in MiB: they are 250 together, and its container has 256.
-const MOST_MIB: u64 = 200;
+const MAX_MIB: u64 = 200;
 
 /// The memory at its peak, in MiB, of the provider that was started with a drivers file:
 /// it is the child of a shell.
@@ -68,7 +68,7 @@ async fn two_hundred_of_the_largest_objects_do_not_fill_the_memory() -> Result<(
         .delete_collection(&DeleteParams::default(), &ListParams::default())
         .await?;
     ensure!(
-        peak < MOST_MIB,
+        peak < MAX_MIB,
         "the provider took {peak} MiB to list {OBJECTS} large objects"
     );
     Ok(())

@@ -280,7 +280,7 @@ async fn logs_go_to_standard_error_alone_and_hold_no_secret() -> Result<()> {
 /// More than a plugin serves, twice over.
 const SILENT: usize = 600;
 /// More files than a plugin has, with as many connections as it serves and as many that are being closed.
-const MOST_FILES: usize = 560;
+const MAX_FILES: usize = 560;
 
 /// A client that has called stays; the silent ones evict each other, and are gone when they have
 /// said nothing for seconds.
@@ -300,7 +300,7 @@ async fn silent_clients_cost_a_plugin_neither_its_files_nor_its_callers() -> Res
         for _ in 0..SILENT {
             silent.push(silence(&plugin.endpoint).await?);
             ensure!(
-                plugin.open_files()? < MOST_FILES,
+                plugin.open_files()? < MAX_FILES,
                 "the plugin holds too many connections"
             );
         }

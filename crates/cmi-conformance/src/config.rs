@@ -16,11 +16,11 @@ pub use contradiction::{changed_places, slow_calls_hang, with_capabilities};
 pub use setting::Setting;
 
 use super::hooks::Hook;
-use super::secret_scan::{SHORTEST_SECRET, is_long_enough};
+use super::secret_scan::{MIN_SECRET, is_long_enough};
 use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 
 /// The most characters of a name where nothing is said: of a label in DNS.
-const LONGEST_LABEL: usize = 63;
+const MAX_LABEL: usize = 63;
 
 /// How many VMs are in a long list where nothing is said.
 const MANY_MACHINES: usize = 25;
@@ -209,7 +209,7 @@ impl Config {
 
     /// The most characters of a machine's name that are tried.
     pub fn longest_name(&self) -> usize {
-        self.longest_name.unwrap_or(LONGEST_LABEL)
+        self.longest_name.unwrap_or(MAX_LABEL)
     }
 
     /// How many VMs the case about long lists makes.
@@ -333,7 +333,7 @@ fn secrets_can_be_found<C>(config: &Config, _: &C) -> garde::Result {
         if let Some((key, _)) = map.iter().find(too_short) {
             return Err(garde::Error::new(format!(
                 "{field}: the value of `{key}` is too short to be told from other text where it leaks: it \
-                 takes {SHORTEST_SECRET} bytes; if it is no secret, name the key in `publicSecretKeys`"
+                 takes {MIN_SECRET} bytes; if it is no secret, name the key in `publicSecretKeys`"
             )));
         }
     }

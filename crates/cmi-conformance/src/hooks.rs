@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 /// How long a command may take.
-pub(crate) const LONGEST_COMMAND: Duration = Duration::from_mins(1);
+pub(crate) const MAX_COMMAND: Duration = Duration::from_mins(1);
 
 /// Something that can be done to a back end behind the driver's back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -233,13 +233,13 @@ impl Hooks for CommandHooks {
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();
-        let output = tokio::time::timeout(LONGEST_COMMAND, run)
+        let output = tokio::time::timeout(MAX_COMMAND, run)
             .await
             .with_context(|| {
                 format!(
                     "the hook `{}` did not end within {} s",
                     call.hook,
-                    LONGEST_COMMAND.as_secs()
+                    MAX_COMMAND.as_secs()
                 )
             })?
             .with_context(|| format!("starting `{program}` for the hook `{}`", call.hook))?;

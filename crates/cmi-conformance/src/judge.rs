@@ -13,7 +13,7 @@ use cmi_driver::{
 };
 
 /// The shortest message that can explain an error.
-const SHORTEST_MESSAGE: usize = 8;
+const MIN_MESSAGE: usize = 8;
 /// The rows that a secret in an answer breaks.
 pub const SECRET_RULES: &[&str] = &["OPS-11", "CMI-13", "CMI-165", "CMI-186"];
 
@@ -153,7 +153,7 @@ pub fn problem(status: &Status) -> Option<&'static str> {
     if message.contains('\0') {
         return Some("the message holds a NUL");
     }
-    if message.chars().filter(|c| !c.is_control()).count() < SHORTEST_MESSAGE {
+    if message.chars().filter(|c| !c.is_control()).count() < MIN_MESSAGE {
         return Some("the message is too short to say anything");
     }
     let folded = |text: &str| text.replace('_', "").to_lowercase();

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use cmi_driver::Code;
 
 /// The longest time for which a driver may be away and come back.
-const LONGEST_OUTAGE: Duration = Duration::from_secs(30);
+const MAX_OUTAGE: Duration = Duration::from_secs(30);
 
 /// That the driver went away in one of several requests: nothing shows which it was.
 #[derive(Clone, Debug, Serialize)]
@@ -53,7 +53,7 @@ impl Liveness {
     /// for as long as a call may take if that is less, is that it can't be reached.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
         Self {
-            timeout: call_limit.min(LONGEST_OUTAGE),
+            timeout: call_limit.min(MAX_OUTAGE),
             state: Mutex::new(State::Reachable),
             gone: Mutex::default(),
             outages: Mutex::default(),

@@ -7,9 +7,9 @@ use percent_encoding::percent_decode_str;
 
 /// The shortest value that counts as a secret, one that works as well as one that is refused; to find a
 /// shorter one in a text means nothing: `expired` stands in any message about credentials.
-pub const SHORTEST_SECRET: usize = 12;
+pub const MIN_SECRET: usize = 12;
 /// The shortest line of a longer secret that counts as one by itself.
-const SHORTEST_LINE: usize = 20;
+const MIN_LINE: usize = 20;
 /// The format of bootstrap data, which stands beside it.
 const NO_SECRET: &[u8] = b"cloud-config";
 /// How many ways there are to begin in the middle of what base64 takes together.
@@ -17,7 +17,7 @@ const SHIFTS: usize = 3;
 
 /// Whether a secret can be told from other text.
 pub fn is_long_enough(secret: &[u8]) -> bool {
-    secret.trim_ascii().len() >= SHORTEST_SECRET
+    secret.trim_ascii().len() >= MIN_SECRET
 }
 
 /// Whether a text holds a secret.
@@ -29,14 +29,14 @@ pub fn echoes(text: &str, secret: &[u8]) -> bool {
 /// part of something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a
 /// literal.
 pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
-    if secret == NO_SECRET || secret.len() < SHORTEST_SECRET {
+    if secret == NO_SECRET || secret.len() < MIN_SECRET {
         return None;
     }
     let plain = String::from_utf8_lossy(secret);
     let readings = readings(text);
     let lines = plain.lines().map(str::trim).filter(|line| is_telling(line));
     let lines = lines.chain([plain.trim()]);
-    let lines = lines.filter(|needle| needle.len() >= SHORTEST_SECRET && needle.as_bytes() != NO_SECRET);
+    let lines = lines.filter(|needle| needle.len() >= MIN_SECRET && needle.as_bytes() != NO_SECRET);
     for needle in lines {
         if text.contains(needle) {
             return Some("as it is");
@@ -54,7 +54,7 @@ pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
 /// Whether a line of a longer secret is one by itself: `kind: Config` and `-----BEGIN CERTIFICATE-----` stand
 /// in many.
 fn is_telling(line: &str) -> bool {
-    line.len() >= SHORTEST_LINE && !line.starts_with("-----")
+    line.len() >= MIN_LINE && !line.starts_with("-----")
 }
 
 /// The text as it stands, without percent-encoding, and without the escapes of literals.

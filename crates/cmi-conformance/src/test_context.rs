@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{CaseError, CaseResult};
 use super::case::Need;
 use super::config::{Config, Setting, secrets};
-use super::hooks::{Hook, HookCall, Hooks, LONGEST_COMMAND};
+use super::hooks::{Hook, HookCall, Hooks, MAX_COMMAND};
 use super::in_flight::{InFlight, Waiting};
 use super::judge::{Judge, SECRET_RULES};
 use super::ledger::Ledger;
@@ -239,7 +239,7 @@ impl TestContext {
     /// [`CaseError::Inconclusive`] when the hook does not work.
     pub async fn run_hook(&self, call: HookCall) -> CaseResult<Vec<u8>> {
         let name = call.hook;
-        let named = self.waits_for(&format!("the hook `{name}` to end"), LONGEST_COMMAND);
+        let named = self.waits_for(&format!("the hook `{name}` to end"), MAX_COMMAND);
         let ran = self.shared.hooks.run(&call).await;
         drop(named);
         self.hook_ran(name);

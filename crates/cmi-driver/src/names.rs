@@ -1,17 +1,17 @@
 //! Names as Kubernetes takes them (RFC 1123).
 
-const LONGEST_LABEL: usize = 63;
-const LONGEST_SUBDOMAIN: usize = 253;
+const MAX_LABEL: usize = 63;
+const MAX_SUBDOMAIN: usize = 253;
 
 /// Whether a text is a DNS-1123 label: lower case letters, digits and `-`, 1–63 bytes, no `-` at either end.
 pub fn is_dns_label(text: &str) -> bool {
-    text.len() <= LONGEST_LABEL && has_label_form(text)
+    text.len() <= MAX_LABEL && has_label_form(text)
 }
 
 /// Whether a text is a DNS-1123 subdomain: labels with dots between them, 1–253 bytes. As in Kubernetes, a
 /// label of it may have more than 63 bytes.
 pub fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= LONGEST_SUBDOMAIN && text.split('.').all(has_label_form)
+    text.len() <= MAX_SUBDOMAIN && text.split('.').all(has_label_form)
 }
 
 fn has_label_form(text: &str) -> bool {

@@ -11,9 +11,9 @@ use super::{Secrets, Status};
 /// Stands where a secret was.
 const REDACTED: &str = "[redacted]";
 /// What is shorter is no secret, and to remove it would garble the text.
-const SHORTEST: usize = 6;
+const MIN_SECRET: usize = 6;
 /// The same for a word that stands alone, and not where a value stands.
-const SHORTEST_WORD: usize = 8;
+const MIN_WORD: usize = 8;
 /// Words that most bootstrap data hold, or the format that comes with them. They give no secret away.
 const PUBLIC: [&str; 8] = [
     "#cloud-config",
@@ -99,7 +99,7 @@ struct Found<'a> {
 impl<'a> Found<'a> {
     fn look_for(&mut self, needle: Needle<'a>) {
         let text = &*needle.text;
-        if text.len() >= SHORTEST && !PUBLIC.contains(&text) && self.text.contains(text) {
+        if text.len() >= MIN_SECRET && !PUBLIC.contains(&text) && self.text.contains(text) {
             self.needles.insert(needle);
         }
     }
@@ -169,9 +169,9 @@ fn needle(word: &str, is_value: bool) -> Option<Needle<'_>> {
         .all(|byte| byte.is_ascii_lowercase());
     let is_flag = word.starts_with("--") && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
     let is_wanted = if is_value {
-        word.len() >= SHORTEST
+        word.len() >= MIN_SECRET
     } else {
-        word.len() >= SHORTEST_WORD && !is_ordinary && !is_flag
+        word.len() >= MIN_WORD && !is_ordinary && !is_flag
     };
     is_wanted.then_some(Needle {
         text: Cow::Borrowed(word),

@@ -12,11 +12,11 @@ use serde_json::Value;
 use super::{Code, ProviderSpec, Status};
 
 /// The most violations that one message lists.
-const MOST_LISTED: usize = 5;
+const MAX_LISTED: usize = 5;
 /// The most steps back that a pattern with look-around or back-references may take.
 const MAX_BACKTRACKS: usize = 20_000;
 /// The most values of an enumeration that one message names.
-const MOST_VALUES: usize = 64;
+const MAX_VALUES: usize = 64;
 
 /// The JSON Schema of a provider spec. One that nothing can be checked with is kept as it was published, and
 /// refuses nothing: the driver checks for itself.
@@ -74,14 +74,14 @@ impl SpecSchema {
         }
         let mut violations: Vec<String> = validator
             .iter_errors(&instance)
-            .take(MOST_LISTED + 1)
+            .take(MAX_LISTED + 1)
             .map(|error| format!("providerSpec{}: {}", error.instance_path(), why(&error)))
             .collect();
         if violations.is_empty() {
             return Ok(());
         }
-        if violations.len() > MOST_LISTED {
-            violations.truncate(MOST_LISTED);
+        if violations.len() > MAX_LISTED {
+            violations.truncate(MAX_LISTED);
             violations.push("and more".to_owned());
         }
         Err(Status::new(Code::InvalidArgument, violations.join("; ")))
@@ -105,8 +105,8 @@ fn why(error: &ValidationError<'_>) -> String {
         return error.to_string();
     };
     let values = options.as_array().map_or(&[][..], Vec::as_slice);
-    let named: Vec<_> = values.iter().take(MOST_VALUES).map(Value::to_string).collect();
-    let more = values.len().saturating_sub(MOST_VALUES);
+    let named: Vec<_> = values.iter().take(MAX_VALUES).map(Value::to_string).collect();
+    let more = values.len().saturating_sub(MAX_VALUES);
     let rest = if more > 0 {
         format!(", and {more} more")
     } else {
@@ -168,7 +168,7 @@ mod tests {
             status.message(),
             r#"providerSpec/size: "huge" is not one of "m1", "m2", "m3", "m4", "m5", "m6", "m7""#
         );
-        let many: Vec<_> = (0..MOST_VALUES + 2).collect();
+        let many: Vec<_> = (0..MAX_VALUES + 2).collect();
         let schema = SpecSchema::new(json!({"properties": {"size": {"enum": many}}}));
         let status = schema.check(&spec(&json!({"size": -1}))).unwrap_err();
         assert!(

@@ -11,4 +11,4 @@ pub mod server;
 pub mod trailers;
 
 /// The most bytes of a message, for client and server: more than 10,000 machines with the longest names need.
-pub const MOST_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;

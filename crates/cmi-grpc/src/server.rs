@@ -30,7 +30,7 @@ pub use listener::{ListenError, Listener};
 pub use socket_file::SocketFile;
 pub use tls::{CertificateFiles, ServerTls, TlsError};
 
-use super::MOST_MESSAGE_BYTES;
+use super::MAX_MESSAGE_BYTES;
 use super::proto::DESCRIPTORS;
 use super::proto::capcmi::v1::machine_extension_server::MachineExtensionServer;
 use super::proto::cmi::v1::identity_server::IdentityServer;
@@ -116,16 +116,16 @@ impl Service {
             .layer(MapRequestLayer::new(listener::note_asked as NoteAsked))
             .layer(DeadlineLayer)
             .layer(MapResponseLayer::new(trailing::send as SendTrailers))
-            .add_service(IdentityServer::new(plugin.clone()).max_decoding_message_size(MOST_MESSAGE_BYTES))
+            .add_service(IdentityServer::new(plugin.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
             .add_service(
                 MachineServer::new(plugin.clone())
-                    .max_decoding_message_size(MOST_MESSAGE_BYTES)
-                    .max_encoding_message_size(MOST_MESSAGE_BYTES),
+                    .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                    .max_encoding_message_size(MAX_MESSAGE_BYTES),
             )
             .add_service(
                 MachineExtensionServer::new(plugin)
-                    .max_decoding_message_size(MOST_MESSAGE_BYTES)
-                    .max_encoding_message_size(MOST_MESSAGE_BYTES),
+                    .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                    .max_encoding_message_size(MAX_MESSAGE_BYTES),
             )
             .add_service(health_service)
             .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)

@@ -28,18 +28,18 @@ pub const NOTHING_BEGUN: &str = "capcmi-nothing-begun";
 
 /// The most bytes of all headers of an answer, as HTTP/2 counts them: what gRPC's C core, which is Python's,
 /// Ruby's and C++'s, and gRPC for Java take by default.
-pub const MOST_METADATA: usize = 8 * 1024;
+pub const MAX_METADATA: usize = 8 * 1024;
 /// Of these, for `:status`, `content-type`, `date`, `grpc-status` and the name of `grpc-message`, which are
 /// 256, and for what a proxy adds.
 const FOR_OTHERS: usize = 384;
 /// What HTTP/2 counts for a header besides its name and its value.
 const PER_HEADER: usize = 32;
 /// The most bytes of the machine in [`RESPONSE`] that are read.
-const MOST_RESPONSE: usize = 6 * 1024;
+const MAX_RESPONSE: usize = 6 * 1024;
 /// What [`RESPONSE`] takes at most with nothing in it but an id, a name and a power state.
 const NAMES: usize = RESPONSE.len() + PER_HEADER + base64_len(ProviderId::MAX_BYTES + 253 + 16);
 /// The most bytes of a message as a header, where a byte takes up to three.
-const MOST_MESSAGE: usize = 2 * 1024;
+const MAX_MESSAGE: usize = 2 * 1024;
 /// The value of what is or is not.
 const YES: &str = "true";
 /// What a message that was cut ends with.
@@ -55,7 +55,7 @@ impl Outgoing {
     fn new() -> Self {
         Self {
             metadata: MetadataMap::new(),
-            room: MOST_METADATA - FOR_OTHERS,
+            room: MAX_METADATA - FOR_OTHERS,
         }
     }
 
@@ -71,7 +71,7 @@ impl Outgoing {
 
     /// The message, without its end where the rest of an error needs the room.
     fn message(&mut self, message: &str) -> String {
-        let message = cut(message, self.room.saturating_sub(NAMES).min(MOST_MESSAGE));
+        let message = cut(message, self.room.saturating_sub(NAMES).min(MAX_MESSAGE));
         self.take(message.chars().map(size_in_header).sum());
         message
     }
@@ -208,7 +208,7 @@ pub fn completed(machine: Machine, metadata: &MetadataMap) -> Machine {
 }
 
 fn machine(metadata: &MetadataMap) -> Option<Machine> {
-    let bytes = bytes(metadata, RESPONSE).filter(|bytes| bytes.len() <= MOST_RESPONSE)?;
+    let bytes = bytes(metadata, RESPONSE).filter(|bytes| bytes.len() <= MAX_RESPONSE)?;
     v1::Machine::decode(bytes.as_slice()).ok()?.try_into().ok()
 }
 

@@ -13,7 +13,7 @@ use super::subnet::Subnet;
 use cmi_driver::{Operation, is_dns_label};
 
 /// Longest time that any field takes, seconds: one day.
-const LONGEST_SECONDS: f64 = 86_400.0;
+const MAX_SECONDS: f64 = 86_400.0;
 
 /// Configuration of the simulated driver. Every field has a default: `{}` is a cloud of three zones,
 /// one pool and four sizes.
@@ -34,13 +34,13 @@ pub struct SimulatedConfig {
     #[garde(skip)]
     pub quota: Option<u32>,
     /// From the order of a VM until its guest runs, seconds. Default: 2.
-    #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub boot_seconds: f64,
     /// What the boot takes longer at most, seconds; evenly spread. Default: 1.
-    #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub boot_jitter_seconds: f64,
     /// From the order to stop until the guest is stopped, seconds. Default: 1.
-    #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub shut_down_seconds: f64,
     /// ShutDownMachine answers OK as soon as the guest has accepted to stop, instead of ABORTED until it is
     /// stopped. Default: false.
@@ -55,13 +55,13 @@ pub struct SimulatedConfig {
     #[garde(skip)]
     pub names_provider_ids: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
-    #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub delete_seconds: f64,
     /// How long DeleteMachine waits for the VM to be gone before it answers ABORTED, seconds. Default: 5.
-    #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub delete_wait_seconds: f64,
     /// The consistency window that the driver declares, seconds. Default: 0.
-    #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub consistency_window_seconds: f64,
     /// How long a new VM is missing from GetMachineStatus and ListMachines, seconds, at
     /// most `consistencyWindowSeconds`. CreateMachine knows it at once, as clouds with

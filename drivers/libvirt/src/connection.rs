@@ -24,7 +24,7 @@ use virt::connect::Connect;
 use crate::errors;
 
 /// Connections to a host, and so jobs on it at the same time.
-const MOST_CONNECTIONS: usize = 4;
+const MAX_CONNECTIONS: usize = 4;
 /// How long a call waits for one of them while all have jobs: longer than a daemon that hangs keeps its jobs,
 /// so that a host which is merely busy is not taken for one that is away.
 const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -34,7 +34,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// its power in the middle of it.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Attempts that hang beside the last one, at most: each has a thread.
-const MOST_HUNG: usize = 16;
+const MAX_HUNG: usize = 16;
 /// How long a host that could not be reached is left alone.
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 /// How long a job may take. What is still done then goes on, and a later call finds it.
@@ -241,7 +241,7 @@ impl Host {
                 let mut changed = pin!(self.changed.notified());
                 changed.as_mut().enable();
                 self.ensure_attempt(asked, after_failure)?;
-                let all_work = self.jobs() >= MOST_CONNECTIONS;
+                let all_work = self.jobs() >= MAX_CONNECTIONS;
                 let limit = if all_work { QUEUE_TIMEOUT } else { OPEN_TIMEOUT };
                 tokio::select! {
                     biased;
@@ -263,7 +263,7 @@ impl Host {
 
     fn queue_timeout(&self) -> Status {
         let what = format!(
-            "host `{}` works on too much: {MOST_CONNECTIONS} jobs did not end in time",
+            "host `{}` works on too much: {MAX_CONNECTIONS} jobs did not end in time",
             self.name
         );
         Status::new(Code::Unavailable, what)
@@ -289,7 +289,7 @@ impl Host {
         }
         let mut connections = self.lock();
         // Those that are idle are for calls that waited longer.
-        if connections.idle.len() + self.jobs() >= MOST_CONNECTIONS {
+        if connections.idle.len() + self.jobs() >= MAX_CONNECTIONS {
             return Ok(());
         }
         let waits = after_failure == AfterFailure::Wait;
@@ -304,7 +304,7 @@ impl Host {
         }
         if let Some(attempt) = connections.attempt {
             let hangs = now >= attempt.began + ATTEMPT_TIMEOUT;
-            if !hangs || connections.hung >= MOST_HUNG {
+            if !hangs || connections.hung >= MAX_HUNG {
                 let is_silent = now >= attempt.began + OPEN_TIMEOUT;
                 return if is_silent && !waits {
                     Err(self.does_not_answer())
@@ -360,7 +360,7 @@ impl Host {
             Ok(connection) => {
                 self.was_there.store(true, Ordering::Relaxed);
                 connections.failed = None;
-                if connections.idle.len() + self.jobs() < MOST_CONNECTIONS {
+                if connections.idle.len() + self.jobs() < MAX_CONNECTIONS {
                     connections.idle.push(connection);
                     self.idle.add_permits(1);
                 } else {
@@ -475,7 +475,7 @@ mod tests {
         let host = host("qemu+unix:///system?socket=/nowhere/libvirt-sock");
         let mut failed_at = Vec::new();
         for _ in 0..2 {
-            let calls = (0..3 * MOST_CONNECTIONS).map(|_| host.run(|_| Ok(())));
+            let calls = (0..3 * MAX_CONNECTIONS).map(|_| host.run(|_| Ok(())));
             for answer in futures::future::join_all(calls).await {
                 let status = answer.unwrap_err();
                 assert_eq!(status.code(), Code::Unavailable);
@@ -514,7 +514,7 @@ mod tests {
         let silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let host = host(&format!("qemu+unix:///system?socket={}", socket.display()));
         for expected in 1..=2 {
-            let asked = (0..3 * MOST_CONNECTIONS).map(|_| host.run(|_| Ok(())));
+            let asked = (0..3 * MAX_CONNECTIONS).map(|_| host.run(|_| Ok(())));
             let (answers, ()) = tokio::join!(futures::future::join_all(asked), pass(OPEN_TIMEOUT));
             for answer in answers {
                 let status = answer.unwrap_err();
@@ -527,13 +527,13 @@ mod tests {
             assert!(status.message().contains("did not answer within"), "{status}");
             pass(ATTEMPT_TIMEOUT).await;
         }
-        for _ in 0..2 * MOST_HUNG {
+        for _ in 0..2 * MAX_HUNG {
             let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(OPEN_TIMEOUT));
             answer.unwrap_err();
             pass(ATTEMPT_TIMEOUT).await;
         }
-        assert_eq!(host.lock().hung, MOST_HUNG);
-        assert_eq!(attempts(&host), MOST_HUNG as u64 + 1);
+        assert_eq!(host.lock().hung, MAX_HUNG);
+        assert_eq!(attempts(&host), MAX_HUNG as u64 + 1);
         // The threads end with their connections: the runtime waits for them.
         drop(silent);
     }
@@ -566,7 +566,7 @@ mod tests {
             }
             Connection::open(host, uri)
         });
-        for _ in 0..2 * MOST_CONNECTIONS {
+        for _ in 0..2 * MAX_CONNECTIONS {
             let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(OPEN_TIMEOUT));
             answer.unwrap_err();
             pass(ATTEMPT_TIMEOUT).await;
@@ -575,9 +575,9 @@ mod tests {
         while host.lock().attempt.is_some() || host.lock().hung > 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(attempts(&host), 2 * MOST_CONNECTIONS as u64);
-        assert_eq!(host.lock().idle.len(), MOST_CONNECTIONS);
-        assert_eq!(host.idle.available_permits(), MOST_CONNECTIONS);
+        assert_eq!(attempts(&host), 2 * MAX_CONNECTIONS as u64);
+        assert_eq!(host.lock().idle.len(), MAX_CONNECTIONS);
+        assert_eq!(host.idle.available_permits(), MAX_CONNECTIONS);
     }
 
     /// Lets time go by. It stands still by itself as long as threads are blocked.
@@ -596,7 +596,7 @@ mod tests {
         let host = host("test:///default");
         let (go_on, waits) = std::sync::mpsc::channel::<()>();
         let waits = Arc::new(Mutex::new(waits));
-        let jobs = (0..MOST_CONNECTIONS).map(|_| {
+        let jobs = (0..MAX_CONNECTIONS).map(|_| {
             let waits = Arc::clone(&waits);
             host.run(move |_| {
                 waits.lock().unwrap().recv().unwrap();
@@ -604,11 +604,11 @@ mod tests {
             })
         });
         let asked = async {
-            while host.jobs() < MOST_CONNECTIONS {
+            while host.jobs() < MAX_CONNECTIONS {
                 tokio::task::yield_now().await;
             }
             host.ensure_reachable().await.unwrap();
-            for _ in 0..MOST_CONNECTIONS {
+            for _ in 0..MAX_CONNECTIONS {
                 go_on.send(()).unwrap();
             }
         };
@@ -647,7 +647,7 @@ mod tests {
         let status = host.run::<()>(|_| panic!("canary")).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal);
         assert!(!status.message().contains("canary"));
-        for _ in 0..MOST_CONNECTIONS {
+        for _ in 0..MAX_CONNECTIONS {
             host.run(|_| Ok(())).await.unwrap();
         }
     }

@@ -6,7 +6,7 @@ use super::forecast::Forecast;
 use crate::cli::table::table;
 
 /// The most characters of a value that are printed.
-const MOST_OF_A_VALUE: usize = 40;
+const MAX_VALUE: usize = 40;
 
 /// Tables of the fields and of the machines, and what else there is to know.
 pub(super) fn text(forecast: &Forecast) -> String {
@@ -55,10 +55,10 @@ fn value(value: Option<&Value>) -> String {
         return "<none>".to_owned();
     };
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    if text.chars().count() <= MOST_OF_A_VALUE {
+    if text.chars().count() <= MAX_VALUE {
         return text;
     }
-    let cut: String = text.chars().take(MOST_OF_A_VALUE - 1).collect();
+    let cut: String = text.chars().take(MAX_VALUE - 1).collect();
     format!("{cut}…")
 }
 
@@ -72,9 +72,6 @@ mod tests {
     fn a_long_value_is_cut_and_one_that_is_not_there_is_said_to_be_none() {
         assert_eq!(value(None), "<none>");
         assert_eq!(value(Some(&json!({"a": 1}))), r#"{"a":1}"#);
-        assert_eq!(
-            value(Some(&json!("x".repeat(80)))).chars().count(),
-            MOST_OF_A_VALUE
-        );
+        assert_eq!(value(Some(&json!("x".repeat(80)))).chars().count(), MAX_VALUE);
     }
 }

@@ -65,14 +65,14 @@ async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Fai
     seen.at_once.lock().unwrap().0 -= 1;
     match (name.as_str(), seen.runs(&name)) {
         ("again", 1) => Ok(Action::requeue(Duration::from_secs(5))),
-        ("busy", runs) if runs < MOST_RUNS => Ok(Action::requeue(Duration::ZERO)),
+        ("busy", runs) if runs < MAX_RUNS => Ok(Action::requeue(Duration::ZERO)),
         ("fails", 1) => Err(Failed),
         _ => Ok(Action::await_change()),
     }
 }
 
 /// So often is one reconciled that is always asked for: the clock stands still meanwhile.
-const MOST_RUNS: usize = 1000;
+const MAX_RUNS: usize = 1000;
 
 fn in_seven_seconds(_: Arc<Machine>, _: &Failed, _: Arc<Seen>) -> Action {
     Action::requeue(Duration::from_secs(7))
@@ -229,10 +229,10 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     let cache = machines(&["a", "b", "busy", "c", "d"]);
-    let (seen, trigger) = (Seen::new(10 * MOST_RUNS), Trigger::default());
+    let (seen, trigger) = (Seen::new(10 * MAX_RUNS), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
     trigger.send(reference("busy"));
-    run_until(runner, &seen, seen.until(|seen| seen.runs("busy") >= MOST_RUNS)).await;
+    run_until(runner, &seen, seen.until(|seen| seen.runs("busy") >= MAX_RUNS)).await;
     let order = seen.order();
     for name in ["a", "b", "c", "d"] {
         let place = order.iter().position(|seen| seen == name);

@@ -21,7 +21,7 @@ use cmi_driver::{
 };
 
 /// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
-const SOONEST: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Asks the guest to stop; `None` when the VM may be deleted now.
 pub async fn shut_down(
@@ -204,7 +204,7 @@ fn after_shut_down(
             message: format!("{}; {until}", failure.message()),
             requeue_after: failure
                 .asked()
-                .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(SOONEST)),
+                .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(MIN_PAUSE)),
         });
     }
     // What can't be reached can't be asked to delete either.
@@ -291,7 +291,7 @@ mod tests {
         };
         assert_eq!(requeue_after(0, None), 60);
         assert_eq!(requeue_after(20, Some(at(0))), 40);
-        assert_eq!(requeue_after(60, Some(at(0))), SOONEST.as_secs());
+        assert_eq!(requeue_after(60, Some(at(0))), MIN_PAUSE.as_secs());
     }
 
     #[test]

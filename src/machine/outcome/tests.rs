@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::leadership::NotLeader;
-use crate::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
+use crate::retry::{FIRST_BACKOFF, LONG_WAIT, MAX_BACKOFF};
 
 fn failure(stage: Stage, code: Code) -> Failure {
     Failure::new(stage, Status::new(code, "no"))
@@ -29,7 +29,7 @@ fn every_call_and_code_waits_as_its_class_says() {
                 | Code::Aborted
                 | Code::Unavailable
                 | Code::NotFound
-                | Code::Uninitialized => (Some(FIRST_BACKOFF), Some(LONGEST_BACKOFF)),
+                | Code::Uninitialized => (Some(FIRST_BACKOFF), Some(MAX_BACKOFF)),
                 // CMI-37
                 Code::Unimplemented if failure.disposition == Disposition::AwaitDriver => (None, None),
                 Code::ResourceExhausted

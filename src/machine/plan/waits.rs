@@ -9,7 +9,7 @@ use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
-use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, LONGEST_ASKED, LONGEST_BACKOFF, MIN_REQUEUE, jitter};
+use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_ASKED, MAX_BACKOFF, MIN_REQUEUE, jitter};
 use crate::wall_clock::{elapsed, until};
 use cmi_driver::{Code, Operation};
 
@@ -66,7 +66,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let next = last.next_retry_time.as_ref()?.0;
     // A clock that was set back must not make the wait longer than it was meant to be.
     let meant = until(next, last.last_update_time.0);
-    let meant = meant.min(LONGEST_ASKED);
+    let meant = meant.min(MAX_ASKED);
     let left = until(next, now);
     let shown = u32::try_from(last.attempts).unwrap_or_default();
     let elapsed = elapsed(last.last_update_time.0, now).unwrap_or_default();
@@ -175,8 +175,8 @@ pub fn until_settling(observed: &Observed<'_>) -> Option<Duration> {
 /// themselves, and no longer than the guest still has to shut down. The end of a deletion is seen late by a
 /// quarter of what it took at most.
 pub fn pace_of_deletion(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
-    const LONGEST: Duration = Duration::from_mins(1);
-    let pace = (deleted_for / 4).clamp(FIRST_BACKOFF, LONGEST);
+    const MAX_PACE: Duration = Duration::from_mins(1);
+    let pace = (deleted_for / 4).clamp(FIRST_BACKOFF, MAX_PACE);
     left_to_shut_down.map_or(pace, |left| pace.min(left.max(MIN_REQUEUE)))
 }
 
@@ -188,5 +188,5 @@ pub fn pace(machine: &InfraMachine, now: Timestamp) -> Duration {
         .as_ref()
         .and_then(|status| conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_CREATED))
         .and_then(|created| elapsed(created.last_transition_time.0, now));
-    created.unwrap_or_default().clamp(FIRST_BACKOFF, LONGEST_BACKOFF)
+    created.unwrap_or_default().clamp(FIRST_BACKOFF, MAX_BACKOFF)
 }

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use super::Migration;
 
 /// The most characters of the value of a label.
-const LONGEST_LABEL: usize = 63;
+const MAX_LABEL: usize = 63;
 /// Names that two objects would have, or that are no label where Cluster API wants one.
 pub fn unfit_names(migration: &Migration) -> Vec<String> {
     let mut problems = Vec::new();
@@ -31,9 +31,9 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
         }
         seen.insert((object.kind, object.name.as_str()), from);
         let is_label = ["MachineDeployment", "MachineSet"].contains(&object.kind);
-        if is_label && object.name.len() > LONGEST_LABEL {
+        if is_label && object.name.len() > MAX_LABEL {
             problems.push(format!(
-                "{} `{}`: Cluster API takes names of at most {LONGEST_LABEL} characters",
+                "{} `{}`: Cluster API takes names of at most {MAX_LABEL} characters",
                 object.kind, object.name
             ));
         }
@@ -44,7 +44,7 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
 /// The name of the MachineSet of a MachineDeployment, which is a label of its machines.
 pub fn set_name(deployment: &str) -> String {
     let whole = format!("{deployment}-migrated");
-    if whole.len() <= LONGEST_LABEL {
+    if whole.len() <= MAX_LABEL {
         return whole;
     }
     let hash = Sha256::digest(deployment);
@@ -53,6 +53,6 @@ pub fn set_name(deployment: &str) -> String {
         .take(4)
         .fold(0, |all: u32, byte| (all << 8) | u32::from(*byte));
     let end = format!("-{short:08x}-migrated");
-    let start: String = deployment.chars().take(LONGEST_LABEL - end.len()).collect();
+    let start: String = deployment.chars().take(MAX_LABEL - end.len()).collect();
     format!("{start}{end}")
 }

@@ -229,9 +229,9 @@ fn the_hook_goes_after_the_nodes_drain_timeout_or_two_hours_and_sooner_in_an_out
     assert_eq!(begun("2025-12-31T23:00:00Z").plan(), "release TimedOut(7200s)");
     assert_eq!(begun("2025-12-31T23:00:01Z").plan(), "drain n 300s");
     let away = |outage| Seen::with(|seen| seen.outage = Some(outage)).plan();
-    assert_eq!(away(LONGEST_OUTAGE), "release Outage");
+    assert_eq!(away(MAX_OUTAGE), "release Outage");
     assert_eq!(
-        away(LONGEST_OUTAGE.saturating_sub(Duration::from_secs(1))),
+        away(MAX_OUTAGE.saturating_sub(Duration::from_secs(1))),
         "drain n 300s"
     );
 }

@@ -13,7 +13,7 @@ use crate::workload_cluster::{Connection, Unreachable};
 
 const NODES: &str = "/api/v1/nodes";
 /// The most volumes of one Node that are looked at.
-const MOST_ATTACHED: usize = 512;
+const MAX_ATTACHED: usize = 512;
 
 /// What is read of a Node.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ pub async fn node(connection: &Connection, target: &Target) -> Result<Option<Nod
             attached: status
                 .volumes_attached
                 .into_iter()
-                .take(MOST_ATTACHED)
+                .take(MAX_ATTACHED)
                 .map(|volume| volume.name)
                 .collect(),
         },

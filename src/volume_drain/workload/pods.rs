@@ -17,11 +17,11 @@ use crate::workload_cluster::{Connection, Unreachable};
 /// Pods of one answer, each of some tens of KiB.
 const PAGE: u32 = 25;
 /// The most answers for the pods of one Node, which has 250 pods at most as a rule.
-const MOST_PAGES: usize = 40;
+const MAX_PAGES: usize = 40;
 /// The most pods of one Node that are looked at.
-const MOST_PODS: usize = MOST_PAGES * PAGE as usize;
+const MAX_PODS: usize = MAX_PAGES * PAGE as usize;
 /// The most claims of one pod that are looked at.
-const MOST_CLAIMS: usize = 32;
+const MAX_CLAIMS: usize = 32;
 
 #[derive(Deserialize)]
 struct PodList {
@@ -125,7 +125,7 @@ struct PodStatus {
 pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Result<Vec<Pod>, Unreachable> {
     let (mut pods, mut token) = (Vec::new(), String::new());
     let mut seen = 0;
-    for _ in 0..MOST_PAGES {
+    for _ in 0..MAX_PAGES {
         let mut params = ListParams::default()
             .fields(&format!("spec.nodeName={node}"))
             .limit(PAGE);
@@ -140,7 +140,7 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
         let list: PodList = parse(&answer.text)?;
         seen += list.items.len();
         // A page may have more than was asked for: the workload cluster is not trusted.
-        if seen > MOST_PODS {
+        if seen > MAX_PODS {
             break;
         }
         pods.extend(list.items.into_iter().filter_map(|object| pod(object, rules)));
@@ -149,7 +149,7 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
             return Ok(pods);
         }
     }
-    let too_many = format!("it has more than {MOST_PODS} pods for one Node");
+    let too_many = format!("it has more than {MAX_PODS} pods for one Node");
     Err(Unreachable::Failed(too_many.into()))
 }
 
@@ -175,7 +175,7 @@ fn pod(object: PodObject, rules: &DrainRules) -> Option<Pod> {
             .map(|claim| claim.claim_name)
             .or(own)
     });
-    let claims: Vec<_> = claims.filter(|name| is_name(name)).take(MOST_CLAIMS).collect();
+    let claims: Vec<_> = claims.filter(|name| is_name(name)).take(MAX_CLAIMS).collect();
     let has_ended = ["Succeeded", "Failed"].contains(&status.phase.as_str());
     let can_be_named = is_name(&metadata.namespace) && is_name(&metadata.name);
     if claims.is_empty() || has_ended || !can_be_named {

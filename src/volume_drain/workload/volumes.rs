@@ -9,7 +9,7 @@ use crate::volume_drain::step::{Pod, claims_of_its_own};
 use crate::workload_cluster::{Connection, Unreachable};
 
 /// The largest PersistentVolume that is handed to a driver.
-const MOST_SPEC_BYTES: usize = 16 * 1024;
+const MAX_SPEC_BYTES: usize = 16 * 1024;
 
 /// The PersistentVolumes of the claims that no other pod of the Node uses.
 pub async fn specs(connection: &Connection, pod: &Pod, pods: &[Pod]) -> Result<Vec<Value>, Unreachable> {
@@ -40,7 +40,7 @@ pub async fn specs(connection: &Connection, pod: &Pod, pods: &[Pod]) -> Result<V
         };
         let volume: PersistentVolume<'_> =
             serde_json::from_str(&text).map_err(|_quotes| Unreachable::NotAnApiServer)?;
-        if volume.spec.get().len() <= MOST_SPEC_BYTES {
+        if volume.spec.get().len() <= MAX_SPEC_BYTES {
             specs.push(parse(volume.spec.get())?);
         }
     }

@@ -14,7 +14,7 @@ use super::parts::Parts;
 use crate::support::{Cloud, World};
 
 /// The most machines of a Cluster.
-const MOST: u32 = 6;
+const MAX_MACHINES: u32 = 6;
 /// The longest pause between two actions, and the longest time that what was killed stays away, milliseconds.
 const PAUSE: u32 = 2_000;
 const DOWN: u32 = 6_000;
@@ -186,7 +186,7 @@ impl Chaos<'_> {
             }
             Action::Scale => {
                 let fleet = &mut self.wanted[which];
-                fleet.scale(two % (MOST + 1)).await?;
+                fleet.scale(two % (MAX_MACHINES + 1)).await?;
                 Some(format!("scaled, {} to {}", fleet.name(), fleet.replicas))
             }
             Action::RollOut => {

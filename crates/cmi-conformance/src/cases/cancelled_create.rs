@@ -16,7 +16,7 @@ use cmi_driver::Code;
 /// what either does.
 const BEFORE_THE_DELETION: Duration = Duration::from_millis(200);
 /// How long at least no VM may appear.
-const SHORTEST_WATCH: Duration = Duration::from_millis(300);
+const MIN_WATCH: Duration = Duration::from_millis(300);
 /// How much longer than a create takes.
 const TIMES_A_CREATE: u32 = 2;
 
@@ -63,8 +63,7 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
     // A back end that is behind does not find yet what is there.
     t.settle().await;
     t.remove(&request, None).await?;
-    t.pause(takes.saturating_mul(TIMES_A_CREATE).max(SHORTEST_WATCH))
-        .await;
+    t.pause(takes.saturating_mul(TIMES_A_CREATE).max(MIN_WATCH)).await;
     t.is_gone(&request).await.map_err(|error| {
         error.after(&format!(
             "CreateMachine of `{}` was given up ({give_up}), and DeleteMachine answered OK while it went on",
@@ -96,7 +95,7 @@ async fn given_up_while_slow(t: TestContext) -> CaseResult {
     }
     t.remove(&request, None).await?;
     let deleted = begun.elapsed();
-    let rest = takes.saturating_mul(TIMES_A_CREATE).max(SHORTEST_WATCH);
+    let rest = takes.saturating_mul(TIMES_A_CREATE).max(MIN_WATCH);
     t.pause(slow.saturating_sub(deleted).saturating_add(rest)).await;
     t.is_gone(&request).await.map_err(|error| {
         error.after(&format!(

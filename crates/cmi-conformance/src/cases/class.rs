@@ -15,7 +15,7 @@ const DESCRIBE: Need = Need::Call(Operation::DescribeClass);
 const ARCHITECTURES: [&str; 4] = ["amd64", "arm64", "s390x", "ppc64le"];
 const OPERATING_SYSTEMS: [&str; 2] = ["linux", "windows"];
 /// The most characters of a quantity.
-const LONGEST_QUANTITY: usize = 64;
+const MAX_QUANTITY: usize = 64;
 
 pub(super) const CASES: &[Case] = cases! {
     "schema-takes-the-sample":
@@ -165,7 +165,7 @@ fn is_capacity(text: &str) -> bool {
     let exponent = suffix
         .strip_prefix(['e', 'E'])
         .and_then(|power| power.parse::<i8>().ok());
-    text.len() <= LONGEST_QUANTITY && is_number && (SUFFIXES.contains(&suffix) || exponent.is_some())
+    text.len() <= MAX_QUANTITY && is_number && (SUFFIXES.contains(&suffix) || exponent.is_some())
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use cmi_driver::{Code, Operation, ProviderId, Status};
 const AT_ONCE: usize = 8;
 /// How often that is tried, each time for another machine: where the back end answers at once, a look and the
 /// create that follows from it are microseconds apart.
-const MOST_ROUNDS: usize = 100;
+const MAX_ROUNDS: usize = 100;
 /// For how long rounds begin. One is always made; where it takes this long, the calls wait for each other.
 const ROUNDS_BEGIN_FOR: Duration = Duration::from_millis(1500);
 /// How many rounds there are at least where one is quick: on a busy computer some take longer, and two calls
@@ -137,7 +137,7 @@ fn begins(rounds: usize, took: Duration) -> bool {
 async fn create_at_once(t: TestContext) -> CaseResult {
     let started = Instant::now();
     let mut made = Vec::new();
-    for round in 0..MOST_ROUNDS {
+    for round in 0..MAX_ROUNDS {
         if !begins(round, started.elapsed()) {
             break;
         }

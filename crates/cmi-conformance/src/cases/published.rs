@@ -52,7 +52,7 @@ const LISTED: usize = 6;
 /// The pages that are asked for: several, and one that everything is on. Some back ends have no page below 5.
 const PAGE_SIZES: [i32; 2] = [5, 100];
 /// A page may be empty and not the last; a list whose pages never end is broken.
-const MOST_PAGES: usize = 100;
+const MAX_PAGES: usize = 100;
 
 async fn status_answers(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
@@ -248,7 +248,7 @@ async fn all_pages(
     size: i32,
 ) -> CaseResult<Vec<(String, String)>> {
     let (mut all, mut token) = (Vec::new(), String::new());
-    for _ in 0..MOST_PAGES {
+    for _ in 0..MAX_PAGES {
         let request = page_request(machine_request, size, std::mem::take(&mut token));
         let page: ListMachinesPagedResponse = raw(t, LIST_PAGED, &request).await?.ok()?;
         let (machines, most) = (
@@ -265,6 +265,6 @@ async fn all_pages(
         token = page.next_page_token;
     }
     Err(CaseError::failed(format!(
-        "{LIST_PAGED} in pages of {size} does not end after {MOST_PAGES} pages"
+        "{LIST_PAGED} in pages of {size} does not end after {MAX_PAGES} pages"
     )))
 }

@@ -17,7 +17,7 @@ const AFTER: &str = "after the hook `restart`";
 /// How long the end of a process may take to show in its connections.
 const NOTICE: Duration = Duration::from_secs(5);
 /// How long a process may take to serve: one with a runtime of its own, on a busy computer, starts slowly.
-const LONGEST_START: Duration = Duration::from_mins(2);
+const MAX_START: Duration = Duration::from_mins(2);
 const RESTART: Need = Need::Hook(Hook::Restart);
 
 /// The first one compares what is said before and after a restart. A driver that changes once, with its first
@@ -68,7 +68,7 @@ async fn restarted(t: &TestContext) -> CaseResult {
 /// Waits for a driver that is being started; as long as it does not serve, anything may answer in its place.
 async fn ready_again(t: &TestContext) -> CaseResult {
     let limit = t.config().call_limit();
-    let outage = limit.min(LONGEST_START);
+    let outage = limit.min(MAX_START);
     let _named = t.waits_for("the driver to serve again after the hook `restart`", outage);
     let started = Instant::now();
     let until = started + limit;

@@ -15,7 +15,7 @@ use cmi_driver::{Code, Operation};
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 /// How long a driver that is gone has to come back.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// Which errors are worth a repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Cleanup<'_> {
                 return Err((Some(code), format!("{operation} answered {status}")));
             }
             tokio::time::sleep(wait).await;
-            wait = wait.saturating_mul(2).min(LONGEST_WAIT);
+            wait = wait.saturating_mul(2).min(MAX_WAIT);
         }
     }
 }

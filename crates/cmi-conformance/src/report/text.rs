@@ -9,9 +9,9 @@ use crate::leftover;
 use crate::rules;
 
 /// How many failures the summary names; the table has all.
-const MOST_FAILURES: usize = 5;
+const MAX_FAILURES: usize = 5;
 /// How many rows a line names; the table has all.
-const MOST_ROWS: usize = 12;
+const MAX_ROWS: usize = 12;
 
 /// A case, in a line: what is printed while a run goes on.
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
@@ -79,7 +79,7 @@ fn failures(report: &Report) -> String {
     if !binding.is_empty() {
         text += "\nfailed, the most telling first:\n";
         let named = |(place, case): &(usize, &&CaseReport)| {
-            *place < MOST_FAILURES || ranking::is_dangerous(&case.name)
+            *place < MAX_FAILURES || ranking::is_dangerous(&case.name)
         };
         let (shown, more): (Vec<_>, Vec<_>) = binding.iter().enumerate().partition(named);
         text.extend(shown.into_iter().map(|(_, case)| failure(case)));
@@ -150,7 +150,7 @@ pub fn compliance(layer: &LayerReport) -> String {
 
 /// These rows, or the first of them.
 pub fn rows(ids: &[&str]) -> String {
-    match ids.split_at_checked(MOST_ROWS) {
+    match ids.split_at_checked(MAX_ROWS) {
         Some((first, more)) if !more.is_empty() => format!("{} and {} more", first.join(", "), more.len()),
         Some(_) | None => ids.join(", "),
     }

@@ -305,11 +305,11 @@ fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> CaseResult {
 
 /// The first few of them.
 fn written(vms: &[(String, ProviderId)]) -> String {
-    const MOST_SHOWN: usize = 4;
-    let shown = vms.iter().take(MOST_SHOWN);
+    const MAX_SHOWN: usize = 4;
+    let shown = vms.iter().take(MAX_SHOWN);
     let mut shown: Vec<_> = shown.map(|(name, id)| format!("{name} = {id}")).collect();
-    if vms.len() > MOST_SHOWN {
-        shown.push(format!("and {} more", vms.len() - MOST_SHOWN));
+    if vms.len() > MAX_SHOWN {
+        shown.push(format!("and {} more", vms.len() - MAX_SHOWN));
     }
     format!("[{}]", shown.join(", "))
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::answer::{CaseResult, ensure};
 
 const FIRST_WAIT: Duration = Duration::from_millis(20);
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_millis(500);
 
 /// How often a call was repeated, and until when it may be.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Repeats {
     pub async fn wait(&mut self, still: impl FnOnce() -> String) -> CaseResult {
         ensure(Instant::now() < self.until, still)?;
         tokio::time::sleep(self.wait).await;
-        self.wait = self.wait.saturating_mul(2).min(LONGEST_WAIT);
+        self.wait = self.wait.saturating_mul(2).min(MAX_WAIT);
         Ok(())
     }
 }

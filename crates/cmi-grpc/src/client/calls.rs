@@ -17,9 +17,9 @@ use cmi_driver::{
 };
 
 /// The most pages of a list. A plugin that has more gives too few machines on each.
-const MOST_PAGES: usize = 10_000;
+const MAX_PAGES: usize = 10_000;
 /// The most machines of a list: more than any cluster has, and less than fills the memory.
-const MOST_MACHINES: usize = 200_000;
+const MAX_MACHINES: usize = 200_000;
 
 /// One exchange of a [`SessionCall`]: the method of a service, and what reads its response.
 macro_rules! exchange {
@@ -131,7 +131,7 @@ cmi_driver::forward_calls! {
 async fn all_pages(call: &SessionCall, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
     let (mut machines, mut asked) = (Vec::new(), HashSet::new());
     let mut token = None;
-    for _ in 0..MOST_PAGES {
+    for _ in 0..MAX_PAGES {
         let request = capcmi::ListMachinesPagedRequest::from(PageRequest {
             list: list.clone(),
             size: None,
@@ -140,7 +140,7 @@ async fn all_pages(call: &SessionCall, list: ListMachinesRequest) -> Result<Vec<
         let page: Result<MachinePage> = exchange!(call, extension.list_machines_paged(request), plain);
         let mut page = page?;
         machines.append(&mut page.machines);
-        if machines.len() > MOST_MACHINES {
+        if machines.len() > MAX_MACHINES {
             return Err(endless("it has too many machines"));
         }
         let Some(next) = page.next else {

@@ -21,7 +21,7 @@ use cmi_driver::{Chain, Code, Result, Status};
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 /// The longest wait. No caller asks for a plugin that is down more often than its probe does, and a
 /// socket costs it nothing.
-const LONGEST_WAIT: Duration = Duration::from_secs(8);
+const MAX_WAIT: Duration = Duration::from_secs(8);
 
 /// The way to a plugin. The first call makes the connection that is missing; all others wait for that one.
 #[derive(Debug)]
@@ -257,7 +257,7 @@ impl ConnectBackoff {
 /// The wait after so many failures and one more, less up to half by `jitter` (0 ≤ jitter < 1): providers that
 /// share a plugin do not come back together.
 fn wait(failures: u32, jitter: f64) -> Duration {
-    let full = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(LONGEST_WAIT);
+    let full = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(MAX_WAIT);
     full.mul_f64(1.0 - 0.5 * jitter)
 }
 
@@ -275,7 +275,7 @@ mod tests {
     fn the_wait_doubles_up_to_its_longest_and_jitter_only_shortens_it() {
         let millis: Vec<_> = (0..7).map(|n| wait(n, 0.0).as_millis()).collect();
         assert_eq!(millis, [250, 500, 1000, 2000, 4000, 8000, 8000]);
-        assert_eq!(wait(u32::MAX, 0.0), LONGEST_WAIT);
+        assert_eq!(wait(u32::MAX, 0.0), MAX_WAIT);
         assert!(wait(0, 0.999) >= FIRST_WAIT / 2);
         assert!((0.0..1.0).contains(&random()));
     }

@@ -19,7 +19,7 @@ use tonic::body::Body;
 use tower::Service;
 
 use super::metadata_observer::Observing;
-use crate::MOST_MESSAGE_BYTES;
+use crate::MAX_MESSAGE_BYTES;
 use crate::proto::capcmi::v1::machine_extension_client::MachineExtensionClient;
 use crate::proto::cmi::v1::identity_client::IdentityClient;
 use crate::proto::cmi::v1::machine_client::MachineClient;
@@ -75,7 +75,7 @@ const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
 
 fn max_answer_bytes(operation: Operation) -> usize {
     match operation {
-        Operation::ListMachines => MOST_MESSAGE_BYTES,
+        Operation::ListMachines => MAX_MESSAGE_BYTES,
         _ => MAX_ANSWER_BYTES,
     }
 }

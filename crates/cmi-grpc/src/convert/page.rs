@@ -145,7 +145,7 @@ pub struct PagePlace {
 }
 
 /// The most machines of a page: at the longest names less than gRPC's usual limit of 4 MiB.
-const LONGEST_PAGE: u32 = 1000;
+const MAX_PAGE: u32 = 1000;
 /// What the tokens of this server begin with.
 const TOKEN_PREFIX: &str = "after:";
 
@@ -160,9 +160,7 @@ impl PageRequest {
             let id = token.strip_prefix(TOKEN_PREFIX).ok_or_else(foreign)?;
             id.parse().map_err(|_| foreign())
         });
-        let size = self
-            .size
-            .map_or(LONGEST_PAGE, |size| size.get().min(LONGEST_PAGE));
+        let size = self.size.map_or(MAX_PAGE, |size| size.get().min(MAX_PAGE));
         Ok(PagePlace {
             after: after.transpose()?,
             size: usize::try_from(size).unwrap_or(usize::MAX),

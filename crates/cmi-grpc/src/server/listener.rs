@@ -19,7 +19,7 @@ use crate::connections::{Admitted, Asker, Connections, Peer, Ticket};
 use crate::endpoint::{Authority, Endpoint};
 
 /// Connections at the same time.
-const MOST_CONNECTIONS: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many bytes every client of HTTP/2 says at once, and how long that may take.
@@ -210,7 +210,7 @@ pub(super) fn tls(
             }
         })
         // As many as can be open: no handshake waits for another client's.
-        .buffer_unordered(2 * MOST_CONNECTIONS + 1)
+        .buffer_unordered(2 * MAX_CONNECTIONS + 1)
         .filter_map(futures::future::ready)
 }
 
@@ -232,7 +232,7 @@ fn admitted<S>(
     incoming: impl Stream<Item = io::Result<S>>,
     peer: fn(&S) -> Option<Peer>,
 ) -> impl Stream<Item = (S, Ticket)> {
-    let connections = Connections::new(MOST_CONNECTIONS);
+    let connections = Connections::new(MAX_CONNECTIONS);
     incoming
         .then(move |accepted| {
             let connections = connections.clone();

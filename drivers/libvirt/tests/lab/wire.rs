@@ -24,7 +24,7 @@ const FAILED: u32 = 1;
 /// Length and header of a message.
 const HEADER: usize = 28;
 /// Longer than any message of libvirt.
-const LONGEST: usize = 64 * 1024 * 1024;
+const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 /// The domain and the level of an error that libvirtd itself reports.
 const FROM_RPC: u32 = 7;
 const ERROR: u32 = 2;
@@ -249,7 +249,7 @@ impl Frame {
         let mut length = [0; 4];
         from.read_exact(&mut length)?;
         let size = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
-        if !(HEADER..LONGEST).contains(&size) {
+        if !(HEADER..MAX_MESSAGE).contains(&size) {
             return Err(io::Error::other(format!("a message of {size} bytes")));
         }
         let mut bytes = length.to_vec();

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 /// Streams of a connection at a time, as few as a server may allow.
-const MOST_STREAMS: u32 = 10;
+const MAX_STREAMS: u32 = 10;
 
 /// The path of a request that is not answered.
 pub const SLOW: &str = "/slow";
@@ -213,7 +213,7 @@ where
     // What is not polled stays as it is, and open.
     if is_http2 {
         let served = http2::Builder::new(TokioExecutor::new())
-            .max_concurrent_streams(MOST_STREAMS)
+            .max_concurrent_streams(MAX_STREAMS)
             .serve_connection(io, service);
         tokio::pin!(served);
         tokio::select! {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use prost::Message;
 
-use crate::MOST_MESSAGE_BYTES;
+use crate::MAX_MESSAGE_BYTES;
 use crate::convert::{Declaration, FieldError, MachinePage, PageRequest};
 use crate::proto::{capcmi, cmi};
 use cmi_driver::*;
@@ -325,7 +325,7 @@ fn ten_thousand_machines_with_the_longest_names_fit_into_one_message() {
         })
         .collect();
     let message = cmi::v1::ListMachinesResponse::from(machines.clone());
-    assert!(message.encoded_len() < MOST_MESSAGE_BYTES);
+    assert!(message.encoded_len() < MAX_MESSAGE_BYTES);
     let read: Vec<ListedMachine> = message.try_into().unwrap();
     assert_eq!(read, machines);
 }
