@@ -21,7 +21,7 @@ pub struct Config {
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub hosts: BTreeMap<String, Host>,
     /// What `vmPool` of a provider spec names. Required.
-    #[garde(length(min = 1), custom(dns_labels), dive, rename("vmPools"))]
+    #[garde(length(min = 1), custom(dns_labels), dive)]
     pub vm_pools: BTreeMap<String, VmPool>,
     /// What `size` of a provider spec names. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
@@ -114,7 +114,7 @@ pub struct Image {
     #[garde(skip)]
     pub firmware: Firmware,
     /// A kernel that is booted without a boot loader. Default: none.
-    #[garde(dive, rename("directBoot"))]
+    #[garde(dive)]
     pub direct_boot: Option<DirectBoot>,
 }
 
@@ -193,7 +193,7 @@ impl Config {
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let options = serde_saphyr::options! { with_snippet: false };
         let config: Self = serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
-            let message = error.to_string();
+            let message = as_written(&error.to_string());
             let place = unreadable_place(text);
             anyhow::Error::msg(place.map_or(message.clone(), |place| format!("{place}: {message}")))
         })?;
@@ -227,6 +227,13 @@ impl Config {
         let all = self.hosts.keys().map(String::as_str);
         all.filter(|host| pool.hosts.as_ref().is_none_or(|hosts| hosts.contains(*host)))
     }
+}
+
+/// The message with the path as the file has it: the parser spells only its last key so.
+fn as_written(message: &str) -> String {
+    message
+        .replace(" vm_pools.", " vmPools.")
+        .replace(".direct_boot.", ".directBoot.")
 }
 
 /// Where a text can't be read, as `vmPools.default.image`. The parser has the path of what it checks, but not
