@@ -4,6 +4,7 @@
 //! reconciler, which asks the driver about it.
 
 mod groups;
+mod hanging_lists;
 mod plan;
 
 use std::collections::{HashMap, HashSet};
@@ -14,6 +15,7 @@ use kube::Client;
 
 pub use self::groups::CachedMachine;
 use self::groups::{Group, Groups};
+use self::hanging_lists::HangingLists;
 pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, judge};
 use crate::caches::{Caches, Entry};
@@ -85,9 +87,6 @@ pub enum Report<'a> {
     Confirmed(&'a HashSet<u64>),
 }
 
-/// A list that fails after so long hangs, as those of its namespace may that come after it: they are left out
-/// of this survey, so that the machines of other namespaces are looked after.
-const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// The part of an interval in which its lists are made: the rest is for those that take long.
 const SPREAD: u32 = 2;
 
@@ -108,9 +107,9 @@ async fn survey(
     known.absences.retain(|uid, _| alive.contains(uid));
     // A driver is not asked for all its lists at once.
     let pause = interval / SPREAD / u32::try_from(groups.len()).unwrap_or(u32::MAX).max(1);
-    let mut hanging = HashSet::new();
+    let mut hanging = HangingLists::default();
     for (index, (group, mut machines)) in groups.into_iter().enumerate() {
-        if hanging.contains(&group.namespace) {
+        if hanging.are_too_many(&group.namespace) {
             continue;
         }
         if index > 0 {
@@ -120,9 +119,7 @@ async fn survey(
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
         let asked = Instant::now();
         let Some(ids) = list(surveyor, driver, &group).await else {
-            if asked.elapsed() >= HANGS_AFTER {
-                hanging.insert(group.namespace.clone());
-            }
+            hanging.note(&group.namespace, asked.elapsed());
             continue;
         };
         let list = List {

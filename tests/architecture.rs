@@ -338,6 +338,7 @@ const PURE: &[&str] = &[
     "not_ready_taint/plan.rs",
     "not_ready_taint/status.rs",
     "cluster/plan.rs",
+    "inventory/hanging_lists.rs",
     "inventory/plan.rs",
     "orphans/plan.rs",
     "orphans/owner.rs",

@@ -151,7 +151,7 @@ async fn serve(cli: Cli, config: Config) -> Result<(), RunError> {
 }
 
 /// What the files of TLS come to. Some of them alone would be taken for none, and the plugin would serve
-/// whoever asks.
+/// every client.
 fn server_tls(
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,

@@ -1,0 +1,47 @@
+//! Which namespaces' lists hang. Pure.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// A list that fails after so long hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// So many lists of a namespace may hang in a survey.
+const MAX_HANGING: u32 = 3;
+
+/// The lists of one survey that hung, by namespace. Where they are too many, the others of the namespace are
+/// left out of the survey, so that the machines of other namespaces are looked after. Groups come in another
+/// order in each survey, so that none is left out for ever.
+#[derive(Debug, Default)]
+pub struct HangingLists(HashMap<String, u32>);
+
+impl HangingLists {
+    /// A list of this namespace failed after so long.
+    pub fn note(&mut self, namespace: &str, took: Duration) {
+        if took >= HANGS_AFTER {
+            *self.0.entry(namespace.to_owned()).or_default() += 1;
+        }
+    }
+
+    /// Whether no more lists of this namespace are made.
+    pub fn are_too_many(&self, namespace: &str) -> bool {
+        self.0.get(namespace).is_some_and(|count| *count >= MAX_HANGING)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CTL-LM-03: one class that fails must not keep the others from being looked after.
+    #[test]
+    fn a_namespace_is_left_out_when_several_of_its_lists_hang_and_no_other_one_is() {
+        let mut hanging = HangingLists::default();
+        for _ in 0..MAX_HANGING {
+            assert!(!hanging.are_too_many("a"));
+            hanging.note("a", HANGS_AFTER);
+            hanging.note("b", Duration::from_secs(1));
+        }
+        assert!(hanging.are_too_many("a"));
+        assert!(!hanging.are_too_many("b") && !hanging.are_too_many("c"));
+    }
+}
