@@ -236,6 +236,10 @@ async fn changes<T: Objects>(
     let name = current.metadata.annotations.driver.as_deref().or(named);
     let capabilities = capabilities(context, name, &current.metadata.namespace).await?;
     let changes = SpecChanges::between(&old, &new, &capabilities);
+    // To say that it takes new machines would cost an old one before the first new one fails.
+    if let Some(why) = changes.refusal() {
+        return Err(format!("no machine can be made from the new spec: {why}"));
+    }
     let patch = changes.patch(&old, &new, T::SPEC);
     Ok((changes, patch))
 }

@@ -53,6 +53,14 @@ pub enum UpdateStrategy {
 }
 
 impl SpecChanges {
+    /// Why no machine can have the new spec.
+    pub fn refusal(&self) -> Option<&str> {
+        self.iter().find_map(|change| match &change.strategy {
+            UpdateStrategy::Refused(why) => Some(why.as_str()),
+            UpdateStrategy::InPlace | UpdateStrategy::Replace(_) => None,
+        })
+    }
+
     /// What differs, and what that takes at a driver with these capabilities. Of a field that is not known,
     /// nothing is known: it takes a new machine.
     pub fn between(old: &Map<String, Value>, new: &Map<String, Value>, capabilities: &Capabilities) -> Self {

@@ -394,6 +394,37 @@ async fn while_the_driver_is_away_machines_are_neither_updated_nor_replaced() ->
     Extension::unregister(world).await
 }
 
+/// With `maxSurge: 0` an old machine would go before the new one fails.
+#[tokio::test]
+async fn a_template_that_no_machine_can_be_made_from_costs_no_machine() -> Result<()> {
+    let in_place = InPlace::new("in-place-refused").await?;
+    let (world, cloud) = (&in_place.world, &in_place.cloud);
+    let (replica, _kubelets) = in_place.serve().await?;
+    let fleet = in_place.fleet(1).await?;
+    let before = cloud.holds(1).await?;
+
+    retemplate(&fleet, "refused", json!({"vmPool": 7, "size": "small"})).await?;
+    eventually(DEADLINE, "a question that is refused", async || {
+        let log = replica.log()?;
+        let refused = "no machine can be made from the new spec: providerSpec/vmPool";
+        ensure!(log.contains(refused), "not refused");
+        Ok(())
+    })
+    .await?;
+    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    let all = machines.list(&ListParams::default()).await?.items;
+    ensure!(
+        all.len() == 1 && all[0].metadata.deletion_timestamp.is_none(),
+        "{all:?}"
+    );
+    ensure!(cloud.vms()? == before, "the VM was touched");
+
+    retemplate(&fleet, "md-2", tier("gold")).await?;
+    updated(&in_place, &fleet, "gold").await?;
+    ensure!(ids(&cloud.holds(1).await?) == ids(&before), "the VM was replaced");
+    Extension::unregister(world).await
+}
+
 /// UPD-03: to S2 and back to S1 while the driver fails; the Machine says what holds its update up.
 #[tokio::test]
 async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driver() -> Result<()> {
