@@ -178,6 +178,13 @@ pub fn recorded_driver(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::DRIVER).filter(|_| is_bound(machine))
 }
 
+/// The driver that has a machine's VM, or that it names; empty where none is known yet.
+pub fn driver_name(machine: &InfraMachine) -> &str {
+    recorded_driver(machine)
+        .or(machine.spec.driver.as_deref())
+        .unwrap_or_default()
+}
+
 /// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name
 /// where it was made without any.
 pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {

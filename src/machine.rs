@@ -35,7 +35,7 @@ use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
 pub use deleted_despite_finalizer::{delete_vm_left_behind, was_deleted_despite_finalizer};
-pub use publish::phase::{driver_name, phase, phase_reason};
+pub use publish::phase::{phase, phase_reason};
 pub use runtime_state::{LookUpHint, RuntimeStates};
 
 use self::execute::execute;

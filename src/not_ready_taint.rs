@@ -23,10 +23,11 @@ use self::plan::{Observed, Plan, Removal, awaits_removal, plan};
 use self::status::Progress;
 use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{conditions, labels};
 use crate::apiserver::{Error, Events, patch_params, publish_status};
 use crate::caches::Caches;
+use crate::identity;
 use crate::leadership::Leadership;
 use crate::reconciler::{Action, Reconciler, Requeue};
 use crate::retry::LONG_WAIT;
@@ -184,7 +185,9 @@ async fn publish(
     }
     // Before the writes, which may fail: the next look finds no taint.
     if let Some(note) = status::event(machine, removal, &progress) {
-        ctx.events.record(machine, note).await;
+        let driver = identity::driver_name(machine);
+        let condition = conditions::NOT_READY_TAINT_REMOVED;
+        ctx.events.record_failure(machine, driver, condition, note).await;
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {

@@ -187,11 +187,11 @@ impl Reconciler {
             let requeue = match &guarded.0 {
                 Ok(object) => reconcile(object).await?,
                 Err(invalid) => {
-                    let (kind, name) = (self.kind.name(), &invalid.metadata.name);
-                    tracing::error!(kind, name, error = invalid.error, "an object can't be read");
-                    self.events
-                        .record_once(guarded, Note::unreadable(&invalid.error))
-                        .await;
+                    let note = Note::unreadable(&invalid.error);
+                    if self.events.record_once(guarded, note).await {
+                        let (kind, name) = (self.kind.name(), &invalid.metadata.name);
+                        tracing::error!(kind, name, error = invalid.error, "an object can't be read");
+                    }
                     Requeue::OnChange
                 }
             };

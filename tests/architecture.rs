@@ -248,6 +248,7 @@ const MAP: &[Rule] = &[
             "retry",
             "apiserver",
             "caches",
+            "identity",
             "configured_driver",
             "metrics",
             "leadership",

@@ -86,9 +86,38 @@ impl Events {
         }
     }
 
+    /// Records that something new is wrong with a machine, on the machine or what is about it, and logs it:
+    /// the log outlives events, and is read across machines.
+    pub async fn record_failure<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        driver: &str,
+        condition: &str,
+        note: Note,
+    ) {
+        if note.warning {
+            let meta = object.meta();
+            tracing::warn!(
+                kind = %K::kind(&()),
+                machine = format!(
+                    "{}/{}",
+                    meta.namespace.as_deref().unwrap_or_default(),
+                    meta.name.as_deref().unwrap_or_default()
+                ),
+                driver,
+                code = note.reason,
+                condition,
+                action = note.action,
+                why = note.text,
+                "a machine has failed"
+            );
+        }
+        self.record(object, note).await;
+    }
+
     /// As [`Events::record`], unless it was the last thing that this process said this way of this
-    /// version of the object's spec.
-    pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
+    /// version of the object's spec; whether it is new.
+    pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) -> bool {
         let uid = object.meta().uid.clone().unwrap_or_default();
         let reported = fingerprint((object.meta().generation, &note.reason, &note.text));
         let before = {
@@ -99,9 +128,11 @@ impl Events {
             }
             all.insert(uid, reported)
         };
-        if before != Some(reported) {
+        let is_new = before != Some(reported);
+        if is_new {
             self.record(object, note).await;
         }
+        is_new
     }
 
     async fn create(&self, regarding: ObjectReference, note: Note) -> Result<(), kube::Error> {

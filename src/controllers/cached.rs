@@ -10,7 +10,7 @@ use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus, clus
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, fingerprint};
 use crate::caches::{Cached, InfraMachineFacts, MachineFacts, own_cluster_id, used_driver};
-use crate::{machine, volume_drain};
+use crate::{identity, machine, volume_drain};
 
 impl Cached for DeserializeGuard<InfraMachine> {
     type Facts = InfraMachineFacts;
@@ -26,7 +26,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
             own_cluster_id: owned(own_cluster_id(infra)),
             used_driver: owned(used_driver(infra)),
             named_driver: owned(infra.spec.driver.as_deref()),
-            shown_driver: machine::driver_name(infra).into(),
+            shown_driver: identity::driver_name(infra).into(),
             phase: Some(machine::phase(infra)),
             reason: machine::phase_reason(infra).into(),
             has_vanished: infra.has_vanished(),

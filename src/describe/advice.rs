@@ -9,8 +9,7 @@ use super::vm::SeenVm;
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationState};
-use crate::identity;
-use crate::machine::driver_name;
+use crate::identity::{self, driver_name};
 use cmi_driver::Code;
 
 /// What a person should do for a machine, what matters most first; never nothing.

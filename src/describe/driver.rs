@@ -18,7 +18,8 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, Parts};
 use crate::apiserver::{in_words, pages};
 use crate::configured_driver::{ConfiguredDrivers, Priority};
-use crate::machine::{driver_name, phase, phase_reason};
+use crate::identity::driver_name;
+use crate::machine::{phase, phase_reason};
 use cmi_driver::{Capabilities, PluginInfo, Readiness, Status};
 
 /// The most InfraClusters that a page shows.

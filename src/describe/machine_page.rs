@@ -12,7 +12,7 @@ use super::vm::SeenVm;
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
 use crate::identity;
-use crate::machine::{driver_name, phase};
+use crate::machine::phase;
 
 /// What is known of a machine and what to do next, on one page.
 pub fn page(facts: &MachineFacts, now: Timestamp) -> String {
@@ -211,7 +211,7 @@ fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
 
 fn driver(page: &mut Page, machine: &InfraMachine) {
     page.section("Driver");
-    page.row("Name", or_none(driver_name(machine)));
+    page.row("Name", or_none(identity::driver_name(machine)));
     let all = machine
         .status
         .as_ref()

@@ -21,7 +21,7 @@ use super::execute::execute;
 use super::gather::cluster_of;
 use super::object::Object;
 use super::outcome::Outcome;
-use super::publish::{events, record_failure};
+use super::publish::{events, log, record_failure};
 use super::{Context, gather_and_plan};
 use crate::admission::{self, Enforcement};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
@@ -34,11 +34,11 @@ use crate::reconciler::Action;
 /// once what is wrong with it, and events and the log what becomes of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name.as_deref().unwrap_or_default();
-    tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
     let guarded = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
-    ctx.events
-        .record_once(&guarded, Note::unreadable(&invalid.error))
-        .await;
+    let note = Note::unreadable(&invalid.error);
+    if ctx.events.record_once(&guarded, note).await {
+        tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
+    }
     if invalid.metadata.deletion_timestamp.is_none() {
         // As every machine does whose VM only the status has confirmed.
         if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &guarded) {
@@ -62,6 +62,9 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         object.remove_finalizer().await?;
         ctx.states.forget(object.uid());
+        if let Some(note) = &note {
+            log::failure(&machine, &gathered, outcome, note, moment);
+        }
     } else {
         let why = note.as_ref().map(|note| note.text.as_str());
         tracing::warn!(name, why, "deleting an InfraMachine that can't be read");

@@ -1,7 +1,7 @@
 //! Record what came of a plan, write it, and publish events of it.
 
 pub mod events;
-mod log;
+pub mod log;
 pub mod phase;
 
 use std::sync::Arc;
@@ -110,7 +110,7 @@ pub async fn write(
     }
     phase::measure(ctx, before, object.get(), gathered);
     if let Some(note) = note {
-        log::failure(before, gathered, outcome, &note);
+        log::failure(before, gathered, outcome, &note, moment);
         ctx.events.record(before, note).await;
     }
     Ok(())

@@ -11,7 +11,7 @@ use super::Context;
 use super::answer::RestartResult;
 use super::gather::Gathered;
 use super::plan::{Report, Restart, hand_over, not_done, restarted, unanswered};
-use super::publish::publish;
+use super::publish::{publish, record_failure};
 use super::record::Record;
 use crate::admission::{self, Enforcement};
 use crate::api::conditions::reason;
@@ -77,7 +77,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     };
     let report = outcome(remediation, restart.record, answer, Timestamp::now());
     if report.phase != RemediationPhase::Replacing {
-        ctx.events.record(remediation, event(&report)).await;
+        record_failure(gathered, ctx, event(&report)).await;
     }
     publish(gathered, &metadata, ctx, record, &report).await?;
     Ok(report.requeue)

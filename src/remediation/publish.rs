@@ -29,11 +29,18 @@ pub async fn publish(
     if let (Some(machine), Some(verdict)) = (gathered.machine(), &report.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
         if is_new && verdict.owner_must_remediate {
-            ctx.events.record(&gathered.remediation, given_up(report)).await;
+            record_failure(gathered, ctx, given_up(report)).await;
         }
     }
     let status = status(&gathered.remediation, record, report, Timestamp::now());
     write(&gathered.remediation, metadata, ctx, &status).await
+}
+
+/// Records an event of the remediation, and logs it if it is a warning.
+pub async fn record_failure(gathered: &Gathered, ctx: &Context, note: Note) {
+    let driver = gathered.infra_and_driver().map(|(_, driver)| driver.name());
+    let (driver, remediation) = (driver.unwrap_or_default(), &gathered.remediation);
+    ctx.events.record_failure(remediation, driver, READY, note).await;
 }
 
 /// The event of a Machine that its owner has to replace.

@@ -196,7 +196,7 @@ async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error
 async fn tell_of(infra: &InfraMachine, ctx: &Context, before: Before) {
     match before {
         Before::Left => {}
-        Before::TimedOut(waiting) => ctx.events.record(infra, status::timed_out(&waiting)).await,
+        Before::TimedOut(waiting) => publish::record_failure(infra, ctx, status::timed_out(&waiting)).await,
     }
 }
 

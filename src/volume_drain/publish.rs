@@ -8,9 +8,10 @@ use super::Context;
 use super::gather::Gathered;
 use super::record::Eviction;
 use super::status::{self, Report};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::{Error, patch_params, publish_status};
+use crate::api::{conditions, labels};
+use crate::apiserver::{Error, Note, patch_params, publish_status};
+use crate::identity;
 
 /// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
 pub async fn show(gathered: &Gathered, ctx: &Context, report: Option<&Report>) -> Result<(), Error> {
@@ -26,11 +27,18 @@ pub async fn show_on(infra: &InfraMachine, ctx: &Context, report: Option<&Report
         return Ok(());
     }
     if let Some(note) = report.and_then(|report| status::event(infra, report)) {
-        ctx.events.record(infra, note).await;
+        record_failure(infra, ctx, note).await;
     }
     let after = status::after(infra, report, Timestamp::now());
     publish_status(&api(infra, ctx), &infra.metadata, infra.status.as_ref(), &after).await?;
     Ok(())
+}
+
+/// Records an event of the drain, and logs it if it is a warning.
+pub async fn record_failure(infra: &InfraMachine, ctx: &Context, note: Note) {
+    let driver = identity::driver_name(infra);
+    let condition = conditions::VOLUMES_DRAINED;
+    ctx.events.record_failure(infra, driver, condition, note).await;
 }
 
 /// Writes down which pod is evicted, on the version of the object that the plan was made from, and reads it

@@ -66,6 +66,7 @@ async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_pa
         "ResourceExhausted",
         "VirtualMachineCreated",
         "quota of 1",
+        "next_try=\"20",
     ] {
         ensure!(lines[0].contains(part), "no {part} in {}", lines[0]);
     }

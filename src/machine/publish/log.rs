@@ -1,15 +1,22 @@
 //! The line of the log for what is new and wrong with a machine: as many as there are warning events.
 
-use super::phase::driver_name;
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
+use crate::identity::driver_name;
 use crate::machine::gather::Gathered;
 use crate::machine::outcome::{Outcome, RemovalReason};
+use crate::machine::status::RetryTiming;
 use cmi_driver::Operation;
 
 /// Logs a failure that has an event, since the log outlives that and is read across machines.
-pub fn failure(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, note: &Note) {
+pub fn failure(
+    before: &InfraMachine,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    note: &Note,
+    timing: RetryTiming,
+) {
     if !note.warning {
         return;
     }
@@ -18,6 +25,10 @@ pub fn failure(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, no
     let resolved = gathered
         .configured_driver()
         .map(crate::configured_driver::ConfiguredDriver::name);
+    let next_try = timing
+        .wait
+        .and_then(|wait| timing.now.checked_add(wait).ok())
+        .map(|time| format!("{time:.0}"));
     tracing::warn!(
         machine = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default()),
         driver = resolved.unwrap_or_else(|| driver_name(before)),
@@ -25,6 +36,7 @@ pub fn failure(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, no
         condition = condition(before, outcome),
         action = note.action,
         why = note.text,
+        next_try,
         "{}",
         match outcome {
             Outcome::RemoveFinalizer(_) => "a machine is let go by force",

@@ -4,7 +4,6 @@ use jiff::Timestamp;
 
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
-use crate::identity;
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
 use crate::metrics::MachinePhase;
@@ -44,13 +43,6 @@ pub fn phase_reason(machine: &InfraMachine) -> &str {
         None if conditions::is_true(&status.conditions, conditions::PAUSED) => reason::PAUSED,
         None => "",
     }
-}
-
-/// The driver that has a machine's VM, or that it names; empty where none is known yet.
-pub fn driver_name(machine: &InfraMachine) -> &str {
-    identity::recorded_driver(machine)
-        .or(machine.spec.driver.as_deref())
-        .unwrap_or_default()
 }
 
 /// Measures how long it took, when a machine has just come up.
