@@ -65,7 +65,6 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Migrate machines of machine-controller-manager to Cluster API, with their VMs.
     Migrate(Box<migrate::MigrateArgs>),
-    /// Test a driver against the rules of the driver contract, one by one.
     Conformance(Box<conformance::ConformanceArgs>),
     /// Print what is to be installed beside the provider, or write it to files.
     Manifests(Manifests),

@@ -280,6 +280,10 @@ pub enum Flaw {
     UpdateWritesAgain,
     /// UpdateMachine does nothing when the last applied spec is the new one, whatever the VM has.
     UpdateTrustsTheLastApplied,
+    /// UpdateMachine refuses where the VM has not what was applied last.
+    UpdateNeedsTheLastApplied,
+    /// UpdateMachine changes a VM that has no labels yet, and says of any other that it did.
+    UpdateOnlyOfABareVm,
     /// UpdateMachine changes the VM when there is nothing to change.
     UpdateWritesNothing,
     /// UpdateMachine writes other values than those that are asked for, and compares with these.

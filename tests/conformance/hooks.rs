@@ -124,6 +124,11 @@ async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
         (Hook::Unlock, "delete-locked"),
         (Hook::UserData, "create-user-data"),
         (Hook::UserData, "create-user-data-of-any-bytes"),
+        (Hook::Unknown, "create-unknown"),
+        (Hook::Internal, "create-internal"),
+        (Hook::Slow, "create-deadline"),
+        (Hook::Unhealthy, "probe-unhealthy"),
+        (Hook::Starting, "probe-starting"),
     ] {
         let ended = with_hook(hook, Does::Nothing, case).await;
         let mut said = ended.warnings.clone();

@@ -303,6 +303,8 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (UpdateDoesNothing, "UPD-03"),
     (UpdateWritesAgain, "UPD-03"),
     (UpdateTrustsTheLastApplied, "UPD-03"),
+    (UpdateNeedsTheLastApplied, "UPD-03"),
+    (UpdateOnlyOfABareVm, "UPD-03"),
     (UpdateWritesNothing, "UPD-03"),
     (UpdateWritesOtherValues, "CAP-23"),
     (UpdateWritesOtherValues, "UPD-03"),

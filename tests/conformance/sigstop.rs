@@ -199,6 +199,8 @@ async fn a_frozen_plugin_is_named_while_it_is_waited_for_and_two_signals_end_the
         line.contains(" of machine `") && line.contains("it may take 300 s"),
         "{line}"
     );
+    let is_of = |case: &str| line.contains(&format!("`{case}` waits for "));
+    assert!(cases::all().any(|case| is_of(case.name)), "{line}");
     signal(&run.suite, "-INT");
     let mut pipe = BufReader::new(run.suite.stderr.take().unwrap());
     let mut first = String::new();

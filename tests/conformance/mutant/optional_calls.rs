@@ -1,9 +1,11 @@
 //! The other calls, which are optional, with their flaws.
 
+use std::collections::BTreeMap;
+
 use cmi_driver::{
     ClassDescription, Code, DescribeClassRequest, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest,
-    ListZonesRequest, Machine, MachineRef, RestartMachineRequest, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
+    ListZonesRequest, Machine, MachineRef, ProviderSpec, RestartMachineRequest, Result,
+    ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::Vm;
 use serde_json::{Map, Value};
@@ -81,6 +83,13 @@ impl Mutant {
             {
                 return Ok(());
             }
+            Flaw::UpdateNeedsTheLastApplied
+                if self.labels_of(&request) != labels(&request.last_applied_provider_spec) =>
+            {
+                let why = "the VM is not as it was applied last";
+                return Err(Status::new(Code::FailedPrecondition, why));
+            }
+            Flaw::UpdateOnlyOfABareVm if !self.labels_of(&request).is_empty() => return Ok(()),
             Flaw::UpdateWritesNothing
                 if request.last_applied_provider_spec == request.machine.class.provider_spec
                     && !request.machine.class.provider_spec.0.contains_key("labels") =>
@@ -116,6 +125,13 @@ impl Mutant {
             _ => {}
         }
         self.inner.update_machine(request).await
+    }
+
+    /// The labels that the VM has.
+    fn labels_of(&self, request: &UpdateMachineRequest) -> BTreeMap<String, String> {
+        let id = request.provider_id.as_str();
+        let vms = self.vms(|vm| vm.provider_id() == id);
+        vms.first().map(|vm| vm.labels.clone()).unwrap_or_default()
     }
 
     /// What a driver makes of the labels that it is to write.
@@ -252,4 +268,11 @@ impl Mutant {
         }
         Ok(ids)
     }
+}
+
+/// The labels that a spec asks for.
+fn labels(spec: &ProviderSpec) -> BTreeMap<String, String> {
+    let labels = spec.0.get("labels").and_then(Value::as_object);
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    labels.into_iter().flatten().filter_map(text).collect()
 }
