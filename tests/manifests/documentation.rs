@@ -10,6 +10,8 @@ use management_cluster::{
     CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
 };
 
+use serde_json::Value;
+
 use crate::objects::repository;
 
 /// README.md and the pages beside it, and everything in docs/.
@@ -228,6 +230,36 @@ fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -
             "docs/versions.md does not say {version} in: {row}"
         );
     }
+    Ok(())
+}
+
+/// `kubectl explain` leads from a reason to what there is to do.
+#[test]
+fn the_definitions_lead_from_conditions_to_the_runbook() -> Result<()> {
+    const LINK: &str = "docs/runbook.md#reasons";
+    ensure!(
+        headings("docs/runbook.md")?.contains("reasons"),
+        "the heading is gone"
+    );
+    let mut seen = 0;
+    for entry in fs::read_dir(repository().join("config/crd"))? {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path)?;
+        if !text.contains("kind: CustomResourceDefinition") {
+            continue;
+        }
+        let crd: Value = serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
+        for version in crd["spec"]["versions"].as_array().context("versions")? {
+            let status = &version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"];
+            let Some(conditions) = status.get("conditions") else {
+                continue;
+            };
+            let said = conditions["description"].as_str().unwrap_or_default();
+            ensure!(said.contains(LINK), "{}: {said}", path.display());
+            seen += 1;
+        }
+    }
+    ensure!(seen >= 4, "only {seen} kinds with conditions");
     Ok(())
 }
 

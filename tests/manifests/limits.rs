@@ -11,7 +11,11 @@ type Case = (&'static str, Value, Value);
 #[tokio::test]
 async fn a_spec_at_its_limits_is_stored_and_one_beyond_is_refused() -> Result<()> {
     let namespace = namespace().await?;
-    let cases = machines().into_iter().chain(clusters()).chain(templates());
+    let cases = machines()
+        .into_iter()
+        .chain(clusters())
+        .chain(templates())
+        .chain(remediations());
     for (number, (kind, within, beyond)) in cases.enumerate() {
         let api = api(User::Administrator, &namespace, kind).await?;
         let good = object(kind, &format!("good-{number}"), &json!({}), &within);
@@ -56,6 +60,30 @@ fn machines() -> Vec<Case> {
         spec("creationTimeoutSeconds", json!(86_400), json!(86_401)),
         spec("shutdownTimeoutSeconds", json!(0), json!(-1)),
         spec("shutdownTimeoutSeconds", json!(86_400), json!(86_401)),
+        spec(
+            "notReadyTaint",
+            json!({"key": "example.com/not-ready"}),
+            json!({"key": "node.kubernetes.io/not-ready"}),
+        ),
+        spec(
+            "notReadyTaint",
+            json!({"key": text(63)}),
+            json!({"key": text(64)}),
+        ),
+    ]
+}
+
+fn remediations() -> Vec<Case> {
+    let strategy = |field: &str, within: Value, beyond: Value| {
+        let spec = |value: Value| json!({"strategy": {field: value}});
+        ("InfraMachineRemediation", spec(within), spec(beyond))
+    };
+    vec![
+        strategy("retryLimit", json!(1), json!(0)),
+        strategy("retryLimit", json!(100), json!(101)),
+        strategy("timeoutSeconds", json!(1), json!(0)),
+        strategy("timeoutSeconds", json!(86_400), json!(86_401)),
+        strategy("type", json!("Restart"), json!("Reboot")),
     ]
 }
 

@@ -71,6 +71,15 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
         ("timeoutSeconds: 300", "timeoutSeconds: 1"),
     ];
     apply(&world, "machine-health-check.yaml", &second)?;
+    // A machine that waits has no Node: no timeout of it may replace the machine, and no condition of it.
+    let checks = objects(&world, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
+    for check in checks.list(&ListParams::default()).await?.items {
+        let checks = &check.data["spec"]["checks"];
+        ensure!(
+            checks["nodeStartupTimeoutSeconds"] == 0 && checks["unhealthyMachineConditions"].is_null(),
+            "{checks:#}"
+        );
+    }
     let gone = &vms[0];
     cloud.console()?.vanish(gone.id)?;
     fall_silent(&world, gone).await?;

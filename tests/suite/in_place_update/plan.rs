@@ -51,6 +51,12 @@ async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> 
                 && machines[0]["action"] == action,
             "{forecast:#}"
         );
+        // What stays in place needs no reason.
+        let has_reason = |row: &Value| row["why"].as_str().is_some_and(|why| !why.is_empty());
+        ensure!(
+            action == "inPlace" || has_reason(found) && has_reason(&machines[0]),
+            "{forecast:#}"
+        );
     }
     let output = planned(&in_place, "in-place", &[])?;
     let unread = "and this plan assumes that they are: there is no Deployment `capi-system/";
