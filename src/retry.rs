@@ -176,29 +176,6 @@ impl Stage {
             Self::VolumeIds => Operation::GetVolumeIds,
         }
     }
-
-    /// The stage at which the VM is looked for in the list of a driver that can't look up.
-    pub const fn list_fallback(self) -> Option<Self> {
-        match self {
-            Self::LookUp => Some(Self::List),
-            Self::LookUpAgain => Some(Self::ListAgain),
-            Self::List
-            | Self::ListAgain
-            | Self::Create
-            | Self::Initialize
-            | Self::FinishInitialization
-            | Self::Refresh
-            | Self::Update
-            | Self::Restart
-            | Self::ShutDown
-            | Self::Delete
-            | Self::ConfirmGone
-            | Self::ListAfterDelete
-            | Self::ListZones
-            | Self::DescribeClass
-            | Self::VolumeIds => None,
-        }
-    }
 }
 
 impl Disposition {
@@ -242,9 +219,6 @@ impl Disposition {
 
 /// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows
 /// `CTL-<call>-<code>`).
-///
-/// A shut-down is best effort: a guest that can't be asked to stop is deleted now, rather than when what
-/// keeps it from being asked has been repaired.
 pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     if matches!(stage, Stage::VolumeIds) {
         return of_volume_ids(code);
@@ -253,223 +227,89 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
             Disposition::Retry
         }
-        Code::PermissionDenied | Code::Unauthenticated => of_denial(stage),
-        Code::Internal | Code::DataLoss => of_fault(stage),
-        Code::FailedPrecondition => of_failed_precondition(stage),
-        Code::ResourceExhausted => of_exhaustion(stage),
-        Code::InvalidArgument => of_invalid_argument(stage),
-        Code::AlreadyExists | Code::OutOfRange => of_ambiguity(stage),
-        Code::NotFound => of_absence(stage),
-        Code::Unimplemented => of_unimplemented(stage),
-        Code::Uninitialized => of_uninitialized(stage),
-    }
-}
-
-/// The credentials do not allow it, or are wrong.
-const fn of_denial(stage: Stage) -> Disposition {
-    match stage {
-        Stage::ShutDown => Disposition::Delete,
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::List
-        | Stage::ListAgain
-        | Stage::Create
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::Update
-        | Stage::Restart
-        | Stage::Delete
-        | Stage::ConfirmGone
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::NeedsIntervention,
-    }
-}
-
-/// The back end is broken.
-const fn of_fault(stage: Stage) -> Disposition {
-    match stage {
-        // It was one of the restarts that there may be, whatever came of it.
-        Stage::Restart => Disposition::Retry,
-        Stage::ShutDown => Disposition::Delete,
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::List
-        | Stage::ListAgain
-        | Stage::Create
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::Update
-        | Stage::Delete
-        | Stage::ConfirmGone
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::NeedsIntervention,
-    }
-}
-
-/// The VM is in a state that forbids it.
-const fn of_failed_precondition(stage: Stage) -> Disposition {
-    match stage {
-        Stage::Restart => Disposition::Replace,
-        Stage::ShutDown => Disposition::Delete,
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::List
-        | Stage::ListAgain
-        | Stage::Create
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::Update
-        | Stage::Delete
-        | Stage::ConfirmGone
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::NeedsIntervention,
-    }
-}
-
-/// There is no room.
-const fn of_exhaustion(stage: Stage) -> Disposition {
-    match stage {
-        Stage::ShutDown => Disposition::Delete,
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::List
-        | Stage::ListAgain
-        | Stage::Create
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::Update
-        | Stage::Restart
-        | Stage::Delete
-        | Stage::ConfirmGone
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::AwaitCapacity,
-    }
-}
-
-/// The driver does not take the spec.
-const fn of_invalid_argument(stage: Stage) -> Disposition {
-    match stage {
-        Stage::Restart => Disposition::Replace,
-        // A look-up that refuses the spec refuses the create, unless a VM may be there.
-        Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
-        Stage::ShutDown => Disposition::Delete,
-        Stage::Delete => Disposition::VerifyDeleted,
-        Stage::LookUpAgain
-        | Stage::ListAgain
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::Update
-        | Stage::ConfirmGone
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::NeedsIntervention,
-    }
-}
-
-/// Another VM has the name, or several VMs match.
-const fn of_ambiguity(stage: Stage) -> Disposition {
-    match stage {
-        Stage::Create => Disposition::Terminal,
-        Stage::Restart => Disposition::Replace,
-        Stage::ShutDown => Disposition::Delete,
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::List
-        | Stage::ListAgain
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::Update
-        | Stage::Delete
-        | Stage::ConfirmGone
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::NeedsIntervention,
-    }
-}
-
-/// There is no such VM.
-const fn of_absence(stage: Stage) -> Disposition {
-    match stage {
-        Stage::LookUp | Stage::LookUpAgain => Disposition::Create,
-        Stage::Create | Stage::Initialize | Stage::FinishInitialization | Stage::Update => {
-            Disposition::LookUp
+        Code::PermissionDenied | Code::Unauthenticated => {
+            skip_shut_down_or(stage, Disposition::NeedsIntervention)
         }
-        Stage::Refresh => Disposition::Vanished,
-        Stage::Restart => Disposition::Replace,
-        Stage::ShutDown => Disposition::Delete,
-        Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
-        // Only a list without the VM says that there is none.
-        Stage::List
-        | Stage::ListAgain
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::Retry,
-    }
-}
-
-/// The driver does not offer the call.
-const fn of_unimplemented(stage: Stage) -> Disposition {
-    match stage {
-        Stage::LookUp
-        | Stage::List
-        | Stage::Initialize
-        | Stage::Refresh
-        // The delete was answered, and the time that a create gets is waited for all the same.
-        | Stage::ListAfterDelete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::Fallback,
-        Stage::Restart => Disposition::Replace,
-        Stage::ShutDown => Disposition::Delete,
-        // Required, or offered and not answered, which says nothing about a VM that may exist.
-        Stage::LookUpAgain
-        | Stage::ListAgain
-        | Stage::Create
-        | Stage::FinishInitialization
-        | Stage::Update
-        | Stage::Delete
-        | Stage::ConfirmGone => Disposition::AwaitDriver,
-    }
-}
-
-/// The VM is there, and not initialized.
-const fn of_uninitialized(stage: Stage) -> Disposition {
-    match stage {
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::Create
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh => Disposition::Initialize,
-        // A deletion goes on whether or not the VM was ever initialized (INI-24).
-        Stage::ConfirmGone => Disposition::StillThere,
-        Stage::List
-        | Stage::ListAgain
-        | Stage::ListAfterDelete
-        | Stage::Update
-        | Stage::Restart
-        | Stage::ShutDown
-        | Stage::Delete
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => Disposition::Retry,
+        Code::Internal | Code::DataLoss => match stage {
+            // It was one of the restarts that there may be, whatever came of it.
+            Stage::Restart => Disposition::Retry,
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+        },
+        Code::FailedPrecondition => match stage {
+            Stage::Restart => Disposition::Replace,
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+        },
+        Code::ResourceExhausted => skip_shut_down_or(stage, Disposition::AwaitCapacity),
+        Code::InvalidArgument => match stage {
+            Stage::Restart => Disposition::Replace,
+            // A look-up that refuses the spec refuses the create, unless a VM may be there.
+            Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
+            Stage::Delete => Disposition::VerifyDeleted,
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+        },
+        Code::AlreadyExists | Code::OutOfRange => match stage {
+            Stage::Create => Disposition::Terminal,
+            Stage::Restart => Disposition::Replace,
+            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+        },
+        Code::NotFound => match stage {
+            Stage::LookUp | Stage::LookUpAgain => Disposition::Create,
+            Stage::Create | Stage::Initialize | Stage::FinishInitialization | Stage::Update => {
+                Disposition::LookUp
+            }
+            Stage::Refresh => Disposition::Vanished,
+            Stage::Restart => Disposition::Replace,
+            Stage::ShutDown => Disposition::Delete,
+            Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
+            // Only a list without the VM says that there is none.
+            Stage::List
+            | Stage::ListAgain
+            | Stage::ListAfterDelete
+            | Stage::ListZones
+            | Stage::DescribeClass
+            | Stage::VolumeIds => Disposition::Retry,
+        },
+        Code::Unimplemented => match stage {
+            Stage::LookUp
+            | Stage::List
+            | Stage::Initialize
+            | Stage::Refresh
+            // The delete was answered, and the time that a create gets is waited for all the same.
+            | Stage::ListAfterDelete
+            | Stage::ListZones
+            | Stage::DescribeClass
+            | Stage::VolumeIds => Disposition::Fallback,
+            Stage::Restart => Disposition::Replace,
+            Stage::ShutDown => Disposition::Delete,
+            // Required, or offered and not answered, which says nothing about a VM that may exist.
+            Stage::LookUpAgain
+            | Stage::ListAgain
+            | Stage::Create
+            | Stage::FinishInitialization
+            | Stage::Update
+            | Stage::Delete
+            | Stage::ConfirmGone => Disposition::AwaitDriver,
+        },
+        Code::Uninitialized => match stage {
+            Stage::LookUp
+            | Stage::LookUpAgain
+            | Stage::Create
+            | Stage::Initialize
+            | Stage::FinishInitialization
+            | Stage::Refresh => Disposition::Initialize,
+            // A deletion goes on whether or not the VM was ever initialized (INI-24).
+            Stage::ConfirmGone => Disposition::StillThere,
+            Stage::List
+            | Stage::ListAgain
+            | Stage::ListAfterDelete
+            | Stage::Update
+            | Stage::Restart
+            | Stage::ShutDown
+            | Stage::Delete
+            | Stage::ListZones
+            | Stage::DescribeClass
+            | Stage::VolumeIds => Disposition::Retry,
+        },
     }
 }
 
@@ -494,6 +334,15 @@ const fn of_volume_ids(code: Code) -> Disposition {
         | Code::Internal
         | Code::DataLoss
         | Code::Uninitialized => Disposition::Fallback,
+    }
+}
+
+/// A shut-down is best effort: a guest that can't be asked to stop is deleted now, rather than when what
+/// keeps it from being asked has been repaired.
+const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition {
+    match stage {
+        Stage::ShutDown => Disposition::Delete,
+        _ => otherwise,
     }
 }
 

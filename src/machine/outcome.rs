@@ -149,23 +149,7 @@ impl Outcome {
                 Some(failure.operation)
             }
             Self::NotOffered(operation) => Some(*operation),
-            Self::NoOp(_)
-            | Self::Requeue(_)
-            | Self::Blocked(_)
-            | Self::Waiting(_)
-            | Self::Queued { .. }
-            | Self::AwaitingCapacity { .. }
-            | Self::Refused { .. }
-            | Self::Provisioned(_)
-            | Self::UpToDate { .. }
-            | Self::Updated
-            | Self::Failed(_)
-            | Self::NoSecrets { .. }
-            | Self::Absent { .. }
-            | Self::Vanished(_)
-            | Self::Deleting { .. }
-            | Self::Gone
-            | Self::RemoveFinalizer(_) => None,
+            _ => None,
         }
     }
 
@@ -187,6 +171,7 @@ impl Outcome {
                 Operation::CreateMachine | Operation::GetPluginCapabilities
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
+            // All of them by name: one that is forgotten here would publish bootstrap data.
             Self::NoOp(_)
             | Self::Requeue(_)
             | Self::NotOffered(_)
@@ -304,18 +289,7 @@ impl Failure {
         match self.disposition {
             Disposition::Retry | Disposition::LookUp => Cause::Transient,
             Disposition::AwaitCapacity => Cause::Capacity,
-            Disposition::Initialize
-            | Disposition::NeedsIntervention
-            | Disposition::AwaitDriver
-            | Disposition::Fallback
-            | Disposition::Terminal
-            | Disposition::Create
-            | Disposition::Vanished
-            | Disposition::Replace
-            | Disposition::Delete
-            | Disposition::VerifyDeleted
-            | Disposition::StillThere
-            | Disposition::Gone => Cause::Other,
+            _ => Cause::Other,
         }
     }
 

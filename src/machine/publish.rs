@@ -121,23 +121,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
     let vm = match outcome {
         Outcome::Provisioned(vm) => Some(vm.as_ref()),
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
-        | Outcome::Blocked(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::AwaitingCapacity { .. }
-        | Outcome::Refused { .. }
-        | Outcome::UpToDate { .. }
-        | Outcome::Updated
-        | Outcome::Failed(_)
-        | Outcome::NoSecrets { .. }
-        | Outcome::Absent { .. }
-        | Outcome::Vanished(_)
-        | Outcome::Deleting { .. }
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(_) => None,
+        _ => None,
     };
     let known = identity::provider_id(before);
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
@@ -146,23 +130,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
 fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
     let failed = match outcome {
         Outcome::Failed(failure) => failure.last_known_state(),
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
-        | Outcome::Blocked(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::AwaitingCapacity { .. }
-        | Outcome::Refused { .. }
-        | Outcome::Provisioned(_)
-        | Outcome::UpToDate { .. }
-        | Outcome::Updated
-        | Outcome::NoSecrets { .. }
-        | Outcome::Absent { .. }
-        | Outcome::Vanished(_)
-        | Outcome::Deleting { .. }
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(_) => None,
+        _ => None,
     };
     failed
         .or(vm.last_known_state.as_ref())
@@ -213,6 +181,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, Cause::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), Cause::Capacity),
+        // All of them by name: one that is forgotten here would have no back-off.
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
         | Outcome::Blocked(_)
@@ -276,20 +245,6 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
             ctx.states.drop_signal(uid, gathered.hint());
             ctx.states.drop_list_hint(uid);
         }
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
-        | Outcome::Blocked(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::AwaitingCapacity { .. }
-        | Outcome::Refused { .. }
-        | Outcome::UpToDate { .. }
-        | Outcome::Failed(_)
-        | Outcome::NoSecrets { .. }
-        | Outcome::Absent { .. }
-        | Outcome::Deleting { .. }
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(_) => {}
+        _ => {}
     }
 }

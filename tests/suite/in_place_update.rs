@@ -271,6 +271,18 @@ async fn says_of_its_update(world: &World, text: &str) -> Result<()> {
     .await
 }
 
+/// There is the one machine that there was, with its VM as it was.
+async fn is_untouched(in_place: &InPlace, before: &[Vm]) -> Result<()> {
+    let machines = objects(&in_place.world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    let all = machines.list(&ListParams::default()).await?.items;
+    ensure!(
+        all.len() == 1 && all[0].metadata.deletion_timestamp.is_none(),
+        "{all:?}"
+    );
+    ensure!(in_place.cloud.vms()? == before, "the VM was touched");
+    Ok(())
+}
+
 fn ids(vms: &[Vm]) -> Vec<String> {
     let mut ids: Vec<_> = vms.iter().map(Vm::provider_id).collect();
     ids.sort();
@@ -380,13 +392,7 @@ async fn while_the_driver_is_away_machines_are_neither_updated_nor_replaced() ->
         Ok(())
     })
     .await?;
-    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
-    let all = machines.list(&ListParams::default()).await?.items;
-    ensure!(
-        all.len() == 1 && all[0].metadata.deletion_timestamp.is_none(),
-        "{all:?}"
-    );
-    ensure!(cloud.vms()? == before, "the VM was touched");
+    is_untouched(&in_place, &before).await?;
 
     cloud.fail(json!([]))?;
     updated(&in_place, &fleet, "gold").await?;
@@ -411,13 +417,7 @@ async fn a_template_that_no_machine_can_be_made_from_costs_no_machine() -> Resul
         Ok(())
     })
     .await?;
-    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
-    let all = machines.list(&ListParams::default()).await?.items;
-    ensure!(
-        all.len() == 1 && all[0].metadata.deletion_timestamp.is_none(),
-        "{all:?}"
-    );
-    ensure!(cloud.vms()? == before, "the VM was touched");
+    is_untouched(&in_place, &before).await?;
 
     retemplate(&fleet, "md-2", tier("gold")).await?;
     updated(&in_place, &fleet, "gold").await?;

@@ -9,7 +9,7 @@ use crate::machine::outcome::Failure;
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{
     self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, MachineRef,
-    ProviderId, Status,
+    Operation, ProviderId, Status,
 };
 
 /// What a look-up saw.
@@ -39,11 +39,14 @@ pub async fn look_up(
 ) -> LookUpResult {
     let capabilities = permit.known_capabilities();
     if !capabilities.offers(stage.operation()) {
-        return match (stage.list_fallback(), known) {
-            (Some(stage), None) if capabilities.offers(stage.operation()) => {
-                list(object, permit, stage, class).await
+        return match (stage, known) {
+            (Stage::LookUp, None) if capabilities.offers(Operation::ListMachines) => {
+                list(object, permit, Stage::List, class).await
             }
-            (Some(_) | None, _) => LookUpResult::CannotLook,
+            (Stage::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
+                list(object, permit, Stage::ListAgain, class).await
+            }
+            _ => LookUpResult::CannotLook,
         };
     }
     let request = GetMachineStatusRequest {
@@ -69,17 +72,7 @@ pub async fn look_up(
         Disposition::Fallback => LookUpResult::CannotLook,
         Disposition::Initialize => LookUpResult::Uninitialized(failure),
         // The table has no other answer to a look-up that says anything about the VM.
-        Disposition::Retry
-        | Disposition::AwaitCapacity
-        | Disposition::NeedsIntervention
-        | Disposition::AwaitDriver
-        | Disposition::Terminal
-        | Disposition::LookUp
-        | Disposition::Replace
-        | Disposition::Delete
-        | Disposition::VerifyDeleted
-        | Disposition::StillThere
-        | Disposition::Gone => LookUpResult::Failed(failure),
+        _ => LookUpResult::Failed(failure),
     }
 }
 

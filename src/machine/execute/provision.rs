@@ -248,29 +248,9 @@ fn left_by(recorded: VmExistence, failure: &Failure) -> Option<VmExistence> {
         (Disposition::Terminal, VmExistence::MayExist) => Some(VmExistence::MayExist),
         // The name was taken, and what has it is not this machine's: there is nothing
         // to be deleted in its name.
-        (Disposition::Terminal, VmExistence::None | VmExistence::Refused)
-            if failure.status.code() == Code::AlreadyExists =>
-        {
-            Some(VmExistence::None)
-        }
-        (Disposition::Terminal, VmExistence::None | VmExistence::Refused) => Some(VmExistence::Refused),
-        (
-            Disposition::Retry
-            | Disposition::Initialize
-            | Disposition::AwaitCapacity
-            | Disposition::NeedsIntervention
-            | Disposition::AwaitDriver
-            | Disposition::Fallback
-            | Disposition::Create
-            | Disposition::LookUp
-            | Disposition::Vanished
-            | Disposition::Replace
-            | Disposition::Delete
-            | Disposition::VerifyDeleted
-            | Disposition::StillThere
-            | Disposition::Gone,
-            _,
-        ) => None,
+        (Disposition::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(VmExistence::None),
+        (Disposition::Terminal, _) => Some(VmExistence::Refused),
+        _ => None,
     }
 }
 

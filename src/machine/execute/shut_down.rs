@@ -157,23 +157,7 @@ fn unobserved(status: Status, until: Until, requeue_after: Duration) -> Option<O
     match (failure.disposition, failure.status.code()) {
         (Disposition::Delete, Code::NotFound) => None,
         (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), until, requeue_after)),
-        (
-            Disposition::Retry
-            | Disposition::Initialize
-            | Disposition::AwaitCapacity
-            | Disposition::NeedsIntervention
-            | Disposition::AwaitDriver
-            | Disposition::Fallback
-            | Disposition::Terminal
-            | Disposition::Create
-            | Disposition::LookUp
-            | Disposition::Vanished
-            | Disposition::Replace
-            | Disposition::VerifyDeleted
-            | Disposition::StillThere
-            | Disposition::Gone,
-            _,
-        ) => Some(Outcome::Failed(Box::new(failure))),
+        _ => Some(Outcome::Failed(Box::new(failure))),
     }
 }
 

@@ -50,19 +50,7 @@ pub async fn look(
     match failure.disposition {
         Disposition::Gone => Ok(VmPresence::Absent(named_id(permit, &failure))),
         Disposition::StillThere => Ok(VmPresence::Present(id)),
-        Disposition::Retry
-        | Disposition::Initialize
-        | Disposition::AwaitCapacity
-        | Disposition::NeedsIntervention
-        | Disposition::AwaitDriver
-        | Disposition::Fallback
-        | Disposition::Terminal
-        | Disposition::Create
-        | Disposition::LookUp
-        | Disposition::Vanished
-        | Disposition::Replace
-        | Disposition::Delete
-        | Disposition::VerifyDeleted => Err(failure),
+        _ => Err(failure),
     }
 }
 

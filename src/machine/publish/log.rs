@@ -40,23 +40,7 @@ pub fn failure(
         "{}",
         match outcome {
             Outcome::RemoveFinalizer(_) => "a machine is let go by force",
-            Outcome::NoOp(_)
-            | Outcome::Requeue(_)
-            | Outcome::NotOffered(_)
-            | Outcome::Blocked(_)
-            | Outcome::Waiting(_)
-            | Outcome::Queued { .. }
-            | Outcome::AwaitingCapacity { .. }
-            | Outcome::Refused { .. }
-            | Outcome::Provisioned(_)
-            | Outcome::UpToDate { .. }
-            | Outcome::Updated
-            | Outcome::Failed(_)
-            | Outcome::NoSecrets { .. }
-            | Outcome::Absent { .. }
-            | Outcome::Vanished(_)
-            | Outcome::Deleting { .. }
-            | Outcome::Gone => "a machine has failed",
+            _ => "a machine has failed",
         }
     );
 }
@@ -71,20 +55,7 @@ fn condition(before: &InfraMachine, outcome: &Outcome) -> &'static str {
         Outcome::Failed(failure) => of_call(failure.during, Some(failure.operation), is_up),
         Outcome::NoSecrets { during, .. } => of_call(*during, None, is_up),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => conditions::DELETING,
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::AwaitingCapacity { .. }
-        | Outcome::Provisioned(_)
-        | Outcome::UpToDate { .. }
-        | Outcome::Updated
-        | Outcome::Absent { .. }
-        | Outcome::Vanished(_)
-        | Outcome::Deleting { .. }
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => conditions::READY,
+        _ => conditions::READY,
     }
 }
 

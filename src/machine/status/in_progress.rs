@@ -45,7 +45,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
             draft.deleting(reason::SHUTTING_DOWN, &message);
         }
         (OperationType::Delete, _) => draft.deleting(reason::DELETING, &message),
-        (OperationType::Create | OperationType::Update, Operation::InitializeMachine) => {
+        (_, Operation::InitializeMachine) => {
             draft.set(
                 conditions::VIRTUAL_MACHINE_CREATED,
                 State::True,
@@ -60,9 +60,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
             );
             draft.not_ready_yet(reason::INITIALIZING, &message);
         }
-        (OperationType::Create | OperationType::Update, _) => {
-            draft.not_created_yet(reason::CREATING, &message);
-        }
+        _ => draft.not_created_yet(reason::CREATING, &message),
     }
     draft.status.last_operation = Some(LastOperation {
         type_: during,
