@@ -82,7 +82,7 @@ pub enum Flaw {
     CreateForgets,
     /// CreateMachine looks, waits, and makes: two at once make two.
     CreateRaces,
-    /// CreateMachine looks and makes, without a lock and without any wait between them.
+    /// CreateMachine looks and makes, without a lock and with next to no time between them.
     CreateRacesAtOnce,
     /// CreateMachine looks, waits, and makes; of several it gives the first, so that
     /// they are not noticed later.
@@ -151,6 +151,10 @@ pub enum Flaw {
     ChokesOnRootFsSize(Operation),
     /// A failure domain, which need not be there, that is no text is a broken invariant.
     ChokesOnFailureDomain(Operation),
+    /// A source of a volume that is null is a broken invariant.
+    VolumesChokeOnNull,
+    /// A handle of a volume that is no text is an error without a code.
+    VolumesChokeOnHandles,
     /// A LastKnownState that is not its own is a broken invariant.
     CreateChokesOnState,
 

@@ -8,7 +8,7 @@ use cmi_conformance::{
     Compliance, Config, Hook, HookCall, Hooks, Layer, NoHooks, Report, Selection, Target, report, run,
 };
 use cmi_driver::{
-    Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
+    Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
     Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, tags,
 };
@@ -261,6 +261,34 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
     }
 }
 
+/// DRV-30: the worst fault there is takes a hook to show. Without it the grade says that nothing looked for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_finds_no_vm_while_its_back_end_is_away_is_basic_without_hooks_and_broken_with_them() {
+    let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
+    let report = without_hooks(flaw, "", Selection::default()).await;
+    assert_eq!(report.compliance(Layer::Provider), Compliance::Basic);
+    assert_lacks(&report, true, "hook `unavailable`", "DRV-30");
+    let report = mutant(flaw, &[]).await;
+    assert_eq!(report.compliance(Layer::Provider), Compliance::No);
+    assert!(report.rule("DRV-30").unwrap().verdict.is_failure());
+}
+
+/// A run with a configuration of two lines, and these.
+async fn without_hooks(flaw: Flaw, settings: &str, selection: Selection) -> Report {
+    let config = format!(
+        "providerSpec: {{vmPool: default, size: small}}\nsecrets: {{token: \
+         conformance-token-of-an-operator}}\n{settings}"
+    );
+    let simulated = Simulated::new().unwrap();
+    let mutant = Mutant::new(simulated.driver.clone(), flaw);
+    let target = Target::in_process("the driver", Arc::new(mutant));
+    let config = Config::read(&config).unwrap();
+    let stop = CancellationToken::new();
+    run(target, config, Arc::new(NoHooks), &selection, &(), stop)
+        .await
+        .unwrap()
+}
+
 /// DRV-34: a list that is shorter than a page shows nothing of the pages, unless its author knows them.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_vms_take_long_and_pages_are_not_known_lists_were_not_tried_in_full() {
@@ -281,25 +309,8 @@ async fn where_vms_take_long_and_pages_are_not_known_lists_were_not_tried_in_ful
 #[tokio::test(flavor = "multi_thread")]
 async fn where_the_longest_name_is_not_known_names_were_not_tried_in_full() {
     for (setting, is_missing) in [("", true), ("longestName: 63", false)] {
-        let config = format!(
-            "providerSpec: {{vmPool: default, size: small}}\nsecrets: {{token: \
-             conformance-token-of-an-operator}}\n{setting}"
-        );
-        let simulated = Simulated::new().unwrap();
-        let mutant = Mutant::new(simulated.driver.clone(), Flaw::CutsNames(63));
-        let target = Target::in_process("the driver", Arc::new(mutant));
-        let config = Config::read(&config).unwrap();
         let only = Selection::only(["create-similar-names"]);
-        let report = run(
-            target,
-            config,
-            Arc::new(NoHooks),
-            &only,
-            &(),
-            CancellationToken::new(),
-        )
-        .await
-        .unwrap();
+        let report = without_hooks(Flaw::CutsNames(63), setting, only).await;
         assert_lacks(&report, is_missing, "`longestName`", "CMI-83");
     }
 }

@@ -36,12 +36,24 @@ pub async fn judged_at(
         .arg("--json")
         .arg(path("report.json"));
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
-    let said =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(0), "{}: {said}", output.status);
+    ensure!(
+        output.status.code() == Some(0),
+        "{}: {}{}",
+        output.status,
+        what_failed(&String::from_utf8_lossy(&output.stdout)),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(serde_json::from_str(&std::fs::read_to_string(path(
         "report.json",
     ))?)?)
+}
+
+/// Of what the command printed, all but the hundreds of lines about what is in order: where output is cut, as
+/// CI does, the failure would be among what is lost.
+fn what_failed(printed: &str) -> String {
+    let is_in_order = |line: &&str| line.contains(" passed ") || line.contains(" skipped ");
+    let lines: Vec<_> = printed.lines().filter(|line| !is_in_order(line)).collect();
+    lines.join("\n")
 }
 
 /// How many rules with a verdict the report has.

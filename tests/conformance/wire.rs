@@ -15,8 +15,8 @@ use cmi_driver::{Driver, Operation};
 use cmi_grpc::client::MetadataObserver as _;
 use cmi_grpc::proto::capcmi::v1::{ListMachinesPagedRequest, ListMachinesPagedResponse};
 use cmi_grpc::proto::cmi::v1::{
-    CreateMachineRequest, CreateMachineResponse, GetMachineStatusResponse, GetPluginInfoResponse,
-    ListMachinesResponse,
+    CreateMachineRequest, CreateMachineResponse, DeleteMachineResponse, GetMachineStatusResponse,
+    GetPluginInfoResponse, GetVolumeIDsResponse, ListMachinesResponse,
 };
 use cmi_simulated::SimulatedDriver;
 use futures::future::BoxFuture;
@@ -125,6 +125,8 @@ enum Flaw {
     RefusesEmptyVolumes,
     /// A message of more than 4 MiB is refused, as gRPC libraries do unless told otherwise.
     TakesFourMebibytes,
+    /// GetVolumeIDs alone refuses it.
+    VolumesTakeFourMebibytes,
     /// UpdateMachine alone refuses it.
     UpdateTakesFourMebibytes,
     /// A message of more than 2 MiB is refused.
@@ -137,6 +139,12 @@ enum Flaw {
     LongNodeName,
     /// A state of more than 4 KiB is given back.
     LongState,
+    /// DeleteMachine alone gives it back.
+    LongStateOfDelete,
+    /// A machine of 254 bytes is listed.
+    LongListedName,
+    /// A volume has an id of 513 bytes.
+    LongVolumeId,
     /// A trailer has a word of the bootstrap data.
     TrailerHoldsCanary,
     /// A binary trailer has a word of the bootstrap data.
@@ -184,6 +192,9 @@ impl Mutant {
             Flaw::UpdateTakesFourMebibytes if path.ends_with("/UpdateMachine") && message.len() > 4 << 20 => {
                 Some("8")
             }
+            Flaw::VolumesTakeFourMebibytes if path.ends_with("/GetVolumeIDs") && message.len() > 4 << 20 => {
+                Some("8")
+            }
             Flaw::TakesTwoMebibytes if message.len() > 2 << 20 => Some("8"),
             Flaw::RefusesUnknownFields if is_unknown => Some("3"),
             Flaw::AbortsUnknownFields if is_unknown => Some("10"),
@@ -223,6 +234,44 @@ fn in_any_case(message: &[u8]) -> Vec<u8> {
     request.encode_to_vec()
 }
 
+/// The answer with a field that is one byte longer than it may be.
+fn lengthened(flaw: Flaw, path: &str, mut answer: RawResponse) -> RawResponse {
+    match flaw {
+        Flaw::LongProviderId if path.ends_with("Machine/ListMachines") => {
+            let mut listed = ListMachinesResponse::decode(answer.body).unwrap();
+            listed.machine_list.insert("i".repeat(513), "a".to_owned());
+            answer.body = listed.encode_to_vec().into();
+        }
+        Flaw::LongNodeName if path.ends_with("/GetMachineStatus") => {
+            let mut read = GetMachineStatusResponse::decode(answer.body).unwrap();
+            read.node_name = "n".repeat(254);
+            answer.body = read.encode_to_vec().into();
+        }
+        Flaw::LongState if path.ends_with("/CreateMachine") => {
+            let mut created = CreateMachineResponse::decode(answer.body).unwrap();
+            created.last_known_state = vec![b's'; 4097];
+            answer.body = created.encode_to_vec().into();
+        }
+        Flaw::LongStateOfDelete if path.ends_with("/DeleteMachine") => {
+            let mut deleted = DeleteMachineResponse::decode(answer.body).unwrap();
+            deleted.last_known_state = vec![b's'; 4097];
+            answer.body = deleted.encode_to_vec().into();
+        }
+        Flaw::LongListedName if path.ends_with("Machine/ListMachines") => {
+            let mut listed = ListMachinesResponse::decode(answer.body).unwrap();
+            listed.machine_list.insert("i".to_owned(), "n".repeat(254));
+            answer.body = listed.encode_to_vec().into();
+        }
+        Flaw::LongVolumeId if path.ends_with("/GetVolumeIDs") => {
+            let mut found = GetVolumeIDsResponse::decode(answer.body).unwrap();
+            found.volume_i_ds.push("v".repeat(513));
+            answer.body = found.encode_to_vec().into();
+        }
+        _ => {}
+    }
+    answer
+}
+
 #[async_trait]
 impl Wire for Mutant {
     async fn call(
@@ -254,6 +303,9 @@ impl Wire for Mutant {
         }
         let mut answer = self.inner.call(path, message, deadline).await?;
         let failed = answer.code.as_deref() != Some("0");
+        if !failed {
+            answer = lengthened(self.flaw, path, answer);
+        }
         match self.flaw {
             Flaw::Says(wrong, said) if answer.code.as_deref() == Some(wrong) => {
                 answer.code = Some(said.to_owned());
@@ -276,21 +328,6 @@ impl Wire for Mutant {
                 let mut listed = ListMachinesResponse::decode(answer.body).unwrap();
                 listed.machine_list = listed.machine_list.into_iter().take(20).collect();
                 answer.body = listed.encode_to_vec().into();
-            }
-            Flaw::LongProviderId if path.ends_with("Machine/ListMachines") && !failed => {
-                let mut listed = ListMachinesResponse::decode(answer.body).unwrap();
-                listed.machine_list.insert("i".repeat(513), "a".to_owned());
-                answer.body = listed.encode_to_vec().into();
-            }
-            Flaw::LongNodeName if path.ends_with("/GetMachineStatus") && !failed => {
-                let mut read = GetMachineStatusResponse::decode(answer.body).unwrap();
-                read.node_name = "n".repeat(254);
-                answer.body = read.encode_to_vec().into();
-            }
-            Flaw::LongState if path.ends_with("/CreateMachine") && !failed => {
-                let mut created = CreateMachineResponse::decode(answer.body).unwrap();
-                created.last_known_state = vec![b's'; 4097];
-                answer.body = created.encode_to_vec().into();
             }
             Flaw::GoneAfterRestart if self.driver.restarts() > 0 => anyhow::bail!("no plugin is there"),
             Flaw::SaysPassphrase if failed => {
@@ -394,11 +431,15 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::AbortsUnknownFields, "CMI-154"),
     (Flaw::TakesFourMebibytes, "CMI-14"),
     (Flaw::UpdateTakesFourMebibytes, "CMI-14"),
+    (Flaw::VolumesTakeFourMebibytes, "CMI-14"),
     (Flaw::TakesTwoMebibytes, "CMI-14"),
     (Flaw::ReadsKeysInAnyCase, "CMI-49"),
     (Flaw::LongProviderId, "CMI-14"),
     (Flaw::LongNodeName, "CMI-14"),
     (Flaw::LongState, "CMI-14"),
+    (Flaw::LongStateOfDelete, "CMI-14"),
+    (Flaw::LongListedName, "CMI-14"),
+    (Flaw::LongVolumeId, "CMI-14"),
     (Flaw::GoneAfterRestart, "CMI-157"),
     (Flaw::PagesAsLongAsItLikes, "CAP-06"),
     (Flaw::FirstPageAlone, "CAP-06"),

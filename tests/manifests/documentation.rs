@@ -233,6 +233,29 @@ fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -
     Ok(())
 }
 
+/// What an author copies was run: where a plugin of protoc changes, both change.
+#[test]
+fn the_recipe_for_protoc_in_go_is_the_one_that_the_driver_in_go_is_built_by() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/driver-languages.md"))?;
+    let (_, recipe) = page.split_once("\nmodule=").context("the page has no recipe")?;
+    let (recipe, _) = recipe.split_once("```").context("the recipe has no end")?;
+    let script = fs::read_to_string(repository().join("examples/drivers/go/build.sh"))?;
+    let (_, commands) = script
+        .split_once("\nmodule=")
+        .context("the script has no recipe")?;
+    let (commands, _) = commands
+        .split_once("\ncd ")
+        .context("the recipe of the script has no end")?;
+    // The script builds in a folder of its own, from the files of this repository.
+    let commands = commands
+        .replace("$folder/bin:$PATH", "$PATH:$(go env GOPATH)/bin")
+        .replace("\"$protos\"", "proto")
+        .replace(":$folder\"", ":.\"");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    ensure!(words(recipe) == words(&commands), "{recipe}\n{commands}");
+    Ok(())
+}
+
 /// `kubectl explain` leads from a reason to what there is to do.
 #[test]
 fn the_definitions_lead_from_conditions_to_the_runbook() -> Result<()> {

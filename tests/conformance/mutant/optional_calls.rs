@@ -254,6 +254,18 @@ impl Mutant {
             Flaw::VolumesRefuseForeign if !foreign.is_empty() => {
                 return Err(Status::new(Code::InvalidArgument, "that is no volume of mine"));
             }
+            Flaw::VolumesChokeOnNull if request.pv_specs.iter().any(has_null) => {
+                let why = "invalid memory address or nil pointer dereference";
+                return Err(Status::new(Code::Internal, why));
+            }
+            Flaw::VolumesChokeOnHandles
+                if request.pv_specs.iter().any(|spec| {
+                    let handle = spec.pointer("/csi/volumeHandle");
+                    handle.is_some_and(|handle| !handle.is_string())
+                }) =>
+            {
+                return Err(Status::new(Code::Unknown, "a handle has no attribute strip"));
+            }
             Flaw::VolumesOnce if self.turn() > 0 => ids.clear(),
             Flaw::VolumesRefuseNoSource if request.pv_specs.contains(&Value::Object(Map::new())) => {
                 return Err(Status::new(Code::InvalidArgument, "a volume has no source"));
@@ -268,6 +280,12 @@ impl Mutant {
         }
         Ok(ids)
     }
+}
+
+/// Whether a volume has a source that is null.
+fn has_null(spec: &Value) -> bool {
+    spec.as_object()
+        .is_some_and(|spec| spec.values().any(Value::is_null))
 }
 
 /// The labels that a spec asks for.

@@ -79,7 +79,7 @@ async fn offered(t: TestContext, operation: Operation) -> CaseResult {
 }
 
 async fn zones_are_sound(t: TestContext) -> CaseResult {
-    let zones = t.zones().await?.ok()?;
+    let zones = t.zones(t.sample()).await?.ok()?;
     let read = Vec::<Zone>::try_from(ListZonesResponse::from(zones.clone()));
     read.map_err(|error| CaseError::failed(format!("ListZones answered what can't be used: {error}")))?;
     let names: BTreeSet<_> = zones.iter().map(|zone| &zone.name).collect();
@@ -93,7 +93,7 @@ async fn zones_are_sound(t: TestContext) -> CaseResult {
         zones.sort_by(|one, other| one.name.cmp(&other.name));
         zones
     };
-    let again = t.zones().await?.ok()?;
+    let again = t.zones(t.sample()).await?.ok()?;
     ensure(sorted(zones) == sorted(again), || {
         "the failure domains changed from one question to the next".to_owned()
     })
@@ -105,7 +105,11 @@ async fn zones_can_be_asked_for(t: TestContext) -> CaseResult {
             "the driver declares that no machine may ask for a failure domain".to_owned(),
         ));
     }
-    let zones = t.zones().await?.ok().map_err(CaseError::in_preparation)?;
+    let zones = t
+        .zones(t.sample())
+        .await?
+        .ok()
+        .map_err(CaseError::in_preparation)?;
     let Some(zone) = zones.first() else {
         return Err(CaseError::Skipped("the class has no failure domain".to_owned()));
     };
@@ -124,7 +128,7 @@ async fn zones_can_be_asked_for(t: TestContext) -> CaseResult {
 }
 
 async fn class_is_sound(t: TestContext) -> CaseResult {
-    let described = t.describe_class().await?.ok()?;
+    let described = t.describe_class(t.sample()).await?.ok()?;
     let read = ClassDescription::try_from(DescribeClassResponse::from(described.clone()));
     read.map_err(|error| CaseError::failed(format!("DescribeClass answered what can't be used: {error}")))?;
     for (resource, quantity) in &described.capacity {
@@ -146,7 +150,7 @@ async fn class_is_sound(t: TestContext) -> CaseResult {
             format!("the {what} `{found}` is none of {}", known.join(", "))
         })?;
     }
-    let again = t.describe_class().await?.ok()?;
+    let again = t.describe_class(t.sample()).await?.ok()?;
     ensure(described == again, || {
         "the class changed from one question to the next".to_owned()
     })

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::cases;
 use crate::answer::{Answer, CaseResult};
 use crate::{Case, Need, TestContext};
-use cmi_driver::{Code, JsonPointer, Operation, Status};
+use cmi_driver::{Code, JsonPointer, MachineClass, Operation, Status};
 
 pub(super) const CASES: &[Case] = cases! {
     "create-field-types":
@@ -50,6 +50,19 @@ pub(super) const CASES: &[Case] = cases! {
          driver"
         ["CAP-21"], [Need::Call(Operation::RestartMachine)]
         => |t| field_types_of_a_vm(t, Operation::RestartMachine);
+    "zones-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["CAP-28"], [Need::Call(Operation::ListZones)] => zones;
+    "class-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["CAP-28"], [Need::Call(Operation::DescribeClass)] => description;
+    "volumes-field-types":
+        "null, or a value of another type, in the spec of a volume is INVALID_ARGUMENT or leaves the volume \
+         out, and never breaks the driver"
+        ["DRV-GV-03", "PLG-GV-03", "DRV-46", "CMI-152"], [Need::Call(Operation::GetVolumeIds)]
+        => volumes;
 };
 
 /// Every place of the provider spec that is known with what it holds, or may hold, but for the tags: these
@@ -203,6 +216,70 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
     }
     t.settle().await;
     t.has_none(&t.machine_request("n1")).await
+}
+
+/// What a call that is about no machine may answer besides OK. Fields that CreateMachine has to have need not
+/// be there: a Cluster asks for its failure domains before it has a machine.
+const REFUSED_OF_A_CLASS: [Code; 2] = [Code::InvalidArgument, Code::OutOfRange];
+
+/// The sample class with each wrong value, and what is wrong.
+fn wrong_classes(t: &TestContext) -> Vec<(String, MachineClass)> {
+    let mut all = Vec::new();
+    for (place, sample) in places(t) {
+        for value in wrong_values(&sample) {
+            let what = format!("by a provider spec with {value} as {place}");
+            let mut request = t.machine_request("a");
+            request.class = t.sample();
+            all.push((what, request.with_value(&place, value).class));
+        }
+    }
+    all
+}
+
+async fn zones(t: TestContext) -> CaseResult {
+    for (what, class) in wrong_classes(&t) {
+        let judged = judge(t.zones(class).await?, false, &REFUSED_OF_A_CLASS);
+        judged.map_err(|error| error.after(&what))?;
+    }
+    Ok(())
+}
+
+async fn description(t: TestContext) -> CaseResult {
+    for (what, class) in wrong_classes(&t) {
+        let judged = judge(t.describe_class(class).await?, false, &REFUSED_OF_A_CLASS);
+        judged.map_err(|error| error.after(&what))?;
+    }
+    Ok(())
+}
+
+/// Sources of a volume as the suite knows them, for a driver whose own ones it is not told.
+fn sources() -> Vec<Value> {
+    vec![
+        json!({"csi": {"driver": "csi.example.com", "volumeHandle": "volume-1"}}),
+        json!({"nfs": {"server": "nfs.example.com", "path": "/"}}),
+    ]
+}
+
+async fn volumes(t: TestContext) -> CaseResult {
+    let own = t.config().persistent_volumes.own.iter();
+    let own: Vec<_> = own.map(|volume| volume.spec.clone()).collect();
+    for spec in own.into_iter().chain(sources()) {
+        let mut all = Vec::new();
+        walk_change(&spec, &mut all);
+        for (place, sample) in all {
+            for value in wrong_values(&sample) {
+                let what = format!("by a volume of which {place} is {value}");
+                let mut wrong = spec.clone();
+                if let Some(field) = wrong.pointer_mut(&place) {
+                    *field = value;
+                }
+                let answer = t.volume_ids(vec![wrong]).await?;
+                let judged = judge(answer, false, &[Code::InvalidArgument]);
+                judged.map_err(|error| error.after(&what))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The same of a call about a VM that is there, which stays as it was. What a spec asks for may be another

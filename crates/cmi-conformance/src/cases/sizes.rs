@@ -24,6 +24,7 @@ use cmi_grpc::proto::cmi::v1::{
 /// The longest fields, bytes.
 const PROVIDER_ID: usize = 512;
 const NAME: usize = 253;
+const VOLUME_ID: usize = 512;
 const STATE: usize = 4 << 10;
 const SPEC: usize = 1 << 20;
 const SECRETS: usize = 2 << 20;
@@ -101,7 +102,23 @@ async fn response_sizes(t: TestContext) -> CaseResult {
         let deleted: DeleteMachineResponse = answer.ok()?;
         at_most(DELETE, "LastKnownState", deleted.last_known_state.len(), STATE)?;
     }
+    if t.offers(Operation::GetVolumeIds) {
+        let answer = raw(&t, VOLUMES, &volumes(&own_volumes(&t))).await?;
+        if answer.is_code(Grpc::Ok) {
+            let found: GetVolumeIDsResponse = answer.ok()?;
+            for id in &found.volume_i_ds {
+                at_most(VOLUMES, "an id", id.len(), VOLUME_ID)?;
+            }
+        }
+    }
     Ok(())
+}
+
+/// The driver's own volumes, as GetVolumeIDs takes them: a JSON array.
+fn own_volumes(t: &TestContext) -> Vec<u8> {
+    let own = t.config().persistent_volumes.own.iter();
+    let specs = own.map(|volume| volume.spec.clone()).collect();
+    serde_json::Value::Array(specs).to_string().into_bytes()
 }
 
 /// JSON may have space around it: so every spec can be as long as it may be.
@@ -164,11 +181,7 @@ async fn large_requests(t: TestContext) -> CaseResult {
         taken(&raw(&t, UPDATE, &request).await?, &[Grpc::Ok], request.len())?;
     }
     if t.offers(Operation::GetVolumeIds) {
-        let own = t.config().persistent_volumes.own.iter();
-        let specs: Vec<_> = own.map(|volume| volume.spec.clone()).collect();
-        let mut list = serde_json::Value::Array(specs).to_string().into_bytes();
-        list = padded(list, VOLUME_SPECS);
-        let request = volumes(&list);
+        let request = volumes(&padded(own_volumes(&t), VOLUME_SPECS));
         let answer = raw(&t, VOLUMES, &request).await?;
         taken(&answer, &[Grpc::Ok], request.len())?;
         let ids: GetVolumeIDsResponse = answer.ok()?;
@@ -234,11 +247,8 @@ async fn taken_volumes(t: &TestContext) -> CaseResult<Option<Vec<u8>>> {
     if !t.offers(Operation::GetVolumeIds) {
         return Ok(None);
     }
-    let own = t.config().persistent_volumes.own.iter();
-    let own: Vec<_> = own.map(|volume| volume.spec.clone()).collect();
-    let own = serde_json::Value::Array(own).to_string();
-    for list in [own.as_str(), "[{}]"] {
-        let request = volumes(list.as_bytes());
+    for list in [own_volumes(t), b"[{}]".to_vec()] {
+        let request = volumes(&list);
         if not_aborted(t, VOLUMES, &request).await?.is_code(Grpc::Ok) {
             return Ok(Some(request));
         }

@@ -43,4 +43,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         or another tag `capcmi.io/machine`";
     "CAP-27"     Must   "CreateMachine adopts a VM that differs from the request in what `hot_updatable` names \
                         alone";
+    "CAP-28"     Must   "ListZones and DescribeClass refuse a null or a value of another type, or take it for \
+                        no value";
 };

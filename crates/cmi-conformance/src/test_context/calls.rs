@@ -10,12 +10,12 @@ use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    Operation, ProviderId, Request, RestartMachineRequest, Secrets, ShutDownMachineRequest,
+    MachineClass, Operation, ProviderId, Request, RestartMachineRequest, Secrets, ShutDownMachineRequest,
     ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 
 /// What a call about no machine is about.
-const SAMPLE: &str = "the sample class";
+const CLASS: &str = "a class";
 
 impl TestContext {
     /// Creates.
@@ -158,16 +158,14 @@ impl TestContext {
         Ok(answer)
     }
 
-    /// Asks for the failure domains of the sample class.
-    pub async fn zones(&self) -> CaseResult<Answer<Vec<Zone>>> {
-        let class = self.sample();
-        self.send(SAMPLE, ListZonesRequest { class }).await
+    /// Asks for the failure domains of a class.
+    pub async fn zones(&self, class: MachineClass) -> CaseResult<Answer<Vec<Zone>>> {
+        self.send(CLASS, ListZonesRequest { class }).await
     }
 
-    /// Asks what a machine of the sample class has.
-    pub async fn describe_class(&self) -> CaseResult<Answer<ClassDescription>> {
-        let class = self.sample();
-        self.send(SAMPLE, DescribeClassRequest { class }).await
+    /// Asks what a machine of a class has.
+    pub async fn describe_class(&self, class: MachineClass) -> CaseResult<Answer<ClassDescription>> {
+        self.send(CLASS, DescribeClassRequest { class }).await
     }
 
     /// Converts a class.
@@ -175,7 +173,7 @@ impl TestContext {
         &self,
         request: GenerateMachineClassRequest,
     ) -> CaseResult<Answer<serde_json::Map<String, serde_json::Value>>> {
-        self.send("a class", request).await
+        self.send(CLASS, request).await
     }
 
     /// Makes a call about a machine, its cluster or its class, by the operation's name; what it answers
@@ -200,8 +198,8 @@ impl TestContext {
                 let specs = own.iter().map(|volume| volume.spec.clone()).collect();
                 Ok(self.volume_ids(specs).await?.bare())
             }
-            Operation::ListZones => Ok(self.zones().await?.bare()),
-            Operation::DescribeClass => Ok(self.describe_class().await?.bare()),
+            Operation::ListZones => Ok(self.zones(self.sample()).await?.bare()),
+            Operation::DescribeClass => Ok(self.describe_class(self.sample()).await?.bare()),
             Operation::UpdateMachine
             | Operation::RestartMachine
             | Operation::GenerateMachineClassForMigration

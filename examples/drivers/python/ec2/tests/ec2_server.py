@@ -98,6 +98,8 @@ class Server:
         self._authorities = authorities
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
+        # moto fails of itself where it changes what it lists at the same time.
+        self._moto_lock = threading.Lock()
         self._faults = Faults()
         self._changes = 0
         self._console: Cloud | None = None
@@ -111,14 +113,14 @@ class Server:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = BytesIO(body)
         if "X-Console" in environ.get("HTTP_USER_AGENT", ""):
-            return self._moto(environ, start_response)
+            return self._ec2(environ, start_response)
         operation = parse_qs(body.decode()).get("Action", [""])[0]
         refusal = self._refusal(operation, environ.get("HTTP_AUTHORIZATION", ""))
         if refusal:
             return _answer(start_response, refusal[1], _ERROR.format(refusal[0]).encode())
         if operation == "DescribeInstances" and self._faults.contradicting:
             return _answer(start_response, 200, _CONTRADICTION)
-        answer = self._moto(environ, start_response if operation not in self._faults.lost else lambda *_: None)
+        answer = self._ec2(environ, start_response if operation not in self._faults.lost else lambda *_: None)
         if not operation.startswith("Describe"):
             with self._lock:
                 self._changes += 1
@@ -126,6 +128,10 @@ class Server:
             self._faults.lost = tuple(lost for lost in self._faults.lost if lost != operation)
             return _answer(start_response, 502, b"the answer got lost")
         return answer
+
+    def _ec2(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        with self._moto_lock:
+            return list(self._moto(environ, start_response))
 
     def _refusal(self, operation: str, authorization: str) -> tuple[str, int] | None:
         faults = self._faults
