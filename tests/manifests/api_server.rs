@@ -37,8 +37,10 @@ pub async fn would_take(objects: &[Value]) -> Result<()> {
         let types = object.types.clone().context("an object has a kind")?;
         let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
         // The namespace of the object need not be there, since nothing is kept.
-        let namespace = object.metadata.namespace.clone().context("a namespaced object")?;
-        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
+        let api: Api<DynamicObject> = match &object.metadata.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
+        };
         let params = PatchParams::apply("tests").dry_run();
         let name = object.metadata.name.clone().unwrap_or_default();
         api.patch(&name, &params, &Patch::Apply(&object))

@@ -321,6 +321,14 @@ async fn the_runtime_extension_is_served_and_registered_with_its_component_alone
     let secret = named(&pod["volumes"], "runtime-extension")?["secret"]["secretName"].clone();
     let certificate = find(&with, "Certificate", "capcmi-runtime-extension")?;
     ensure!(certificate["spec"]["secretName"] == secret, "{certificate}");
+    let roles = |objects: &[Value]| -> Vec<Value> {
+        let is_role = |object: &&Value| {
+            let kind = object["kind"].as_str().unwrap_or_default();
+            kind.contains("Role") || kind == "ServiceAccount"
+        };
+        objects.iter().filter(is_role).cloned().collect()
+    };
+    ensure!(roles(&with) == roles(&without), "it takes other permissions");
     let config = find(&with, "ExtensionConfig", "capcmi")?;
     let place = &config["spec"]["clientConfig"]["service"];
     let service = find(&with, "Service", place["name"].as_str().unwrap_or_default())?;
@@ -350,5 +358,5 @@ async fn the_runtime_extension_is_served_and_registered_with_its_component_alone
             ),
         "{config}"
     );
-    would_take(std::slice::from_ref(service)).await
+    would_take(&[service.clone(), config.clone()]).await
 }

@@ -13,7 +13,7 @@ use capcmi::api::labels;
 use capcmi::migration::plan::UNDOING;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm, Vm};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
 use management_cluster::eventually;
@@ -29,6 +29,13 @@ use crate::support::provider::Replica;
 use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, World};
 
 const GROUP: &str = "machine.sapcloud.io";
+/// What the back end asks for, and the Secrets of classes hold.
+const TOKEN: &str = "canary-token-of-a-machine-class";
+
+/// A back end that knows nobody without the token. The Cluster has no credentials of its own.
+fn guarded() -> Value {
+    json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]})
+}
 
 /// A namespace with a Cluster, and what machine-controller-manager has left: a MachineDeployment with two
 /// machines, whose VMs run and are Nodes.
@@ -43,7 +50,7 @@ impl Left {
     async fn new(case: &str) -> Result<(Self, Replica)> {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
-        let config = cloud.drivers(json!({}));
+        let config = cloud.drivers(guarded());
         let provider = Provider::new(config.clone()).start(&world).await?;
         let drivers = world.folder.join("migrate-drivers.yaml");
         std::fs::write(&drivers, config)?;
@@ -85,7 +92,10 @@ impl Left {
     fn class(&self) -> Vec<Value> {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata("cloud"),
-            "data": {"userData": BASE64_STANDARD.encode(&self.user_data)},
+            "data": {
+                "userData": BASE64_STANDARD.encode(&self.user_data),
+                "token": BASE64_STANDARD.encode(TOKEN),
+            },
         });
         let provider_spec = json!({
             "vmPool": "default", "size": "small",
@@ -239,7 +249,7 @@ struct Run {
 impl Run {
     async fn new(case: &str) -> Result<Self> {
         let (left, provider) = Left::new(case).await?;
-        let plugin = Plugin::start(&left.world, "mcm", &left.cloud.config(json!({}))).await?;
+        let plugin = Plugin::start(&left.world, "mcm", &left.cloud.config(guarded())).await?;
         let kubelets = left.cloud.kubelets();
         let manager = left.manager(&plugin).await?;
         left.apply(left.class()).await?;
@@ -818,6 +828,7 @@ async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_w
     let fleet = Fleet::of(&left.world, "md");
     fleet.running(2).await?;
     ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    has_the_credentials_of_the_class(&left).await?;
     let before = versions(&left.world)?;
     let again = left.migrate(&[])?.map_err(|error| anyhow!(error))?;
     ensure!(again.contains("Everything was migrated before"), "{again}");
@@ -859,6 +870,23 @@ async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_w
     fleet.gone().await?;
     left.cloud.holds(0).await?;
     makes_nothing_again(&left).await
+}
+
+/// The Secret of the class was copied, the bootstrap data apart from the credentials, and the machines are made
+/// with these: the back end knows nobody without them.
+async fn has_the_credentials_of_the_class(left: &Left) -> Result<()> {
+    let secrets = Api::<Secret>::namespaced(left.world.admin.clone(), &left.world.namespace);
+    let data = secrets.get("small-credentials").await?.data.unwrap_or_default();
+    ensure!(
+        data.len() == 1 && data["token"].0 == TOKEN.as_bytes(),
+        "{:?}",
+        data.keys()
+    );
+    for machine in Fleet::of(&left.world, "md").infra_machines().await? {
+        let named = machine.spec.secret_ref.context("no credentials are named")?;
+        ensure!(named.name == "small-credentials", "{named:?}");
+    }
+    Ok(())
 }
 
 /// Nothing proves that the other controller is stopped, and a Lease may say that it is not.
@@ -1107,14 +1135,15 @@ async fn files_with_a_class_of_the_drivers_own_kind_are_migrated_without_a_machi
         &file,
         json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string(),
     )?;
-    let without = json!({"disabledCalls": ["GenerateMachineClassForMigration"]});
+    let mut without = guarded();
+    without["disabledCalls"] = json!(["ListZones", "GenerateMachineClassForMigration"]);
     std::fs::write(&left.drivers, left.cloud.drivers(without))?;
     let not_offered = left.migrate(&flags)?.err().context("it was not converted")?;
     ensure!(
         not_offered.contains("does not offer GenerateMachineClassForMigration"),
         "{not_offered}"
     );
-    let backed = Backing::Plugin.of(&left.world, &left.cloud, json!({})).await?;
+    let backed = Backing::Plugin.of(&left.world, &left.cloud, guarded()).await?;
     std::fs::write(&left.drivers, &backed.drivers)?;
     left.cloud
         .fail(json!([{"operation": "GenerateMachineClassForMigration", "code": "Internal"}]))?;

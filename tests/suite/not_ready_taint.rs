@@ -198,6 +198,71 @@ async fn a_workload_cluster_that_never_answers_holds_up_no_other_and_is_shown() 
     Ok(())
 }
 
+/// INI-05: a workload cluster that is dead, with more machines than are looked at together, holds up none of one
+/// that answers. Which taint goes is the template's word.
+#[tokio::test]
+async fn a_dead_workload_cluster_holds_up_no_machine_of_one_that_answers() -> Result<()> {
+    const OTHER_KEY: &str = "example.com/booting";
+    let world = World::new("taint-beside").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let away = kubeconfig(
+        &json!({"server": format!("https://{}", silent.local_addr()?)}),
+        &json!({"token": "t"}),
+    )?;
+    let (dead, alive) = (Stage::named(&world, "dead").await?, Stage::set(&world).await?);
+    secret_of(&world, "dead", &json!({"value": away})).await?;
+    let names = (0..24).map(|number| format!("{}-dead-{number}", world.namespace));
+    let waiting: Vec<_> = names.map(|name| tainted(&dead, &name)).collect();
+    ByHand::create_all(&waiting).await?;
+    for one in &waiting {
+        one.provisioned().await?;
+        found(&world, one).await?;
+    }
+    // The first look is under way, and does not end.
+    let reached = tokio::task::spawn_blocking(move || silent.accept().map(|_| silent));
+    let silent = tokio::time::timeout(DEADLINE, reached)
+        .await
+        .context("no look")???;
+
+    let workload = world.management.workload().await?;
+    let nodes = Api::<Node>::all(workload.admin_client().await?);
+    let here = std::fs::read_to_string(workload.admin_kubeconfig())?;
+    secret(&world, &json!({"value": here})).await?;
+    let name = format!("{}-alive", world.namespace);
+    let machine = tainted(&alive, &name).infra("/spec/notReadyTaint", json!({"key": OTHER_KEY}));
+    let machine = machine.create().await?;
+    let provider_id = machine.provisioned().await?.spec.provider_id;
+    node(&nodes, &name, &provider_id.context("no providerID")?).await?;
+    let both = json!([{"op": "add", "path": "/spec/taints/-", "value": taint(OTHER_KEY, "NoSchedule")}]);
+    patch_node(&nodes, &name, both).await?;
+    found(&world, &machine).await?;
+    let freed = eventually(DEADLINE, "a Node without the other taint", async || {
+        let node = nodes.get(&name).await?;
+        let taints = node.spec.clone().and_then(|spec| spec.taints).unwrap_or_default();
+        ensure!(taints.iter().all(|taint| taint.key != OTHER_KEY), "{taints:?}");
+        Ok(node)
+    })
+    .await?;
+    ensure!(keys(&freed) == [KEY], "{:?}", keys(&freed));
+    let recorded = machine
+        .until("the record of the removal", |machine| {
+            says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved")
+        })
+        .await?;
+    let text = message(&recorded, NOT_READY_TAINT_REMOVED);
+    ensure!(text.contains(OTHER_KEY), "{text}");
+    for one in &waiting {
+        let is_removed =
+            |machine: &InfraMachine| says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved");
+        ensure!(!is_removed(&one.get().await?), "{} was freed", one.name);
+    }
+    drop(silent);
+    nodes.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
 /// What of a removal is written, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Write {
@@ -430,9 +495,15 @@ async fn node(nodes: &Api<Node>, name: &str, provider_id: &str) -> Result<()> {
 
 /// The kubeconfig Secret of the Cluster `c`.
 async fn secret(world: &World, data: &Value) -> Result<()> {
+    secret_of(world, "c", data).await
+}
+
+/// The kubeconfig Secret of a Cluster.
+async fn secret_of(world: &World, cluster: &str, data: &Value) -> Result<()> {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
-        "metadata": {"name": "c-kubeconfig", "namespace": world.namespace}, "stringData": data,
+        "metadata": {"name": format!("{cluster}-kubeconfig"), "namespace": world.namespace},
+        "stringData": data,
     });
     management_cluster::apply(&world.admin, secret).await?;
     Ok(())

@@ -6,13 +6,14 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachineSpec;
 use cmi_driver::Operation;
+use cmi_simulated::Vm;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
 use management_cluster::eventually;
 use management_cluster::kubeadm::KubeadmProviders;
 use serde_json::json;
 
-use crate::remediation::fall_silent;
+use crate::remediation::{fall_silent, permitted, restarts};
 use crate::support::by_hand::small;
 use crate::support::fleet::objects;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
@@ -102,6 +103,47 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     Ok(())
 }
 
+#[tokio::test]
+async fn the_sample_of_a_remediation_restarts_a_vm_whose_node_is_silent() -> Result<()> {
+    let world = World::new("sample-restart").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let _provider = provider.flag("--enable-remediation").start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    // Of two machines, one that is sick would be more than the sample allows.
+    let fleet = Fleet::create(&world, "md", 3).await?;
+    fleet.running(3).await?;
+    let vms = cloud.holds(3).await?;
+    let second = [
+        ("my-cluster-md-0", "md"),
+        ("my-cluster", "md"),
+        ("Unknown, timeoutSeconds: 300}", "Unknown, timeoutSeconds: 1}"),
+    ];
+    apply(&world, "remediation.yaml", &second)?;
+    fall_silent(&world, &vms[0]).await?;
+    restarts(&cloud, &vms[0].name, 1).await?;
+    // The guest has booted, and its kubelet has registered anew.
+    let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    let requests = objects(
+        &world,
+        "infrastructure.capcmi.io",
+        "v1alpha1",
+        "InfraMachineRemediation",
+    );
+    eventually(DEADLINE, "the end of the remediation", async || {
+        let left = requests.list(&ListParams::default()).await?.items.len();
+        ensure!(left == 0, "{left} remediations");
+        let machine = machines.get(&vms[0].name).await?;
+        ensure!(phase(&machine) == "Running", "{:#}", machine.data["status"]);
+        Ok(())
+    })
+    .await?;
+    let ids = |vms: &[Vm]| vms.iter().map(|vm| vm.id).collect::<Vec<_>>();
+    ensure!(ids(&cloud.holds(3).await?) == ids(&vms), "a VM was replaced");
+    Ok(())
+}
+
 /// INI-02: a Node that registers with one taint and is freed of another takes no Pods for ever.
 #[tokio::test]
 async fn the_sample_of_the_not_ready_taint_has_kubelets_register_with_the_one_that_is_removed() -> Result<()>
@@ -141,6 +183,11 @@ async fn the_sample_of_an_autoscaler_from_zero_has_no_machines_and_what_it_reads
     )?;
     let deployments = objects(&world, "cluster.x-k8s.io", "v1beta2", "MachineDeployment");
     let deployment = deployments.get("md-0").await?;
+    for (bound, wanted) in [("min", "0"), ("max", "5")] {
+        let key = format!("cluster.x-k8s.io/cluster-api-autoscaler-node-group-{bound}-size");
+        let found = deployment.annotations().get(&key);
+        ensure!(found.is_some_and(|found| found == wanted), "{key}: {found:?}");
+    }
     ensure!(
         deployment.data["spec"]["replicas"] == 0,
         "{:#}",

@@ -13,12 +13,18 @@ use super::{ByHand, World};
 pub struct Stage {
     /// The id that drivers know the Cluster by.
     pub cluster_id: String,
+    cluster: String,
     world: World,
 }
 
 impl Stage {
-    /// Sets it up.
+    /// Sets up the Cluster `c`.
     pub async fn set(world: &World) -> Result<Self> {
+        Self::named(world, "c").await
+    }
+
+    /// Sets up a Cluster of this name.
+    pub async fn named(world: &World, name: &str) -> Result<Self> {
         let paused = json!({"cluster.x-k8s.io/paused": ""});
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "boot", "namespace": world.namespace},
@@ -27,25 +33,26 @@ impl Stage {
         management_cluster::apply(&world.admin, secret).await?;
         let cluster = json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
-            "metadata": {"name": "c", "namespace": world.namespace, "annotations": paused},
+            "metadata": {"name": name, "namespace": world.namespace, "annotations": paused},
             "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
-            "name": "c"}},
+            "name": name}},
         });
         let cluster = management_cluster::apply(&world.admin, cluster).await?;
         let up = Patch::Merge(json!({"status": {"initialization": {"infrastructureProvisioned": true}}}));
         objects(world, "cluster.x-k8s.io", "v1beta2", "Cluster")
-            .patch_status("c", &PatchParams::default(), &up)
+            .patch_status(name, &PatchParams::default(), &up)
             .await
             .context("provisioning the Cluster")?;
         Ok(Self {
             cluster_id: cluster.metadata.uid.context("the Cluster has no UID")?,
+            cluster: name.to_owned(),
             world: world.clone(),
         })
     }
 
     /// A machine of the Cluster, whose guest gets its time to shut down. Nothing is made yet.
     pub fn machine(&self, name: &str) -> ByHand {
-        ByHand::new(&self.world, "c", name)
+        ByHand::new(&self.world, &self.cluster, name)
             .controlled_by_the_case()
             .infra("/spec/providerSpec/labels", json!({"round": "0"}))
             .infra("/spec/shutdownTimeoutSeconds", json!(null))
