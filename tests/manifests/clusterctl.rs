@@ -1,6 +1,7 @@
 //! `make release`, and what the real clusterctl makes of it.
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::MACHINE_FINALIZER;
 use management_cluster::ManagementCluster;
 use serde_json::{Value, json};
 
@@ -464,9 +465,8 @@ async fn the_flavour_with_a_health_check_is_the_template_and_a_health_check() ->
     Ok(())
 }
 
-#[tokio::test]
-async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()> {
-    let release = Release::make(None).await?;
+/// The objects of the flavour for EC2.
+fn on_ec2(release: &Release) -> Result<Vec<Value>> {
     let mut command = release.cluster(Some("ec2"));
     command
         .env("AWS_REGION", "eu-central-1")
@@ -475,7 +475,13 @@ async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()
         .env("EC2_SUBNETS", "[subnet-0123456789abcdef0]")
         .env("EC2_SECURITY_GROUPS", "[sg-0123456789abcdef0]")
         .env("EC2_WORKER_INSTANCE_TYPE", "m7g.large");
-    let objects = parse(&output(&mut command)?)?;
+    parse(&output(&mut command)?)
+}
+
+#[tokio::test]
+async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()> {
+    let release = Release::make(None).await?;
+    let objects = on_ec2(&release)?;
     assert_eq!(titles(&objects), titles(&release.generate_cluster(None)?));
     for name in ["demo-control-plane", "demo-md-0"] {
         let spec = &find(&objects, "InfraMachineTemplate", name)?["spec"]["template"]["spec"];
@@ -553,7 +559,8 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}});
     let plain = release.generate_cluster(None)?;
     let others = ["topology", "libvirt"].map(|flavor| release.generate_cluster(Some(flavor)));
-    let others = others.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut others = others.into_iter().collect::<Result<Vec<_>>>()?;
+    others.push(on_ec2(&release)?);
     // The kubeadm objects have no place here: their providers are not installed.
     let demo = plain
         .into_iter()
@@ -566,7 +573,17 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
     let checks = checked
         .into_iter()
         .filter(|object| object["kind"] == "MachineHealthCheck");
-    let objects: Vec<Value> = std::iter::once(namespace).chain(demo).chain(checks).collect();
+    // A finalizer that is not named as the API server wants it earns a warning with each write.
+    let finalized = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+        "metadata": {"name": "finalized", "namespace": "tenant", "finalizers": [MACHINE_FINALIZER]},
+        "spec": {"driver": "ec2", "providerSpec": {}},
+    });
+    let objects: Vec<Value> = [namespace, finalized]
+        .into_iter()
+        .chain(demo)
+        .chain(checks)
+        .collect();
     apply(&cluster, &release, &objects)
 }
 

@@ -7,12 +7,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use management_cluster::{
-    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+    ManagementCluster, flux_definition,
 };
-
 use serde_json::Value;
 
-use crate::objects::repository;
+use crate::objects::{parse, repository};
 
 /// README.md and the pages beside it, and everything in docs/.
 fn pages() -> Result<Vec<(PathBuf, String)>> {
@@ -221,6 +221,7 @@ fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -
         ("| clusterctl |", CLUSTER_API_VERSION),
         ("| Cluster API operator |", CLUSTER_API_OPERATOR_VERSION),
         ("| Helm |", HELM_VERSION),
+        ("| Flux |", FLUX_VERSION),
         ("| kustomize |", KUBERNETES_VERSION),
     ] {
         let row = page.lines().find(|row| row.starts_with(line));
@@ -230,6 +231,37 @@ fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -
             "docs/versions.md does not say {version} in: {row}"
         );
     }
+    Ok(())
+}
+
+/// Flux takes what the page shows of it, without a field that it does not know, and the provider comes first.
+#[tokio::test]
+async fn flux_takes_the_example_of_the_installation_page() -> Result<()> {
+    let cluster = ManagementCluster::builder()
+        .core(false)
+        .manifests(flux_definition().await?)
+        .start()
+        .await?;
+    let page = fs::read_to_string(repository().join("docs/install.md"))?;
+    let (_, section) = page.split_once("\n## With GitOps\n").context("no section")?;
+    let (_, example) = section.split_once("```yaml\n").context("no example")?;
+    let (example, _) = example.split_once("```").context("an example without an end")?;
+    let objects: Vec<Value> = parse(example)?;
+    let names: Vec<_> = objects.iter().map(|object| &object["metadata"]["name"]).collect();
+    ensure!(names == ["capcmi", "clusters"], "{names:?}");
+    ensure!(
+        objects[1]["spec"]["dependsOn"][0]["name"] == "capcmi",
+        "{:#}",
+        objects[1]
+    );
+    let path = cluster.folder().path().join("flux.yaml");
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: flux-system}\n---\n";
+    fs::write(&path, format!("{namespace}{example}"))?;
+    let mut kubectl = cluster.kubectl();
+    let arguments = ["apply", "--server-side", "--validate=strict", "-f"];
+    let applied = kubectl.args(arguments).arg(&path).output()?;
+    let said = String::from_utf8(applied.stderr)?;
+    ensure!(applied.status.success() && said.is_empty(), "{said}");
     Ok(())
 }
 

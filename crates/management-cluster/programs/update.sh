@@ -9,6 +9,7 @@ cluster_api=v1.14.2
 machine_controller_manager=v0.62.1
 helm=v3.21.4
 cluster_api_operator=v0.29.0
+flux=v1.9.6
 go=1.26.0
 
 start() {
@@ -79,4 +80,13 @@ as_kubernetes() {
     module=sigs.k8s.io/cluster-api-operator
     go mod edit -require="$module@$cluster_api_operator" -tool="$module/cmd"
     go mod tidy
+)
+
+# Nothing is built of it: it has the definition of Flux's Kustomizations.
+(
+    cd flux
+    start flux
+    module=github.com/fluxcd/kustomize-controller
+    go mod edit -require="$module@$flux"
+    go mod download "$module"
 )

@@ -41,8 +41,8 @@ pub use self::{
     kubeconfig::client,
     process::Process,
     programs::{
-        CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
-        MACHINE_CONTROLLER_MANAGER_VERSION, Programs, helm,
+        CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+        MACHINE_CONTROLLER_MANAGER_VERSION, Programs, flux_definition, helm,
     },
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},

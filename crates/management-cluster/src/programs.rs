@@ -15,13 +15,13 @@ use anyhow::{Context, Result, ensure};
 use self::{
     build::build_missing,
     go_module::{
-        CLUSTER_API, CLUSTER_API_OPERATOR, GoModule, HELM, KUBEADM_BOOTSTRAP, KUBEADM_CONTROL_PLANE,
+        CLUSTER_API, CLUSTER_API_OPERATOR, FLUX, GoModule, HELM, KUBEADM_BOOTSTRAP, KUBEADM_CONTROL_PLANE,
         KUBERNETES, MACHINE_CONTROLLER_MANAGER, Package,
     },
 };
 
 pub use self::go_module::{
-    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, HELM_VERSION, KUBERNETES_VERSION,
+    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, KUBERNETES_VERSION,
     MACHINE_CONTROLLER_MANAGER_VERSION,
 };
 
@@ -191,6 +191,40 @@ pub async fn helm() -> Result<PathBuf> {
     tokio::task::spawn_blocking(find)
         .await
         .context("the search for Helm was interrupted")?
+}
+
+/// The definition of Flux's Kustomizations, as YAML. It comes with Flux's Go module, of which nothing is built.
+///
+/// # Errors
+/// As those of [`Programs::find`].
+pub async fn flux_definition() -> Result<String> {
+    const MODULE: &str = "github.com/fluxcd/kustomize-controller";
+    let find = || {
+        let path = cache_folder()?.join(FLUX.cache_key()).join("definition.yaml");
+        let folder = path.parent().context("a file of the cache has a folder")?;
+        build_missing(&FLUX, &[], folder, |sources| {
+            if path.exists() {
+                return Ok(());
+            }
+            let downloaded = Command::new("go")
+                .args(["mod", "download", MODULE])
+                .current_dir(sources)
+                .output()
+                .context("downloading Flux's module")?;
+            ensure!(
+                downloaded.status.success(),
+                "go mod download failed: {}",
+                String::from_utf8_lossy(&downloaded.stderr)
+            );
+            let bases = folder_of(MODULE, sources)?.join("config/crd/bases");
+            let definition = fs::read(bases.join("kustomize.toolkit.fluxcd.io_kustomizations.yaml"))?;
+            store(&path, &definition).context("storing the definition of Flux's Kustomizations")
+        })?;
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    };
+    tokio::task::spawn_blocking(find)
+        .await
+        .context("the search for Flux's definition was interrupted")?
 }
 
 fn find_machine_controller_manager() -> Result<MachineControllerManagerPrograms> {

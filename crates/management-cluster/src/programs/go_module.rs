@@ -13,6 +13,9 @@ pub const HELM_VERSION: &str = "v3.21.4";
 /// The release of the Cluster API operator that `programs/cluster-api-operator/go.mod` names.
 pub const CLUSTER_API_OPERATOR_VERSION: &str = "v0.29.0";
 
+/// The release of Flux's kustomize-controller that `programs/flux/go.mod` names.
+pub const FLUX_VERSION: &str = "v1.9.6";
+
 /// A program and the Go package that it is built from.
 pub(super) struct Package {
     /// What `go build` calls the program, and what it is called in the cache.
@@ -137,6 +140,16 @@ pub(super) const CLUSTER_API_OPERATOR: GoModule = GoModule {
     build_flags: &["-ldflags=-s -w -X sigs.k8s.io/cluster-api-operator/version.gitVersion=v0.29.0"],
 };
 
+/// The module of Flux's Kustomizations, of which the definition alone is of use here.
+pub(super) const FLUX: GoModule = GoModule {
+    name: "flux",
+    go_mod: include_str!("../../programs/flux/go.mod"),
+    go_sum: include_str!("../../programs/flux/go.sum"),
+    sources: &[],
+    packages: &[],
+    build_flags: &[],
+};
+
 impl GoModule {
     /// Names the folder of the cache, so that a change of anything that goes into the
     /// programs builds them anew.
@@ -182,6 +195,8 @@ mod tests {
     /// `programs/update.sh` writes the module files, and these constants are written by hand.
     #[test]
     fn the_versions_are_those_of_the_modules() {
+        let flux = format!("github.com/fluxcd/kustomize-controller {FLUX_VERSION}");
+        assert!(FLUX.go_mod.contains(&flux), "Flux is not at {FLUX_VERSION}");
         let pins = [
             (&KUBERNETES, "k8s.io/kubernetes", KUBERNETES_VERSION, "gitVersion"),
             (
