@@ -1,7 +1,7 @@
 //! What an operator asks, who has not read the source: why, what next, and when it is tried again. Asked of
 //! `kubectl`, the log, `/metrics` and `capcmi describe`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use capcmi::api::conditions;
 use capcmi::api::labels;
 use kube::ResourceExt;
@@ -13,7 +13,7 @@ use crate::support::by_hand::{event, message, says};
 use crate::support::fleet::objects;
 use crate::support::metrics::sample;
 use crate::support::shown::{column, describe};
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, Stage, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, Stage, World};
 
 #[tokio::test]
 #[expect(
@@ -212,5 +212,50 @@ async fn machines_name_the_infra_cluster_that_they_wait_for_and_it_says_why_in_a
     clusters.patch("c", &PatchParams::default(), &corrected).await?;
     let provisioned = machine.provisioned().await?;
     ensure!(provisioned.name_any() == "m", "{provisioned:?}");
+    Ok(())
+}
+
+/// What core makes of a MachineDeployment, and a Machine whose InfraMachine has a name of its own.
+#[tokio::test]
+async fn the_page_of_a_machine_names_its_owners_by_whichever_name_it_is_asked_for() -> Result<()> {
+    let world = World::new("explain-owners").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 1).await?;
+    let machine = fleet.running(1).await?.remove(0);
+    let owners = machine.owner_references();
+    let set = owners.iter().find(|owner| owner.kind == "MachineSet");
+    let set = &set.context("no MachineSet")?.name;
+    let page = describe(&world, &["machine", &machine.name_any()])?;
+    for (kind, name) in [
+        ("MachineSet", set.as_str()),
+        ("MachineDeployment", "md"),
+        ("Cluster", "md"),
+    ] {
+        let is_it = |line: &str| {
+            let mut words = line.split([' ', ',']).filter(|word| !word.is_empty());
+            words.next() == Some(kind) && words.next() == Some(name)
+        };
+        ensure!(page.lines().any(is_it), "no {kind} {name} in\n{page}");
+    }
+
+    let other = ByHand::new(&world, "md", "by-hand")
+        .infra("/metadata/name", json!("vm-of-by-hand"))
+        .machine("/spec/infrastructureRef/name", json!("vm-of-by-hand"));
+    other.create().await?;
+    let infra_machines = objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
+    eventually(DEADLINE, "a VM of the Machine by hand", async || {
+        let provider_id = infra_machines.get("vm-of-by-hand").await?.data["spec"]["providerID"].clone();
+        ensure!(provider_id.is_string(), "none yet");
+        Ok(())
+    })
+    .await?;
+    for name in ["by-hand", "vm-of-by-hand"] {
+        let page = describe(&world, &["machine", name])?;
+        for part in ["Machine         by-hand", "vm-of-by-hand"] {
+            ensure!(page.contains(part), "no `{part}` of {name} in\n{page}");
+        }
+    }
     Ok(())
 }

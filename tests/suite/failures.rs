@@ -499,7 +499,18 @@ async fn a_driver_that_is_away_and_one_that_was_taken_out_are_to_be_seen() -> Re
         })
         .await?;
     let failures = [("driver-removed", "up"), ("driver-removed-deletion", "going")];
-    all_recorded(&world, &provider, &failures).await
+    all_recorded(&world, &provider, &failures).await?;
+
+    // With the driver again, nothing waits for the next try of the provider that had none.
+    drop(provider);
+    plugin.listen(&world).await?;
+    let drivers = plugin.drivers(json!({}));
+    let _provider = Provider::new(drivers).named("third").start(&world).await?;
+    up.until("a VM with its driver", |machine| {
+        says(machine, DRIVER_REACHABLE, "True", "Reachable") && is_provisioned(machine)
+    })
+    .await?;
+    going.gone().await
 }
 
 /// All that asks meets the outage, and the log tells of it once.

@@ -393,6 +393,8 @@ fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<Stri
             "capcmi_orphans" => value > 0.0 && labels.phases.is_empty(),
             "capcmi_driver_reachable" => value < 1.0,
             "capcmi_driver_breakers" | "capcmi_driver_capacity_queue" => value > 0.0,
+            // In passing, other machines wait as well.
+            "capcmi_driver_queue" => value > 0.0 && reasons.contains("WaitingForDriver"),
             _ => false,
         }
     };
