@@ -1,6 +1,7 @@
 //! The real Cluster API operator, which installs, upgrades and removes the provider by the file of a release.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
@@ -9,6 +10,7 @@ use management_cluster::{CLUSTER_API_VERSION, ClusterApiOperator, eventually};
 use serde_json::{Value, json};
 
 use crate::support::by_hand::small;
+use crate::support::oci_registry::OciRegistry;
 use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
@@ -116,6 +118,45 @@ async fn the_operator_installs_upgrades_and_removes_the_provider_around_machines
     ensure!(uids(&fleet.running(2).await?) == machines, "Machines went along");
     ensure!(cloud.vms()? == vms, "VMs were touched");
     Ok(())
+}
+
+/// The package of a release, in a registry: the operator takes from it what it takes from the file.
+#[tokio::test]
+async fn the_operator_fetches_the_package_of_a_release_from_a_registry() -> Result<()> {
+    let world = World::without_provider("operator-oci").await?;
+    let _operator = ClusterApiOperator::start(&world.management).await?;
+    world.apply(&CORE.replace("$CORE", CLUSTER_API_VERSION)).await?;
+    let core = "coreprovider/cluster-api";
+    condition(&world, core, "capi-system", "ProviderInstalled", "True").await?;
+    available(&world, "capi-system", "capi-controller-manager")?;
+    condition(&world, core, "capi-system", "Ready", "True").await?;
+
+    let releases = world.folder.join("out");
+    let kubectl = &world.management.programs().kubectl;
+    run(&mut testbed::make_release(&releases, "v0.1.0", kubectl))?;
+    let layout = world.folder.join("layout");
+    std::fs::create_dir(&layout)?;
+    let package = releases.join("infrastructure-capcmi-cmi/v0.1.0/cluster-api-operator-package.tar");
+    let mut unpack = Command::new("tar");
+    run(unpack
+        .arg("--extract")
+        .arg("--file")
+        .arg(package)
+        .arg("--directory")
+        .arg(&layout))?;
+    let registry = OciRegistry::serve(&layout, "capcmi-components").await?;
+
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/install.md"))?;
+    let mut examples = page.split("```yaml\n").skip(1);
+    let example = examples.find(|example| example.contains("fetchConfig: {oci:"));
+    let (example, _) = example
+        .and_then(|example| example.split_once("```"))
+        .context("docs/install.md has no InfrastructureProvider from a registry")?;
+    let place = format!("http://{}/", registry.address);
+    let example = example.replace("registry.example.com/", &place);
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: capcmi-system}";
+    world.apply(&format!("{namespace}\n---\n{example}")).await?;
+    installed(&world, "v0.1.0").await
 }
 
 /// Makes a release and applies its file for the operator.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use management_cluster::stand_in::StandInController;
@@ -304,3 +304,82 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_mach
     })
     .await
 }
+
+/// What docs/install.md says of a network without GitHub: the configuration of the page leads clusterctl to the
+/// files, and every image to the registry. The files of the other releases name one image each here.
+#[tokio::test]
+async fn clusterctl_lists_the_images_of_a_mirror_without_a_network() -> Result<()> {
+    let world = World::without_provider("mirror").await?;
+    let mirror = world.folder.join("mirror");
+    let kubectl = world.management.programs().kubectl.clone();
+    run(&mut testbed::make_release(&mirror, "v0.1.0", &kubectl))?;
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/install.md"))?;
+    let (_, section) = page.split_once("\n## Without network\n").context("no section")?;
+    let (_, config) = section.split_once("```yaml\n").context("no configuration")?;
+    let (config, _) = config
+        .split_once("```")
+        .context("a configuration without an end")?;
+    let config = config.replace("/srv/clusterctl", &mirror.display().to_string());
+    let path = world.folder.join("mirror.yaml");
+    std::fs::write(&path, &config)?;
+    let write = |place: &str, text: &str| -> Result<()> {
+        let path = mirror.join(place);
+        std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+        Ok(std::fs::write(path, text)?)
+    };
+    let components = |name: &str| {
+        COMPONENTS
+            .replace("$NAME", name)
+            .replace("$CORE", CLUSTER_API_VERSION)
+    };
+    for (provider, file) in [
+        ("cluster-api", "core-components.yaml"),
+        ("bootstrap-kubeadm", "bootstrap-components.yaml"),
+        ("control-plane-kubeadm", "control-plane-components.yaml"),
+    ] {
+        let folder = format!("{provider}/{CLUSTER_API_VERSION}");
+        write(&format!("{folder}/metadata.yaml"), CORE_METADATA)?;
+        write(&format!("{folder}/{file}"), &components(provider))?;
+    }
+    let (_, version) = config.split_once("cert-manager/").context("no cert-manager")?;
+    let (version, _) = version.split_once('/').context("no version of cert-manager")?;
+    write(
+        &format!("cert-manager/{version}/cert-manager.yaml"),
+        &components("cert-manager"),
+    )?;
+
+    let mut clusterctl = world.management.clusterctl();
+    clusterctl
+        .args(["init", "list-images", "--infrastructure", PROVIDER, "--config"])
+        .arg(path)
+        .env("GOPROXY", "off")
+        .envs(["HTTP_PROXY", "HTTPS_PROXY"].map(|variable| (variable, "http://127.0.0.1:1")));
+    let listed = run(&mut clusterctl)?;
+    let images: Vec<_> = listed.lines().collect();
+    let all_of_mirror = images
+        .iter()
+        .all(|image| image.starts_with("registry.example.com/mirror/"));
+    ensure!(all_of_mirror && images.len() == 5, "{images:#?}");
+    ensure!(
+        images.contains(&"registry.example.com/mirror/cluster-api-provider-cmi:v0.1.0"),
+        "{images:#?}"
+    );
+    Ok(())
+}
+
+/// A Deployment, which is what clusterctl looks for images in.
+const COMPONENTS: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: $NAME-system}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: $NAME, namespace: $NAME-system}
+spec:
+  selector: {matchLabels: {app: $NAME}}
+  template:
+    metadata: {labels: {app: $NAME}}
+    spec:
+      containers: [{name: manager, image: 'registry.k8s.io/$NAME:$CORE'}]
+";

@@ -14,6 +14,7 @@ pub mod credential;
 pub mod extension;
 pub mod fleet;
 pub mod metrics;
+pub mod oci_registry;
 pub mod plugin;
 pub mod provider;
 pub mod shown;
