@@ -147,7 +147,7 @@ const MAP: &[Rule] = &[
     ),
     rule("telemetry", &[], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
-    rule("migration", &["api"], WIRE),
+    rule("migration", &["api", "identity"], WIRE),
     // L1: reconcilers. None knows another, or a concrete driver.
     rule(
         "machine",
@@ -207,6 +207,7 @@ const MAP: &[Rule] = &[
         &[
             "admission",
             "api",
+            "hot_update",
             "retry",
             "identity",
             "apiserver",

@@ -160,6 +160,8 @@ pub mod reason {
     pub const RESTART_NOT_POSSIBLE: &str = "RestartNotPossible";
     /// The Machine has no VM of this provider that is up.
     pub const WAITING_FOR_VIRTUAL_MACHINE: &str = "WaitingForVirtualMachine";
+    /// The Node of a Machine that is remediated is healthy, and no MachineHealthCheck says otherwise.
+    pub const WAITING_FOR_HEALTH_CHECK: &str = "WaitingForHealthCheck";
     /// The Machine's owner replaces it.
     pub const LEFT_TO_OWNER: &str = "LeftToOwner";
     /// Created, initialized, and known to Cluster API.

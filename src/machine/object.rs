@@ -595,6 +595,10 @@ fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<
     // driver under this name.
     let copied = MachineId::of(machine).is_none();
     for key in labels::OWN_ANNOTATIONS {
+        // The administrator who has a VM adopted brings what its driver wants back with the next call.
+        if ownership.adopted.is_some() && key == labels::LAST_KNOWN_STATE {
+            continue;
+        }
         if copied && present.is_some_and(|all| all.contains_key(key)) {
             changes.insert(key.to_owned(), Value::Null);
         }

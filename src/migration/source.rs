@@ -60,6 +60,17 @@ pub struct McmMachine {
     /// What is used of its spec.
     #[serde(default)]
     pub spec: McmMachineSpec,
+    /// What is used of its status.
+    #[serde(default)]
+    pub status: McmMachineStatus,
+}
+
+/// What is used of a Machine's status.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct McmMachineStatus {
+    /// What the driver wants back with the next call; empty where it wants nothing.
+    pub last_known_state: String,
 }
 
 /// What is used of a Machine's spec, and of that in the template of a set.

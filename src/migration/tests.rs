@@ -130,6 +130,24 @@ fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machi
         json!({"size": "s", "tags": {"team": "a"}})
     );
     assert_eq!(infra["spec"]["providerID"], "sim://1");
+    assert_eq!(
+        infra["metadata"]["annotations"].get(labels::LAST_KNOWN_STATE),
+        None
+    );
+}
+
+/// A driver may know its VMs by what it asked to be kept.
+#[test]
+fn what_the_driver_wants_back_with_the_next_call_goes_with_its_vm() {
+    let mut all = objects();
+    let machine = all.iter_mut().find(|object| object["kind"] == "Machine");
+    machine.unwrap()["status"] = json!({"lastKnownState": "vm 7"});
+    let mut migration = planned(all, None).unwrap();
+    let infra = &migration.groups.remove(0).machines[0].body;
+    assert_eq!(
+        infra["metadata"]["annotations"][labels::LAST_KNOWN_STATE],
+        "dm0gNw=="
+    );
 }
 
 #[test]

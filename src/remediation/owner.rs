@@ -94,6 +94,12 @@ impl RemediatedMachine {
         self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("True")
     }
 
+    /// Whether a MachineHealthCheck says that it is unhealthy. Says none so, `clusterctl move` has lost it,
+    /// or the remediation was made by hand.
+    pub fn is_unhealthy(&self) -> bool {
+        self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("False")
+    }
+
     /// Since when the Machine's Node is healthy, if it is.
     pub fn node_is_healthy_since(&self) -> Option<Timestamp> {
         let healthy = self

@@ -7,12 +7,13 @@ use jiff::Timestamp;
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
-use crate::api::conditions::{State, reason};
-use crate::api::labels::VmExistence;
+use crate::api::conditions::{self, PAUSED, State, reason};
+use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::{annotation_cause, pause_causes, pause_message};
 use crate::caches::machine_owner;
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
+use crate::hot_update::InPlaceUpdate;
 use crate::identity::{self, MachineId};
 use crate::reconciler::Requeue;
 use crate::retry::LONG_WAIT;
@@ -22,8 +23,8 @@ use cmi_driver::{Operation, ProviderId, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// For how long a Node has to be healthy before its Machine is left to its owner all the same: a
-/// MachineHealthCheck looks every 15 s at the earliest, and may be about to find it healthy.
+/// For how long a Node has to be healthy before its VM is restarted, or its Machine left to its owner, all
+/// the same: a MachineHealthCheck looks every 15 s at the earliest, and may be about to find it healthy.
 const NOTICE: Duration = Duration::from_secs(30);
 /// How far ahead the clock may be that a restart was written down by: a replica, or the target of a move, has
 /// another one.
@@ -148,6 +149,13 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     if machine.is_healthy() {
         return Plan::Later(Requeue::OnChange);
     }
+    if observed.infra.is_some_and(waits_for_adoption) {
+        return waiting(
+            reason::WAITING_FOR_VIRTUAL_MACHINE,
+            "the driver has not confirmed yet that the VM is there which the InfraMachine adopts: nothing is \
+                restarted or replaced before",
+        );
+    }
     let vm = match vm_of(machine, observed.infra) {
         Ok(vm) => vm,
         Err(why) => return without_vm(remediation, machine, why, observed.now),
@@ -156,10 +164,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     if record.is_ahead_of(observed.now, SKEW) {
         return corrected(remediation, record.issued_now(observed.now), observed.now);
     }
-    if let Some(left) = record
-        .issued_at
-        .and_then(|at| remaining(at, remediation.spec.timeout(), observed.now))
-    {
+    let node_began = record.issued_at.map(|at| node_time_begins(remediation, at));
+    if let Some(left) = node_began.and_then(|at| remaining(at, remediation.spec.timeout(), observed.now)) {
         return restarting(remediation, record, left);
     }
     if record.count >= remediation.spec.retry_limit() {
@@ -180,17 +186,21 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     if !driver.capabilities.offers(Operation::RestartMachine) {
         return if driver.is_current {
             let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
-            Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, message))
+            unless_healthy(remediation, machine, observed.now, || {
+                Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, message))
+            })
         } else {
             Plan::Later(Requeue::After(PERMIT_WAIT))
         };
     }
-    Plan::Restart(Box::new(Restart {
-        record: record.and_one_at(observed.now),
-        before: record,
-        provider_id: vm.provider_id,
-        spec: vm.spec,
-    }))
+    unless_healthy(remediation, machine, observed.now, || {
+        Plan::Restart(Box::new(Restart {
+            record: record.and_one_at(observed.now),
+            before: record,
+            provider_id: vm.provider_id,
+            spec: vm.spec,
+        }))
+    })
 }
 
 /// The Machine is left to its owner.
@@ -300,32 +310,65 @@ fn without_vm(
             why.to_owned(),
             Requeue::After(left),
         ),
-        None => unless_healthy(machine, now, || {
-            hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned())
+        None => unless_healthy(remediation, machine, now, || {
+            Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned()))
         }),
     }
 }
 
 fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine, now: Timestamp) -> Plan {
-    unless_healthy(machine, now, || {
+    unless_healthy(remediation, machine, now, || {
         let message = format!(
             "the VM was restarted as often as it may be ({}), and the Machine is not healthy {} s after the \
                 last time",
             remediation.spec.retry_limit(),
             remediation.spec.timeout().as_secs()
         );
-        hand_over(reason::RESTARTS_EXHAUSTED, message)
+        Plan::Report(hand_over(reason::RESTARTS_EXHAUSTED, message))
     })
 }
 
-/// The report, unless the Node has just become healthy.
-fn unless_healthy(machine: &RemediatedMachine, now: Timestamp, report: impl FnOnce() -> Report) -> Plan {
-    match machine
-        .node_is_healthy_since()
-        .and_then(|since| remaining(since, NOTICE, now))
-    {
+/// When the time begins that a Node has to come back after a restart. During a pause no MachineHealthCheck
+/// looks at it, and after a move, which makes the remediation anew, none has looked yet.
+fn node_time_begins(remediation: &InfraMachineRemediation, issued_at: Timestamp) -> Timestamp {
+    let metadata = &remediation.metadata;
+    let made = metadata.creation_timestamp.as_ref().map(|time| time.0);
+    [made, resumed_at(remediation)]
+        .into_iter()
+        .flatten()
+        .fold(issued_at, Timestamp::max)
+}
+
+/// When it was paused the last time, that ended then.
+fn resumed_at(remediation: &InfraMachineRemediation) -> Option<Timestamp> {
+    let conditions = &remediation.status.as_ref()?.conditions;
+    let paused = conditions::get(conditions, PAUSED)?;
+    (!conditions::is_true(conditions, PAUSED)).then_some(paused.last_transition_time.0)
+}
+
+/// The plan, unless the Node is healthy and the MachineHealthCheck may be about to see it: it looks every 15
+/// s at the earliest, also when a pause ends. Where none says that the Machine is unhealthy, the Node's own
+/// word holds.
+fn unless_healthy(
+    remediation: &InfraMachineRemediation,
+    machine: &RemediatedMachine,
+    now: Timestamp,
+    plan: impl FnOnce() -> Plan,
+) -> Plan {
+    let Some(since) = machine.node_is_healthy_since() else {
+        return plan();
+    };
+    if !machine.is_unhealthy() {
+        return waiting(
+            reason::WAITING_FOR_HEALTH_CHECK,
+            "its Node is healthy, and no MachineHealthCheck says that the Machine is not: a check that finds \
+                it healthy deletes this remediation; where there is none, delete it by hand",
+        );
+    }
+    let since = resumed_at(remediation).map_or(since, |resumed| since.max(resumed));
+    match remaining(since, NOTICE, now) {
         Some(left) => Plan::Later(Requeue::After(left)),
-        None => Plan::Report(report()),
+        None => plan(),
     }
 }
 
@@ -403,6 +446,13 @@ fn paused(
     pause_message(&causes)
 }
 
+/// Whether an administrator has asked for a VM to be adopted, and none was confirmed. It may run, and be a
+/// Node: in the place of the Machine that is to have it there would be another one.
+fn waits_for_adoption(infra: &InfraMachine) -> bool {
+    let is_asked = identity::annotation(infra, labels::ADOPT).is_some();
+    is_asked && identity::vm_existence(infra) == VmExistence::None
+}
+
 /// The VM of a Machine, if it is one that this provider has made and that is up; else why not.
 fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm, &'static str> {
     let reference = &machine.spec.infrastructure_ref;
@@ -419,6 +469,11 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     }
     let provider_id = identity::provider_id(infra).and_then(|id| id.parse().ok());
     let provider_id = provider_id.ok_or("the Machine has no VM yet that could be restarted")?;
+    // Cluster API manages an update in place and has not asked this provider for it: another extension may be
+    // at work on the VM.
+    if InPlaceUpdate::of(infra) == InPlaceUpdate::NotRequested {
+        return Err("another updates the VM in place, and may not be interrupted");
+    }
     // What is not the provider's own is left alone.
     if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
         return Err("the VM was not made by this provider");

@@ -22,6 +22,8 @@ use crate::workload_cluster::{Answer, Connection, Unreachable};
 
 /// The most pods that are tried at a time while budgets forbid to evict them.
 const MAX_TRIED: usize = 32;
+/// For how long the same pods are tried.
+const SECONDS_A_TURN: i64 = 10;
 /// The most characters of what the API server says of an eviction that are shown.
 const MAX_SHOWN: usize = 256;
 
@@ -106,7 +108,7 @@ pub async fn look(
         Step::Evict(candidates, before) => (candidates, before),
     };
     let mut refused = None;
-    for pod in candidates.iter().take(MAX_TRIED) {
+    for pod in tried(&candidates, now) {
         match evict(connection, pod, DryRun::Yes).await? {
             EvictionResult::Accepted => {
                 return Ok(DrainObservation::Next(Next {
@@ -128,6 +130,21 @@ pub async fn look(
         why,
         left: candidates.len(),
     })
+}
+
+/// The pods that are tried in one look: the first ones, and of the others some each time, so that no pod
+/// waits behind many that budgets keep.
+fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> impl Iterator<Item = &T> {
+    let (first, others) = candidates.split_at(candidates.len().min(MAX_TRIED / 2));
+    let turn = usize::try_from(now.as_second() / SECONDS_A_TURN).unwrap_or_default();
+    let skipped = match others.len() {
+        0 => 0,
+        many => turn.wrapping_mul(MAX_TRIED / 2) % many,
+    };
+    let others = others.iter().cycle().skip(skipped);
+    first
+        .iter()
+        .chain(others.take(candidates.len().min(MAX_TRIED) - first.len()))
 }
 
 /// Whether the API server only says if the eviction might be made.
@@ -185,4 +202,31 @@ fn said(answer: &Answer) -> String {
     let letters = status.message.chars().filter(|letter| !letter.is_control());
     let message: String = letters.take(MAX_SHOWN).collect();
     format!("{} {message}", answer.code.as_u16())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_pod_waits_behind_many_that_budgets_keep_and_the_first_ones_are_tried_each_time() {
+        let now = |turn: i64| jiff::Timestamp::from_second(turn * SECONDS_A_TURN).unwrap();
+        for many in [0, 1, 16, 31, 32, 33, 100] {
+            let candidates: Vec<usize> = (0..many).collect();
+            let mut seen = BTreeSet::new();
+            for turn in 1000..1010 {
+                let tried: Vec<_> = tried(&candidates, now(turn)).copied().collect();
+                assert_eq!(tried.len(), many.min(MAX_TRIED));
+                assert_eq!(BTreeSet::from_iter(&tried).len(), tried.len(), "none twice");
+                assert_eq!(
+                    tried[..many.min(MAX_TRIED / 2)],
+                    candidates[..many.min(MAX_TRIED / 2)]
+                );
+                seen.extend(tried);
+            }
+            assert_eq!(seen.len(), many, "all have their turn");
+        }
+    }
 }

@@ -261,7 +261,8 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
     }
 }
 
-/// DRV-30: the worst fault there is takes a hook to show. Without it the grade says that nothing looked for it.
+/// DRV-30: the worst fault there is takes a hook to show. Without it the grade says that nothing looked for
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_finds_no_vm_while_its_back_end_is_away_is_basic_without_hooks_and_broken_with_them() {
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);

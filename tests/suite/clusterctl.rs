@@ -305,8 +305,8 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_mach
     .await
 }
 
-/// What docs/install.md says of a network without GitHub: the configuration of the page leads clusterctl to the
-/// files, and every image to the registry. The files of the other releases name one image each here.
+/// What docs/install.md says of a network without GitHub: the configuration of the page leads clusterctl to
+/// the files, and every image to the registry. The files of the other releases name one image each here.
 #[tokio::test]
 async fn clusterctl_lists_the_images_of_a_mirror_without_a_network() -> Result<()> {
     let world = World::without_provider("mirror").await?;

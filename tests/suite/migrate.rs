@@ -872,8 +872,8 @@ async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_w
     makes_nothing_again(&left).await
 }
 
-/// The Secret of the class was copied, the bootstrap data apart from the credentials, and the machines are made
-/// with these: the back end knows nobody without them.
+/// The Secret of the class was copied, the bootstrap data apart from the credentials, and the machines are
+/// made with these: the back end knows nobody without them.
 async fn has_the_credentials_of_the_class(left: &Left) -> Result<()> {
     let secrets = Api::<Secret>::namespaced(left.world.admin.clone(), &left.world.namespace);
     let data = secrets.get("small-credentials").await?.data.unwrap_or_default();

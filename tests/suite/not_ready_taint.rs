@@ -198,8 +198,8 @@ async fn a_workload_cluster_that_never_answers_holds_up_no_other_and_is_shown() 
     Ok(())
 }
 
-/// INI-05: a workload cluster that is dead, with more machines than are looked at together, holds up none of one
-/// that answers. Which taint goes is the template's word.
+/// INI-05: a workload cluster that is dead, with more machines than are looked at together, holds up none of
+/// one that answers. Which taint goes is the template's word.
 #[tokio::test]
 async fn a_dead_workload_cluster_holds_up_no_machine_of_one_that_answers() -> Result<()> {
     const OTHER_KEY: &str = "example.com/booting";

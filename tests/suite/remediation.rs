@@ -138,10 +138,12 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 1).await?;
     let machines = fleet.running(1).await?;
     let name = machines[0].name_any();
+    drop(kubelets);
+    fall_silent(&world, &cloud.holds(1).await?[0]).await?;
     for (kind, pause, unpause) in [
         ("machines.cluster.x-k8s.io", annotated(true), annotated(false)),
         ("inframachines", annotated(true), annotated(false)),
@@ -546,10 +548,13 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
     let _at_source = provider.start(&source).await?;
     let _at_target = provider.clone().named("target").start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
-    let _kubelets = cloud.kubelets();
+    let kubelets = cloud.kubelets();
     let fleet = Fleet::create(&source, "md", 1).await?;
     let machines = fleet.running(1).await?;
     let name = machines[0].name_any();
+    // No guest comes back.
+    drop(kubelets);
+    fall_silent(&source, &cloud.holds(1).await?[0]).await?;
     let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
     management_cluster::apply(&source.admin, request(&source, &machines[0], &once)).await?;
     restarting_once(&source, &name).await?;
@@ -575,6 +580,7 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
     ])?;
     replaced(&target, &name).await?;
     restarts(&cloud, &name, 1).await?;
+    let _kubelets = cloud.kubelets();
     Fleet::of(&target, "md").running(1).await?;
     ensure!(
         cloud.holds(1).await?[0].id != vms[0].id,
@@ -583,8 +589,8 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
     Ok(())
 }
 
-/// Cluster, check, template and remediation move together: the check at the target finds the machine as sick as
-/// it was, has nothing restarted anew, and the machine replaced when the Node has had its time.
+/// Cluster, check, template and remediation move together: the check at the target finds the machine as sick
+/// as it was, has nothing restarted anew, and the machine replaced when the Node has had its time.
 #[tokio::test]
 async fn a_health_check_that_clusterctl_has_moved_counts_the_restarts_of_before() -> Result<()> {
     let source = World::new("check-move").await?;

@@ -193,7 +193,8 @@ pub async fn helm() -> Result<PathBuf> {
         .context("the search for Helm was interrupted")?
 }
 
-/// The definition of Flux's Kustomizations, as YAML. It comes with Flux's Go module, of which nothing is built.
+/// The definition of Flux's Kustomizations, as YAML. It comes with Flux's Go module, of which nothing is
+/// built.
 ///
 /// # Errors
 /// As those of [`Programs::find`].

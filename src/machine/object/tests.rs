@@ -48,6 +48,24 @@ fn ownership_writes_what_is_missing_and_nothing_twice() {
     assert_eq!(changes(&refused), [format!("{}=\"may-exist\"", labels::INSTANCE)]);
 }
 
+/// The administrator brings it with the VM.
+#[test]
+fn a_state_of_the_driver_is_kept_for_a_vm_that_is_adopted() {
+    let machine = machine().annotated(labels::LAST_KNOWN_STATE, "czE=").build();
+    let adopting = Ownership {
+        adopted: Some("sim://1".parse().unwrap()),
+        ..ownership(&machine)
+    };
+    let key = labels::LAST_KNOWN_STATE;
+    assert!(
+        !missing_annotations(&machine, &adopting)
+            .unwrap()
+            .contains_key(key)
+    );
+    let made = missing_annotations(&machine, &ownership(&machine)).unwrap();
+    assert_eq!(made[key], Value::Null, "of a VM that is made, there is none yet");
+}
+
 #[test]
 fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_identity() {
     let own = machine().identified().annotated(labels::LAST_KNOWN_STATE, "czE=");

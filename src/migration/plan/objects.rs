@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Converted, DISABLE_MACHINE_CREATE, MIGRATED_FROM, Object, Target, UNFINISHED, name};
 use crate::api::{self, labels};
+use crate::identity;
 use crate::migration::source::{ClassKey, McmMachine, McmSetSpec};
+use cmi_driver::LastKnownState;
 
 /// The label of all that belongs to the Cluster.
 pub fn labels_of(target: &Target) -> Map<String, Value> {
@@ -114,6 +116,12 @@ pub fn machine_objects(
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-groupkind"] =
         json!(format!("InfraMachineTemplate.{}", api::GROUP));
     infra["metadata"]["annotations"][labels::ADOPT] = json!(Value::Object(class.carried.clone()).to_string());
+    // A driver that knows its VMs by what it asked to be kept would not find this one without.
+    let state = machine.status.last_known_state.as_bytes();
+    if let Some(state) = LastKnownState::new(state.to_vec()) {
+        let (key, value) = identity::last_known_state_annotation(&state);
+        infra["metadata"]["annotations"][key] = json!(value);
+    }
     if let Some(credentials) = &class.credentials {
         infra["spec"]["secretRef"] = json!({"name": credentials});
     }

@@ -362,3 +362,93 @@ fn a_machine_whose_node_has_just_come_back_is_not_left_to_its_owner() {
         replaced_for(reason::RESTARTS_EXHAUSTED)
     );
 }
+
+/// A Machine with these conditions: what its MachineHealthCheck says, and since when its Node is healthy.
+fn with_conditions(world: World, check: Option<&str>, healthy_since: Option<i64>) -> World {
+    let check = check.map(|status| json!({"type": "HealthCheckSucceeded", "status": status}));
+    let node = healthy_since.map(
+        |since| json!({"type": "NodeHealthy", "status": "True", "lastTransitionTime": at(since).to_string()}),
+    );
+    let conditions: Vec<_> = check.into_iter().chain(node).collect();
+    world.machine("/status/conditions", json!(conditions))
+}
+
+/// A Node that came back just before its time was over is as good as one that came back before the last time.
+#[test]
+fn a_vm_whose_node_has_just_come_back_is_not_restarted_again() {
+    let end = CREATED + TIMEOUT;
+    let back = |since| with_conditions(world().restarted(1, CREATED), Some("False"), Some(since));
+    assert_eq!(
+        back(end - 1).plan(end),
+        Plan::Later(Requeue::After(Duration::from_secs(29)))
+    );
+    assert!(matches!(back(end - 30).plan(end), Plan::Restart(_)));
+}
+
+/// No MachineHealthCheck looks while it is paused: what it said before is old when the pause ends.
+#[test]
+fn the_time_of_a_node_begins_anew_when_a_pause_ends() {
+    let resumed = CREATED + 10 * TIMEOUT;
+    let mut world = with_conditions(world().restarted(1, CREATED), Some("False"), None);
+    let mut conditions = Vec::new();
+    let (holds, why) = (State::False, reason::NOT_PAUSED);
+    conditions::set(&mut conditions, PAUSED, holds, why, "", None, at(resumed));
+    world.remediation.status = Some(InfraMachineRemediationStatus {
+        phase: Some(RemediationPhase::Restarting),
+        retry_count: Some(1),
+        conditions,
+        ..InfraMachineRemediationStatus::default()
+    });
+    let in_time = Plan::Later(Requeue::After(Duration::from_secs(TIMEOUT.unsigned_abs() - 1)));
+    assert_eq!(world.plan(resumed + 1), in_time);
+    assert!(matches!(world.plan(resumed + TIMEOUT), Plan::Restart(_)));
+}
+
+/// `clusterctl move` makes the remediation anew, and what the MachineHealthCheck said is lost: the Node's own
+/// word holds.
+#[test]
+fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replaced() {
+    let (moved, end) = (CREATED + 100, CREATED + 100 + TIMEOUT);
+    for count in [0, 1, LIMIT] {
+        let mut world = with_conditions(world().restarted(count, CREATED), None, Some(CREATED + 50));
+        world.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
+        assert_eq!(
+            world.report(end),
+            waiting_for(reason::WAITING_FOR_HEALTH_CHECK),
+            "{count}"
+        );
+    }
+    let mut silent = with_conditions(world().restarted(LIMIT, CREATED), None, None);
+    silent.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
+    assert!(!silent.report(end - 1).2, "the Node has its time anew");
+    assert_eq!(silent.report(end), replaced_for(reason::RESTARTS_EXHAUSTED));
+}
+
+/// The VM that is to be adopted may run and be a Node: were its Machine replaced, the Node would be drained.
+#[test]
+fn a_machine_that_waits_for_an_adoption_is_not_replaced_however_long_that_takes() {
+    let mut world = world();
+    let annotations = [(labels::ADOPT.to_owned(), "{}".to_owned())];
+    world.infra.as_mut().unwrap().metadata.annotations = Some(annotations.into());
+    let later = CREATED + 1000 * TIMEOUT;
+    assert_eq!(
+        world.report(later),
+        waiting_for(reason::WAITING_FOR_VIRTUAL_MACHINE)
+    );
+}
+
+#[test]
+fn a_vm_that_another_extension_updates_is_not_restarted() {
+    let mut world = world();
+    let annotations = world.infra.as_mut().unwrap().metadata.annotations.as_mut();
+    let key = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
+    annotations.unwrap().insert(key.to_owned(), String::new());
+    assert_eq!(
+        world.report(CREATED),
+        waiting_for(reason::WAITING_FOR_VIRTUAL_MACHINE)
+    );
+    assert_eq!(
+        world.report(CREATED + TIMEOUT),
+        replaced_for(reason::RESTART_NOT_POSSIBLE)
+    );
+}

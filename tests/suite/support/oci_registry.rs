@@ -1,5 +1,5 @@
-//! A registry that serves one repository from an OCI layout, as the distribution specification has it for those
-//! who pull.
+//! A registry that serves one repository from an OCI layout, as the distribution specification has it for
+//! those who pull.
 
 use std::fs;
 use std::path::{Path, PathBuf};
