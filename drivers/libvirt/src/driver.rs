@@ -449,6 +449,10 @@ impl Driver for LibvirtDriver {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
+        // The first look at a new machine: a host that there never was has no VM of it.
+        if asked.id.is_none() {
+            asked.spec.check_failure_domain(&self.config)?;
+        }
         let possible = Self::possible_hosts(&asked, None);
         let survey = self.survey(&asked.key, &possible).await?;
         let found = survey

@@ -71,6 +71,8 @@ pub enum Observation {
     Ours(Box<Machine>, bool),
     /// The domain of another machine object.
     Other(String),
+    /// A domain that may be the machine's, and that is not noted as such.
+    Unmarked(String),
 }
 
 /// Looks for the domain of a machine.
@@ -132,7 +134,8 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
 pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
     Ok(match look(connect, key)? {
         Lookup::Nothing => Observation::Nothing,
-        Lookup::Other(what) | Lookup::Unmarked(what) => Observation::Other(what),
+        Lookup::Other(what) => Observation::Other(what),
+        Lookup::Unmarked(what) => Observation::Unmarked(what),
         Lookup::Ours(vm) => {
             let machine = vm.describe(key)?;
             let started = vm.record.started || machine.power_state.is_some_and(is_up);
@@ -144,12 +147,24 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
 /// The domain of a machine that has to be there.
 ///
 /// # Errors
-/// NOT_FOUND when there is none, or it is another machine object's.
+/// NOT_FOUND when there is none, or it is another machine object's; FAILED_PRECONDITION when it may be this one's.
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),
-        Lookup::Nothing | Lookup::Other(_) | Lookup::Unmarked(_) => Err(not_found(key)),
+        Lookup::Nothing | Lookup::Other(_) => Err(not_found(key)),
+        Lookup::Unmarked(what) => Err(unmarked(key, &what)),
     }
+}
+
+/// That a domain may be a machine's whose note was taken away: were it called absent, another VM would be made
+/// beside it.
+pub fn unmarked(key: &MachineKey, what: &str) -> Status {
+    let what = format!(
+        "machine `{}` may have a VM: there is {what}, with the machine's UUID; put its metadata back, or \
+            undefine it",
+        key.name
+    );
+    Status::new(Code::FailedPrecondition, what)
 }
 
 /// That a machine has no VM.

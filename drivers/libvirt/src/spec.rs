@@ -44,8 +44,9 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64")]
     pub root_fs_size: Option<u64>,
-    /// Share of the host's processors while they are short, beside 1024 of a VM without. Can be changed
-    /// while the VM lives. Default: the host's.
+    /// Share of the host's processors while they are short, beside that of a VM without: 100 where the host has
+    /// control groups of version 2, 1024 where it has version 1. Can be changed while the VM lives. Default: the
+    /// host's.
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64", range(min = *SHARES.start(), max = *SHARES.end()))]
     pub cpu_shares: Option<u64>,
@@ -207,6 +208,19 @@ impl VmSpec {
             image,
             hosts,
         })
+    }
+
+    /// Checks that the host which the spec asks for is there.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the field and the hosts that there are.
+    pub fn check_failure_domain(&self, config: &Config) -> Result<()> {
+        match &self.failure_domain {
+            Some(asked) if !config.hosts.contains_key(asked) => {
+                Err(unknown("/failureDomain", asked, config.hosts.keys()))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Checks what can be changed on a VM that lives and has so much memory at most.

@@ -46,6 +46,8 @@ pub struct Survey {
     found: Vec<Found>,
     /// Domains of the name that are another machine object's.
     others: Vec<String>,
+    /// Domains that may be the machine's, and are not noted as such.
+    unmarked: Vec<String>,
     /// Why a host that may have the VM did not say.
     silent: Option<Status>,
 }
@@ -101,6 +103,7 @@ impl Survey {
         match answer {
             Ok(Observation::Nothing) => {}
             Ok(Observation::Other(what)) => self.others.push(what),
+            Ok(Observation::Unmarked(what)) => self.unmarked.push(what),
             Ok(Observation::Ours(machine, started)) => self.found.push(Found {
                 host,
                 machine: *machine,
@@ -114,16 +117,17 @@ impl Survey {
     /// The one VM of the machine.
     ///
     /// # Errors
-    /// OUT_OF_RANGE when there are several; NOT_FOUND when there is none, and every host that may have it has
-    /// said so; else what kept a host from saying.
+    /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be it; NOT_FOUND when there is
+    /// none, and every host that may have it has said so; else what kept a host from saying.
     pub fn one(self, asked: &Asked) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
-        match (found.next(), found.next(), self.silent) {
-            (Some(found), None, _) => Ok(found),
-            (Some(_), Some(_), _) => Err(several(&asked.key, Code::OutOfRange, &ids)),
-            (None, _, Some(status)) => Err(status),
-            (None, _, None) => Err(asked.not_found()),
+        match (found.next(), found.next(), self.unmarked.first(), self.silent) {
+            (Some(found), None, _, _) => Ok(found),
+            (Some(_), Some(_), _, _) => Err(several(&asked.key, Code::OutOfRange, &ids)),
+            (None, _, Some(what), _) => Err(machines::unmarked(&asked.key, what)),
+            (None, _, None, Some(status)) => Err(status),
+            (None, _, None, None) => Err(asked.not_found()),
         }
     }
 
@@ -140,7 +144,7 @@ impl Survey {
         if let Some(found) = self.found.into_iter().next() {
             return Ok(Some(found.host));
         }
-        if let Some(what) = self.others.first() {
+        if let Some(what) = self.others.first().or(self.unmarked.first()) {
             let message = format!("machine `{}` can't be made: there is {what}", key.name);
             return Err(Status::new(Code::AlreadyExists, message));
         }
@@ -239,6 +243,10 @@ mod tests {
                 vec![(true, Ok(Observation::Other("x".to_owned())))],
                 Some(Code::NotFound),
             ),
+            (
+                vec![(true, Ok(Observation::Unmarked("x".to_owned())))],
+                Some(Code::FailedPrecondition),
+            ),
         ] {
             let shown = format!("{answers:?}");
             assert_eq!(code(surveyed(answers).one(&asked())), expected, "{shown}");
@@ -289,6 +297,11 @@ mod tests {
                 vec![(true, Ok(machine("a"))), (true, Ok(machine("b")))],
                 &any,
                 Err(Code::FailedPrecondition),
+            ),
+            (
+                vec![(true, Ok(Observation::Unmarked("x".to_owned())))],
+                &any,
+                Err(Code::AlreadyExists),
             ),
         ] {
             let shown = format!("{answers:?} {possible:?}");

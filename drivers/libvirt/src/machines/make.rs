@@ -378,7 +378,8 @@ fn filled_volume(
     name: &str,
     content: &[u8],
 ) -> Result<String> {
-    let failed = |error: Error| status(&format!("writing volume `{name}`"), error);
+    // Another process may be making or removing it at this moment.
+    let failed = |error: Error| of_a_volume(&format!("writing volume `{name}`"), error);
     let volume = have_volume(
         connect,
         request,
@@ -408,5 +409,5 @@ fn filled_volume(
 fn path(volume: &StorageVol) -> Result<String> {
     volume
         .get_path()
-        .map_err(|error| status("reading the path of a volume", error))
+        .map_err(|error| of_a_volume("reading the path of a volume", error))
 }

@@ -27,7 +27,10 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
             ensure_gone(connect, key)
         }
         // The volumes have the machine object in their names, so they are this one's in any case.
-        Lookup::Nothing | Lookup::Other(_) => remove_volumes(connect, key, storage_pools),
+        Lookup::Nothing | Lookup::Other(_) => {
+            remove_volumes(connect, key, storage_pools)?;
+            ensure_not_defined(connect, key)
+        }
         Lookup::Unmarked(what) => {
             let what = format!(
                 "machine `{}` can't be deleted: there is {what}, and the machine's volumes may be in use by \
@@ -54,7 +57,11 @@ pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result
         Err(status) => unseen(status),
         Ok(DomainMatch::ByUuid(_) | DomainMatch::ByName(_)) => delete(connect, key, &[]),
         Ok(DomainMatch::Nothing) => match volumes(connect, key) {
-            Ok(found) => remove(found),
+            Ok(found) if found.is_empty() => Ok(()),
+            Ok(found) => {
+                remove(found)?;
+                ensure_not_defined(connect, key)
+            }
             Err(status) => unseen(status),
         },
     }
@@ -69,6 +76,18 @@ fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
     vm.destroy()?;
     let what = format!("machine `{}` was started while it was deleted", key.name);
     Err(Status::new(Code::Aborted, what))
+}
+
+/// Another process may have defined it while its volumes were removed, of which it knew the paths: the repeat
+/// finds the domain, and removes it.
+fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
+    match look(connect, key)? {
+        Lookup::Nothing | Lookup::Other(_) => Ok(()),
+        Lookup::Ours(_) | Lookup::Unmarked(_) => {
+            let what = format!("machine `{}` was made while it was deleted", key.name);
+            Err(Status::new(Code::Aborted, what))
+        }
+    }
 }
 
 /// The machine's volumes, in whatever pool they are: its spec may have named another one.

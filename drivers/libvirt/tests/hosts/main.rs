@@ -454,6 +454,11 @@ async fn a_vm_whose_note_was_taken_away_keeps_its_disks() -> Result<()> {
         Some(Code::FailedPrecondition)
     );
     assert_eq!(code(&create(&driver, &machine).await), Some(Code::AlreadyExists));
+    // Were it called absent, its Machine would be replaced while it runs.
+    assert_eq!(
+        code(&status(&driver, &machine, None).await),
+        Some(Code::FailedPrecondition)
+    );
     assert!(there.is_active()?);
     assert_eq!(volumes(&connect, &machine, "")?.len(), 3);
     let element = record.to_element()?;
@@ -472,6 +477,15 @@ async fn what_a_host_has_not_is_an_error_that_names_it_and_leaves_nothing() -> R
     let driver = lab.driver()?;
     let images = lab.of("host-a").join("images");
     let other = machine("m", &json!({"image": "other", "failureDomain": "host-a"}), b"");
+    // Before its create, the provider looks whether there is a VM.
+    let elsewhere = machine("m", &json!({"failureDomain": "moon"}), b"");
+    let Err(refusal) = status(&driver, &elsewhere, None).await else {
+        bail!("a machine was found on a host that there is not");
+    };
+    ensure!(
+        refusal.code() == Code::InvalidArgument && refusal.message().contains("/failureDomain"),
+        "{refusal}"
+    );
     let refused = async |expected: Code, words: &str, machine: &MachineRef| -> Result<()> {
         let Err(status) = create(&driver, machine).await else {
             bail!("a machine was made in spite of {words}");
