@@ -16,8 +16,15 @@ shift 2
 if [ -s "$pid_file" ]; then
     pid=$(cat "$pid_file")
     kill -KILL "$pid" 2>/dev/null || true
-    # Only once it is gone, its endpoint is free. Init may be slow to fetch what has ended: it counts as gone.
-    while state=$(ps -o stat= -p "$pid") && [ "${state#Z}" = "$state" ]; do sleep 0.05; done
+    # Only once it is gone, its endpoint is free. Init may be slow to fetch what has ended: it counts as gone, unless
+    # one of its threads has not ended yet (`l`), which holds the endpoint.
+    while state=$(ps -o stat= -p "$pid"); do
+        case $state in
+        *l*) ;;
+        Z*) break ;;
+        esac
+        sleep 0.05
+    done
 fi
 # The hook ends when nothing holds its output open any more.
 "$@" </dev/null >>"$log" 2>&1 &

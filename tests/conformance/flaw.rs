@@ -158,6 +158,16 @@ pub enum Flaw {
     /// A LastKnownState that is not its own is a broken invariant.
     CreateChokesOnState,
 
+    /// A VM that was made with other bootstrap data is another one.
+    CreateComparesUserData,
+    /// A machine of a control plane is refused.
+    CreateRefusesControlPlanes,
+    /// A VM that was made from another spec is not found, and so not deleted.
+    DeleteComparesTheSpec,
+    /// Of several VMs of a machine, DeleteMachine deletes the first.
+    DeleteTheFirst,
+    /// What was listed last is the list while the back end is away.
+    ListRemembers,
     /// DeleteMachine answers OK before the VM is gone.
     DeleteTooEarly,
     /// DeleteMachine answers OK and does nothing.
@@ -390,4 +400,6 @@ pub enum Writing {
     Base64Url,
     /// As a part of something longer.
     InBase64,
+    /// In base64 with the line breaks of a mail, as a literal has them.
+    InLines,
 }

@@ -35,6 +35,8 @@ pub struct Mutant {
     turns: AtomicU32,
     running: AtomicU32,
     memory: Mutex<BTreeMap<String, ProviderId>>,
+    /// What was listed last, by cluster.
+    listed: Mutex<BTreeMap<String, Vec<ListedMachine>>>,
     /// How often the driver had been restarted when the VM of a machine was made.
     ages: Mutex<BTreeMap<String, u64>>,
     /// What it writes to beside the log of calls.
@@ -60,6 +62,7 @@ impl Mutant {
             turns: AtomicU32::new(0),
             running: AtomicU32::new(0),
             memory: Mutex::default(),
+            listed: Mutex::default(),
             ages: Mutex::default(),
             log: None,
         }
@@ -303,6 +306,11 @@ fn written(text: &str, writing: Writing) -> String {
         Writing::Capitals => bytes(|byte| format!("{byte:02X}"), ""),
         Writing::PercentEncoded => utf8_percent_encode(text, NON_ALPHANUMERIC).to_string(),
         Writing::Base64Url => BASE64_URL_SAFE_NO_PAD.encode(text),
+        Writing::InLines => {
+            let encoded = BASE64_URL_SAFE_NO_PAD.encode(text);
+            let lines = encoded.as_bytes().chunks(16).map(String::from_utf8_lossy);
+            lines.collect::<Vec<_>>().join("\\n")
+        }
         Writing::InBase64 => BASE64_STANDARD.encode(format!("{{\"userData\": {text}}}")),
     }
 }

@@ -227,6 +227,13 @@ const MUTANTS: &[(Flaw, &str)] = &[
         "DRV-GS-16",
     ),
     (Pretends(GetMachineStatus, NotFound), "DRV-GS-05"),
+    // What this provider needs of creates and deletes besides.
+    (CreateComparesUserData, "CAP-29"),
+    (CreateRefusesControlPlanes, "CAP-32"),
+    (DeleteComparesTheSpec, "CAP-30"),
+    (DeleteTheFirst, "CAP-31"),
+    (ListRemembers, "DRV-37"),
+    (ListRemembers, "DRV-LM-14"),
     // Ids that are named beforehand.
     (NamesOtherId, "CAP-24"),
     (NamesNewId, "CAP-25"),
@@ -379,6 +386,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (SecretWritten(PercentEncoded), "OPS-11"),
     (SecretWritten(Base64Url), "OPS-11"),
     (SecretWritten(InBase64), "OPS-11"),
+    (SecretWritten(InLines), "OPS-11"),
     (LogsWhenBroken, "CMI-186"),
     (LogsWhenBroken, "OPS-11"),
     (LogsRefused, "CMI-186"),

@@ -45,10 +45,17 @@ pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
             return Some("percent-encoded, or with escapes");
         }
     }
-    encodings(secret)
+    if encodings(secret)
         .iter()
         .any(|encoded| text.contains(encoded.as_str()))
-        .then_some("in base64, or as hexadecimal or decimal numbers")
+    {
+        return Some("in base64, or as hexadecimal or decimal numbers");
+    }
+    let is_in_lines = readings.iter().any(|reading| {
+        let joined: String = reading.split(char::is_whitespace).collect();
+        base64s(secret).any(|encoded| joined.contains(&encoded))
+    });
+    is_in_lines.then_some("in base64, in lines")
 }
 
 /// Whether a line of a longer secret is one by itself: `kind: Config` and `-----BEGIN CERTIFICATE-----` stand
@@ -127,15 +134,18 @@ fn encodings(secret: &[u8]) -> Vec<String> {
         all.push(joined(between, |byte| format!("0x{byte:x}")));
         all.push(joined(between, |byte| format!("0x{byte:02x}")));
     }
-    for shift in 0..SHIFTS {
-        all.push(in_base64(secret, shift, |bytes| {
-            BASE64_STANDARD_NO_PAD.encode(bytes)
-        }));
-        all.push(in_base64(secret, shift, |bytes| {
-            BASE64_URL_SAFE_NO_PAD.encode(bytes)
-        }));
-    }
+    all.extend(base64s(secret));
     all
+}
+
+/// A secret in base64, by itself or as a part of something longer.
+fn base64s(secret: &[u8]) -> impl Iterator<Item = String> {
+    (0..SHIFTS).flat_map(|shift| {
+        [
+            in_base64(secret, shift, |bytes| BASE64_STANDARD_NO_PAD.encode(bytes)),
+            in_base64(secret, shift, |bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes)),
+        ]
+    })
 }
 
 /// The letters that only the secret decides, where it comes after so many bytes of something longer: a letter

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use cmi_driver::{
     Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver as _, LastKnownState, Machine, MachineRef, Result, Secrets, Status, USER_DATA, tags,
+    Driver as _, LastKnownState, Machine, MachineClass, MachineRef, Result, Secrets, Status, USER_DATA, tags,
 };
 use cmi_simulated::Vm;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{MOMENT, Mutant, again, broken, machine, tag, text};
 use crate::flaw::Flaw;
@@ -124,6 +124,24 @@ impl Mutant {
         others.chain(data).collect()
     }
 
+    /// Why a driver refuses to make what it has to make.
+    fn refusal(&self, class: &MachineClass, name: &str) -> Option<Status> {
+        let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(class, tags::CLUSTER);
+        let data = class.secrets.get(USER_DATA).map(|data| data.expose().to_vec());
+        let other = |vm: &Vm| ours(vm) && Some(vm.user_data.expose()) != data.as_deref();
+        match self.flaw {
+            Flaw::CreateComparesUserData if !self.vms(other).is_empty() => {
+                let message = "there is a VM of this name with other user data";
+                Some(Status::new(Code::AlreadyExists, message))
+            }
+            Flaw::CreateRefusesControlPlanes if tag(class, tags::ROLE) != "node" => Some(Status::new(
+                Code::InvalidArgument,
+                "tags: the role has to be node",
+            )),
+            _ => None,
+        }
+    }
+
     pub(super) async fn create(&self, mut request: CreateMachineRequest) -> Result<Machine> {
         let CreateMachineRequest {
             machine: MachineRef { name, class },
@@ -131,6 +149,9 @@ impl Mutant {
         } = request.clone();
         if let Some(made) = self.make_otherwise(&request).await {
             return made;
+        }
+        if let Some(status) = self.refusal(&class, &name) {
+            return Err(status);
         }
         let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(&class, tags::CLUSTER);
         let labels = || class.provider_spec.0.get("labels").cloned();
@@ -231,6 +252,19 @@ impl Mutant {
                     tokio::time::sleep(LATER).await;
                     inner.delete_machine(request).await
                 });
+                return Ok(DeleteMachineResponse::default());
+            }
+            Flaw::DeleteComparesTheSpec => {
+                let size = class.provider_spec.0.get("size").and_then(Value::as_str);
+                if !self
+                    .vms(|vm| ours(vm) && Some(vm.size.as_str()) != size)
+                    .is_empty()
+                {
+                    return Ok(DeleteMachineResponse::default());
+                }
+            }
+            Flaw::DeleteTheFirst if self.vms(ours).len() > 1 => {
+                self.console.vanish(self.vms(ours)[0].id).unwrap();
                 return Ok(DeleteMachineResponse::default());
             }
             Flaw::DeleteFails => return Err(broken("it is stuck")),

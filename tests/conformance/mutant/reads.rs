@@ -119,7 +119,16 @@ impl Mutant {
             _ => {}
         }
         let request_class = request.class.clone();
-        let mut list = self.inner.list_machines(request).await?;
+        let mut list = match self.inner.list_machines(request).await {
+            Err(status) if self.has(Flaw::ListRemembers) && status.code() == Code::Unavailable => {
+                let last = self.listed.lock().unwrap().get(&cluster).cloned();
+                last.ok_or(status)?
+            }
+            answer => answer?,
+        };
+        if self.has(Flaw::ListRemembers) {
+            self.listed.lock().unwrap().insert(cluster.clone(), list.clone());
+        }
         match self.flaw {
             Flaw::ListOnePage => list.truncate(5),
             Flaw::ListOneLongPage => list.truncate(100),

@@ -5,7 +5,7 @@ use futures::future::try_join_all;
 use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, Setting, TestContext};
-use cmi_driver::{Code, LastKnownState, Machine, Operation, SecretValue, USER_DATA, is_dns_subdomain};
+use cmi_driver::{Code, LastKnownState, Machine, Operation, SecretValue, USER_DATA, is_dns_subdomain, tags};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 /// As long as what kubeadm needs, and less than any back end takes.
@@ -28,6 +28,10 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-10", "CMI-82"], [] => |t| again(t, 1);
     "create-ten-times": "the same request ten more times gives the VM that is there"
         ["DRV-12", "CMI-84"], [] => |t| again(t, 10);
+    "create-renewed-user-data": "a request whose bootstrap data was renewed gives the VM that is there"
+        ["CAP-29"], [] => renewed_user_data;
+    "create-control-plane": "a machine of a control plane is made like any other"
+        ["CAP-32"], [] => control_plane;
     "create-different-names": "eight names at once make eight VMs, each found under its own"
         ["DRV-11", "CMI-83"], [] => different_names;
     "create-two-clusters": "one name in two clusters is two VMs"
@@ -153,6 +157,27 @@ async fn again(t: TestContext, times: usize) -> CaseResult {
         )?;
     }
     t.has_exactly(&request, &[(&request, &first.provider_id)]).await
+}
+
+/// The token in it lives for minutes, and is another in every try that comes later.
+async fn renewed_user_data(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let data = format!("#cloud-config {{token: {}-renewed}}", t.canary());
+    let renewed = request.clone().with_user_data(data.into_bytes());
+    let again = t.create(&renewed).await?.ok()?.provider_id;
+    ensure(again == id, || {
+        format!("the VM was `{id}`, and with renewed bootstrap data it is `{again}`")
+    })?;
+    t.has_exactly(&request, &[(&request, &id)]).await
+}
+
+async fn control_plane(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a").tagged(tags::ROLE, "control-plane");
+    let id = t.make(&request).await?.provider_id;
+    t.has_exactly(&request, &[(&request, &id)]).await?;
+    t.remove(&request, Some(&id)).await?;
+    t.is_gone(&request).await
 }
 
 async fn different_names(t: TestContext) -> CaseResult {

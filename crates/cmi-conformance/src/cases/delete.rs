@@ -2,7 +2,7 @@
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
-use crate::{Case, CaseError, Hook, MachineRequest, Need, TestContext};
+use crate::{Case, CaseError, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
 const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
@@ -30,6 +30,11 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"], [] => other_machine_id;
     "delete-other-identity": "a VM of the same name that belongs to another machine object stays"
         ["CAP-02"], [] => other_identity;
+    "delete-other-parameters":
+        "a VM is deleted by a spec that names its machine and asks for another VM than was made"
+        ["CAP-30"], [Need::Setting(Setting::IncompatibleChange)] => other_parameters;
+    "delete-several-vms": "of several VMs of one machine, all are deleted"
+        ["CAP-31"], [Need::SecondVm, Need::Hook(Hook::Plant)] => several;
     "delete-planted-vm": "a VM of another machine that was made behind the driver's back stays"
         ["DRV-20", "CMI-101"], [STATUS, Need::Hook(Hook::Plant)] => planted;
     "delete-vanished-vm": "to delete what is gone without the driver is OK"
@@ -126,6 +131,33 @@ async fn planted(t: TestContext) -> CaseResult {
     ensure(t.seen(&foreign).await?.is_some(), || {
         "the VM of another cluster was deleted".to_owned()
     })
+}
+
+/// Where a spec was corrected, DeleteMachine comes with one that the VM was not made from.
+async fn other_parameters(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    t.prepare(&request).await?;
+    let change = t.config().incompatible_change.clone().unwrap_or_default();
+    t.remove(&request.clone().changed(&change), None).await?;
+    t.settle().await;
+    t.has_none(&request).await
+}
+
+/// As a race has left them, or an administrator.
+async fn several(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    t.prepare(&request).await?;
+    let planted = t.run_hook_on(Hook::Plant, &request).await;
+    if t.config().unique_names {
+        return Err(CaseError::Skipped(
+            "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
+        ));
+    }
+    planted?;
+    t.settle().await;
+    t.remove(&request, None).await?;
+    t.settle().await;
+    t.has_none(&request).await
 }
 
 async fn vanished(t: TestContext) -> CaseResult {

@@ -177,6 +177,12 @@ async fn internal(t: TestContext, operation: Operation) -> CaseResult {
 
 async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
     let (request, id) = prepared(t, operation).await?;
+    // So that a driver which answers what it has seen last has seen something.
+    if matches!(operation, Operation::GetMachineStatus | Operation::ListMachines) {
+        let seen = t.invoke(operation, &request).await?;
+        seen.ok_or(&[Code::Uninitialized, Code::Aborted])
+            .map_err(CaseError::in_preparation)?;
+    }
     t.run_hook(HookCall::new(hook)).await?;
     let answer = t.invoke(operation, &request).await?;
     t.restore().await?;

@@ -45,4 +45,8 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         alone";
     "CAP-28"     Must   "ListZones and DescribeClass refuse a null or a value of another type, or take it for \
                         no value";
+    "CAP-29"     Must   "CreateMachine gives the VM that is there also when its bootstrap data was renewed";
+    "CAP-30"     Must   "DeleteMachine finds the VM by name, cluster and tag, whatever else the spec says";
+    "CAP-31"     Must   "DeleteMachine deletes every VM of the machine";
+    "CAP-32"     Must   "Machines of both roles are made, `node` and `control-plane`";
 };
