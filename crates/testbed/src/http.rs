@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Far above what is usual: moto takes seconds to begin with, on a busy computer many.
+const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A GET over plain HTTP: status code and body.
 ///

@@ -146,8 +146,8 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
 
 /// The domain of a machine that has to be there.
 ///
-/// # Errors
-/// NOT_FOUND when there is none, or it is another machine object's; FAILED_PRECONDITION when it may be this one's.
+/// # Errors NOT_FOUND when there is none, or it is another machine object's; FAILED_PRECONDITION when it may
+/// be this one's.
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),
@@ -156,8 +156,8 @@ pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     }
 }
 
-/// That a domain may be a machine's whose note was taken away: were it called absent, another VM would be made
-/// beside it.
+/// That a domain may be a machine's whose note was taken away: were it called absent, another VM would be
+/// made beside it.
 pub fn unmarked(key: &MachineKey, what: &str) -> Status {
     let what = format!(
         "machine `{}` may have a VM: there is {what}, with the machine's UUID; put its metadata back, or \

@@ -44,9 +44,9 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64")]
     pub root_fs_size: Option<u64>,
-    /// Share of the host's processors while they are short, beside that of a VM without: 100 where the host has
-    /// control groups of version 2, 1024 where it has version 1. Can be changed while the VM lives. Default: the
-    /// host's.
+    /// Share of the host's processors while they are short, beside that of a VM without: 100 where the host
+    /// has control groups of version 2, 1024 where it has version 1. Can be changed while the VM lives.
+    /// Default: the host's.
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64", range(min = *SHARES.start(), max = *SHARES.end()))]
     pub cpu_shares: Option<u64>,
