@@ -151,6 +151,19 @@ fn what_the_driver_wants_back_with_the_next_call_goes_with_its_vm() {
 }
 
 #[test]
+fn a_state_that_is_too_long_to_be_kept_keeps_its_machine_from_being_migrated() {
+    let mut all = objects();
+    let machine = all.iter_mut().find(|object| object["kind"] == "Machine");
+    machine.unwrap()["status"] = json!({"lastKnownState": "x".repeat(4097)});
+    let problems = planned(all, None).unwrap_err();
+    let said = format!("{problems:?}");
+    assert!(
+        said.contains("m1") && said.contains("status.lastKnownState"),
+        "{said}"
+    );
+}
+
+#[test]
 fn both_secrets_of_a_class_are_credentials_and_the_user_data_are_a_secret_of_their_own() {
     let class = planned(objects(), None).unwrap().classes.remove(0);
     let data = |name: &str| {

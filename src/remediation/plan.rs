@@ -164,8 +164,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     if record.is_ahead_of(observed.now, SKEW) {
         return corrected(remediation, record.issued_now(observed.now), observed.now);
     }
-    let node_began = record.issued_at.map(|at| node_time_begins(remediation, at));
-    if let Some(left) = node_began.and_then(|at| remaining(at, remediation.spec.timeout(), observed.now)) {
+    let began = record.issued_at.map(|at| node_time_begins(remediation, at));
+    if let Some(left) = began.and_then(|at| remaining(at, remediation.spec.timeout(), observed.now)) {
         return restarting(remediation, record, left);
     }
     if record.count >= remediation.spec.retry_limit() {
@@ -339,7 +339,7 @@ fn node_time_begins(remediation: &InfraMachineRemediation, issued_at: Timestamp)
         .fold(issued_at, Timestamp::max)
 }
 
-/// When it was paused the last time, that ended then.
+/// When the last pause ended; nothing while it is paused, or before it was looked at.
 fn resumed_at(remediation: &InfraMachineRemediation) -> Option<Timestamp> {
     let conditions = &remediation.status.as_ref()?.conditions;
     let paused = conditions::get(conditions, PAUSED)?;
@@ -418,9 +418,11 @@ fn number(remediation: &InfraMachineRemediation, record: Record) -> String {
 }
 
 fn until(remediation: &InfraMachineRemediation, record: Record) -> String {
-    let until = record
-        .issued_at
-        .and_then(|at| at.checked_add(remediation.spec.timeout()).ok());
+    let until = record.issued_at.and_then(|at| {
+        node_time_begins(remediation, at)
+            .checked_add(remediation.spec.timeout())
+            .ok()
+    });
     match until {
         Some(until) => format!("the Node has until {until:.0} to come back"),
         None => "the Node has no time to come back".to_owned(),
@@ -430,7 +432,7 @@ fn until(remediation: &InfraMachineRemediation, record: Record) -> String {
 fn after_timeout(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Requeue {
     let left = record
         .issued_at
-        .and_then(|at| remaining(at, remediation.spec.timeout(), now));
+        .and_then(|at| remaining(node_time_begins(remediation, at), remediation.spec.timeout(), now));
     Requeue::After(left.unwrap_or_default())
 }
 

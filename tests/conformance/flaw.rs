@@ -153,6 +153,8 @@ pub enum Flaw {
     ChokesOnFailureDomain(Operation),
     /// A source of a volume that is null is a broken invariant.
     VolumesChokeOnNull,
+    /// A handle of a volume that is null or no text is written as it is.
+    VolumesWriteAnyHandle,
     /// A handle of a volume that is no text is an error without a code.
     VolumesChokeOnHandles,
     /// A LastKnownState that is not its own is a broken invariant.

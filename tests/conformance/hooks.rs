@@ -110,6 +110,7 @@ async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
         (Hook::Plant, "create-finds-a-planted-vm"),
         (Hook::Plant, "list-planted-vm"),
         (Hook::Plant, "delete-planted-vm"),
+        (Hook::Plant, "delete-several-vms"),
         (Hook::Lock, "delete-locked"),
         (Hook::Vanish, "status-vanished-vm"),
         (Hook::Vanish, "delete-vanished-vm"),

@@ -359,6 +359,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (VolumesSorted, "DRV-42"),
     (VolumesChokeOnNull, "DRV-GV-03"),
     (VolumesChokeOnHandles, "CMI-152"),
+    (VolumesWriteAnyHandle, "PLG-GV-03"),
     (VolumesMakeUp, "DRV-44"),
     (VolumesRefuseForeign, "CMI-148"),
     (VolumesOnce, "DRV-45"),

@@ -117,11 +117,7 @@ async fn a_workload_cluster_that_never_answers_holds_up_no_other_and_is_shown() 
     let world = World::new("taint-away").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    let silent = TcpListener::bind("127.0.0.1:0")?;
-    let away = kubeconfig(
-        &json!({"server": format!("https://{}", silent.local_addr()?)}),
-        &json!({"token": "t"}),
-    )?;
+    let (_silent, away) = silent_workload_cluster()?;
     let program = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch",
         "args": [world.folder.join("touched")], "interactiveMode": "Never"}});
     let runs = kubeconfig(&json!({"server": "https://127.0.0.1:1"}), &program)?;
@@ -206,11 +202,7 @@ async fn a_dead_workload_cluster_holds_up_no_machine_of_one_that_answers() -> Re
     let world = World::new("taint-beside").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    let silent = TcpListener::bind("127.0.0.1:0")?;
-    let away = kubeconfig(
-        &json!({"server": format!("https://{}", silent.local_addr()?)}),
-        &json!({"token": "t"}),
-    )?;
+    let (silent, away) = silent_workload_cluster()?;
     let (dead, alive) = (Stage::named(&world, "dead").await?, Stage::set(&world).await?);
     secret_of(&world, "dead", &json!({"value": away})).await?;
     let names = (0..24).map(|number| format!("{}-dead-{number}", world.namespace));
@@ -507,6 +499,14 @@ async fn secret_of(world: &World, cluster: &str, data: &Value) -> Result<()> {
     });
     management_cluster::apply(&world.admin, secret).await?;
     Ok(())
+}
+
+/// A workload cluster that takes connections and never answers, and the kubeconfig that leads to it.
+fn silent_workload_cluster() -> Result<(TcpListener, String)> {
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let server = format!("https://{}", silent.local_addr()?);
+    let away = kubeconfig(&json!({"server": server}), &json!({"token": "t"}))?;
+    Ok((silent, away))
 }
 
 fn kubeconfig(cluster: &Value, user: &Value) -> Result<String> {

@@ -17,14 +17,13 @@ use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
-use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::backing::with_every_backing;
 use crate::support::fleet::{copy_bootstrap_secret, objects};
 use crate::support::plugin::Plugin;
 use crate::support::provider::service_account;
-use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, MovePair, Provider, World};
 
 with_every_backing!(
     a_machine_whose_node_falls_silent_is_restarted_and_keeps_its_vm,
@@ -538,50 +537,42 @@ async fn killed_when_taken_back(side: fn(Gate) -> Fault, calls: usize) -> Result
 /// had its time, the owner replaces the Machine, whose move has lost that it is unhealthy.
 #[tokio::test]
 async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()> {
-    let source = World::new("restart-move").await?;
-    let target = source.elsewhere().await?;
-    let cloud = Cloud::new(&source);
-    let provider = provider(&cloud, json!({}));
-    for world in [&source, &target] {
-        permitted(world).await?;
-    }
-    let _at_source = provider.start(&source).await?;
-    let _at_target = provider.clone().named("target").start(&target).await?;
-    let _control_planes = StandInController::start(&target.management).await?;
+    let pair = MovePair::start("restart-move", Part::Remediation, |cloud| {
+        provider(cloud, json!({}))
+    })
+    .await?;
+    let MovePair {
+        source,
+        target,
+        cloud,
+        ..
+    } = &pair;
     let kubelets = cloud.kubelets();
-    let fleet = Fleet::create(&source, "md", 1).await?;
+    let fleet = Fleet::create(source, "md", 1).await?;
     let machines = fleet.running(1).await?;
     let name = machines[0].name_any();
     // No guest comes back.
     drop(kubelets);
-    fall_silent(&source, &cloud.holds(1).await?[0]).await?;
+    fall_silent(source, &cloud.holds(1).await?[0]).await?;
     let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
-    management_cluster::apply(&source.admin, request(&source, &machines[0], &once)).await?;
-    restarting_once(&source, &name).await?;
+    management_cluster::apply(&source.admin, request(source, &machines[0], &once)).await?;
+    restarting_once(source, &name).await?;
     let vms = cloud.holds(1).await?;
 
-    source.move_to(&target)?;
-    restarting_once(&target, &name).await?;
-    restarts(&cloud, &name, 1).await?;
+    source.move_to(target)?;
+    restarting_once(target, &name).await?;
+    restarts(cloud, &name, 1).await?;
     ensure!(
         cloud.holds(1).await?[0].id == vms[0].id,
         "another VM than before the move"
     );
 
-    copy_bootstrap_secret(&source, &target, "boot").await?;
-    let over = json!({"spec": {"strategy": {"timeoutSeconds": 1}}}).to_string();
-    target.kubectl(&[
-        "patch",
-        "inframachineremediation",
-        &name,
-        "--type=merge",
-        "-p",
-        &over,
-    ])?;
-    replaced(&target, &name).await?;
-    restarts(&cloud, &name, 1).await?;
+    copy_bootstrap_secret(source, target, "boot").await?;
+    no_time_is_left(target, &name)?;
+    replaced(target, &name).await?;
+    restarts(cloud, &name, 1).await?;
     let _kubelets = cloud.kubelets();
-    Fleet::of(&target, "md").running(1).await?;
+    Fleet::of(target, "md").running(1).await?;
     ensure!(
         cloud.holds(1).await?[0].id != vms[0].id,
         "the Machine has the VM of the one that was replaced"
@@ -593,34 +584,34 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
 /// as it was, has nothing restarted anew, and the machine replaced when the Node has had its time.
 #[tokio::test]
 async fn a_health_check_that_clusterctl_has_moved_counts_the_restarts_of_before() -> Result<()> {
-    let source = World::new("check-move").await?;
-    let target = source.elsewhere().await?;
-    let cloud = Cloud::new(&source);
-    let provider = provider(&cloud, json!({}));
-    for world in [&source, &target] {
-        permitted(world).await?;
-    }
-    let _at_source = provider.start(&source).await?;
-    let _at_target = provider.clone().named("target").start(&target).await?;
-    let _control_planes = StandInController::start(&target.management).await?;
+    let pair = MovePair::start("check-move", Part::Remediation, |cloud| {
+        provider(cloud, json!({}))
+    })
+    .await?;
+    let MovePair {
+        source,
+        target,
+        cloud,
+        ..
+    } = &pair;
     let kubelets = cloud.kubelets();
-    let fleet = Fleet::create(&source, "md", 2).await?;
+    let fleet = Fleet::create(source, "md", 2).await?;
     fleet.running(2).await?;
     let vms = cloud.holds(2).await?;
-    health_check(&source, &json!({"retryLimit": 1, "timeoutSeconds": 3600})).await?;
+    health_check(source, &json!({"retryLimit": 1, "timeoutSeconds": 3600})).await?;
     // No guest comes back.
     drop(kubelets);
-    fall_silent(&source, &vms[0]).await?;
+    fall_silent(source, &vms[0]).await?;
     let name = &vms[0].name;
-    restarting_once(&source, name).await?;
+    restarting_once(source, name).await?;
 
-    source.move_to(&target)?;
-    restarting_once(&target, name).await?;
-    may_be_checked(&target).await?;
+    source.move_to(target)?;
+    restarting_once(target, name).await?;
+    may_be_checked(target).await?;
     // Cluster API has looked before it read Nodes, and would look again after ten minutes, or at a change.
     target.kubectl(&["annotate", "machinehealthcheck", "check", "look=again"])?;
     // A Machine that has its remediation is not told anew that it is sick: the check's own count shows it.
-    let checks = objects(&target, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
+    let checks = objects(target, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
     eventually(DEADLINE, "a check that finds one of two sick", async || {
         let status = checks.get("check").await?.data["status"].clone();
         ensure!(
@@ -630,8 +621,8 @@ async fn a_health_check_that_clusterctl_has_moved_counts_the_restarts_of_before(
         Ok(())
     })
     .await?;
-    let sick = machine(&target, name).await?;
-    let found = remediation(&target, name).await?.context("no remediation")?;
+    let sick = machine(target, name).await?;
+    let found = remediation(target, name).await?.context("no remediation")?;
     let owners = found.metadata.owner_references.unwrap_or_default();
     ensure!(
         owners
@@ -639,27 +630,28 @@ async fn a_health_check_that_clusterctl_has_moved_counts_the_restarts_of_before(
             .any(|owner| Some(&owner.uid) == sick.metadata.uid.as_ref()),
         "{owners:?}"
     );
-    restarts(&cloud, name, 1).await?;
+    restarts(cloud, name, 1).await?;
 
-    copy_bootstrap_secret(&source, &target, "boot").await?;
+    copy_bootstrap_secret(source, target, "boot").await?;
+    no_time_is_left(target, name)?;
+    replaced(target, name).await?;
+    restarts(cloud, name, 1).await?;
     let _kubelets = cloud.kubelets();
-    let over = json!({"spec": {"strategy": {"timeoutSeconds": 1}}}).to_string();
-    target.kubectl(&[
-        "patch",
-        "inframachineremediation",
-        name,
-        "--type=merge",
-        "-p",
-        &over,
-    ])?;
-    replaced(&target, name).await?;
-    restarts(&cloud, name, 1).await?;
-    Fleet::of(&target, "md").running(2).await?;
+    Fleet::of(target, "md").running(2).await?;
     ensure!(
         cloud.holds(2).await?.iter().any(|vm| vm.id == vms[1].id),
         "the other VM was touched"
     );
-    restarts(&cloud, &vms[1].name, 0).await
+    restarts(cloud, &vms[1].name, 0).await
+}
+
+/// Leaves the Node of a remediation's Machine no time to come back.
+fn no_time_is_left(world: &World, name: &str) -> Result<()> {
+    let over = json!({"spec": {"strategy": {"timeoutSeconds": 1}}}).to_string();
+    let kind = "inframachineremediation";
+    world
+        .kubectl(&["patch", kind, name, "--type=merge", "-p", &over])
+        .map(drop)
 }
 
 /// A remediation as a MachineHealthCheck makes it.

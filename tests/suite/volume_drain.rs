@@ -18,14 +18,13 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
-use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{event, message, says, small};
 use crate::support::fleet::objects;
 use crate::support::provider::service_account;
-use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, MovePair, Provider, World};
 
 with_every_backing!(each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node);
 
@@ -655,38 +654,38 @@ async fn a_workload_cluster_that_never_answers_does_not_keep_the_machine() -> Re
 /// Which pod was evicted moves along, and is waited for at the target.
 #[tokio::test]
 async fn a_drain_goes_on_where_it_was_after_clusterctl_has_moved_the_machine() -> Result<()> {
-    let source = World::new("volumes-move").await?;
-    let target = source.elsewhere().await?;
-    let cloud = Cloud::new(&source);
-    let provider = provider(&cloud, json!({}));
-    for world in [&source, &target] {
-        permitted(world).await?;
-    }
-    let _at_source = provider.start(&source).await?;
-    let _at_target = provider.clone().named("target").start(&target).await?;
-    let _control_planes = StandInController::start(&target.management).await?;
+    let pair = MovePair::start("volumes-move", Part::VolumeDrain, |cloud| {
+        provider(cloud, json!({}))
+    })
+    .await?;
+    let MovePair {
+        source,
+        target,
+        cloud,
+        ..
+    } = &pair;
     let _kubelets = cloud.kubelets();
     source.cluster("one").await?;
-    let (machine, node) = drained(&source, "m-1", "30m").await?;
+    let (machine, node) = drained(source, "m-1", "30m").await?;
     let volumes = two_volumes(&node).await?;
     machine.delete().await?;
     node.leaving(&["a"]).await?;
-    waits_for(&source, "m-1", &["a"]).await?;
+    waits_for(source, "m-1", &["a"]).await?;
 
-    source.move_to(&target)?;
+    source.move_to(target)?;
     node.ends("a").await?;
-    hook(&target, "m-1", true).await?;
+    hook(target, "m-1", true).await?;
     // clusterctl moves what is deleted as if it were not.
-    has_node(&target, "m-1").await?;
-    let machines = objects(&target, "cluster.x-k8s.io", "v1beta2", "Machine");
+    has_node(target, "m-1").await?;
+    let machines = objects(target, "cluster.x-k8s.io", "v1beta2", "Machine");
     machines.delete("m-1", &DeleteParams::default()).await?;
-    waits_for(&target, "m-1", &["a", volumes[0]]).await?;
+    waits_for(target, "m-1", &["a", volumes[0]]).await?;
     node.leaving(&[]).await?;
     node.attach(&volumes[1..]).await?;
     node.leaving(&["b"]).await?;
     node.ends("b").await?;
     node.attach(&[]).await?;
-    hook(&target, "m-1", false).await
+    hook(target, "m-1", false).await
 }
 
 /// A machine of the Cluster `one` that asks for it, and its Node.

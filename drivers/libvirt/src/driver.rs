@@ -449,7 +449,7 @@ impl Driver for LibvirtDriver {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
-        // The first look at a new machine: a host that there never was has no VM of it.
+        // Else a misspelt failure domain is first told as a host that was taken away, and not as the field.
         if asked.id.is_none() {
             asked.spec.check_failure_domain(&self.config)?;
         }

@@ -146,8 +146,9 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
 
 /// The domain of a machine that has to be there.
 ///
-/// # Errors NOT_FOUND when there is none, or it is another machine object's; FAILED_PRECONDITION when it may
-/// be this one's.
+/// # Errors
+/// NOT_FOUND when there is none, or it is another machine object's; FAILED_PRECONDITION when it may be this
+/// one's.
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),

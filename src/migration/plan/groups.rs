@@ -9,6 +9,7 @@ use super::names::set_name;
 use super::objects::{Kept, labels_of, machine_objects};
 use super::{Converted, Group, Object, Original, Target, UNFINISHED, key_of, name};
 use crate::migration::source::{ClassKey, McmMachine, McmSetSpec, Source};
+use cmi_driver::LastKnownState;
 
 /// Machines that belong together, as machine-controller-manager has them.
 pub struct Drawn<'a> {
@@ -110,6 +111,8 @@ pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
         )
     } else if machine.spec.class.name.is_empty() {
         Some("spec.class.name is empty: say which class it is of")
+    } else if machine.status.last_known_state.len() > LastKnownState::MAX_BYTES {
+        Some("its status.lastKnownState is longer than the 4096 bytes that are kept for a driver")
     } else {
         None
     }

@@ -452,3 +452,20 @@ fn a_vm_that_another_extension_updates_is_not_restarted() {
         replaced_for(reason::RESTART_NOT_POSSIBLE)
     );
 }
+
+/// Its status does not move along, so it is said anew, with the time that the Node has there.
+#[test]
+fn after_a_move_it_is_said_until_when_the_node_has_time_at_the_target() {
+    let moved = CREATED + 30;
+    let mut world = world().restarted(1, CREATED);
+    world.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
+    let Plan::Report(report) = world.plan(moved) else {
+        panic!("nothing is said");
+    };
+    let until = format!("until {:.0}", at(moved + TIMEOUT));
+    assert!(report.message.contains(&until), "{}", report.message);
+    assert_eq!(
+        report.requeue,
+        Requeue::After(Duration::from_secs(TIMEOUT.unsigned_abs()))
+    );
+}

@@ -258,6 +258,13 @@ impl Mutant {
                 let why = "invalid memory address or nil pointer dereference";
                 return Err(Status::new(Code::Internal, why));
             }
+            Flaw::VolumesWriteAnyHandle => {
+                let handles = request
+                    .pv_specs
+                    .iter()
+                    .filter_map(|spec| spec.pointer("/csi/volumeHandle"));
+                ids.extend(handles.filter(|handle| !handle.is_string()).map(Value::to_string));
+            }
             Flaw::VolumesChokeOnHandles
                 if request.pv_specs.iter().any(|spec| {
                     let handle = spec.pointer("/csi/volumeHandle");

@@ -147,14 +147,7 @@ async fn other_parameters(t: TestContext) -> CaseResult {
 async fn several(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
-    let planted = t.run_hook_on(Hook::Plant, &request).await;
-    if t.config().unique_names {
-        return Err(CaseError::Skipped(
-            "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
-        ));
-    }
-    planted?;
-    t.settle().await;
+    super::status::second(&t, &request).await?;
     t.remove(&request, None).await?;
     t.settle().await;
     t.has_none(&request).await

@@ -116,8 +116,9 @@ impl Survey {
 
     /// The one VM of the machine.
     ///
-    /// # Errors OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be it; NOT_FOUND
-    /// when there is none, and every host that may have it has said so; else what kept a host from saying.
+    /// # Errors
+    /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be it; NOT_FOUND when there
+    /// is none, and every host that may have it has said so; else what kept a host from saying.
     pub fn one(self, asked: &Asked) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
