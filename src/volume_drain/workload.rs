@@ -5,11 +5,14 @@ mod pods;
 mod request;
 mod volumes;
 
+use std::time::Duration;
+
 use http::StatusCode;
 use kube::api::PostParams;
 use kube::core::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use self::node::{cordon, node};
 use self::pods::pods;
@@ -20,10 +23,15 @@ use super::step::{Before, Pod, Step, Waiting, step};
 use crate::leadership::Leadership;
 use crate::workload_cluster::{Answer, Connection, Unreachable};
 
-/// The most pods that are tried at a time while budgets forbid to evict them.
+/// The most pods that are tried in one look while budgets forbid to evict them.
 const MAX_TRIED: usize = 32;
+/// The least: the most important one, one of the first ones, and one of the others.
+const MIN_TRIED: usize = 3;
+/// For how long the pods of one look are tried: an API server that is slow to refuse is not one that is away,
+/// and a visit that takes its whole time counts as an outage.
+const MAX_TRYING: Duration = Duration::from_secs(3);
 /// For how long the same pods are tried.
-const SECONDS_A_TURN: i64 = 10;
+const SECONDS_A_ROUND: i64 = 10;
 /// The most characters of what the API server says of an eviction that are shown.
 const MAX_SHOWN: usize = 256;
 
@@ -108,7 +116,11 @@ pub async fn look(
         Step::Evict(candidates, before) => (candidates, before),
     };
     let mut refused = None;
-    for pod in tried(&candidates, now) {
+    let begun = Instant::now();
+    for (number, pod) in tried(&candidates, now).into_iter().enumerate() {
+        if number >= MIN_TRIED && begun.elapsed() >= MAX_TRYING {
+            break;
+        }
         match evict(connection, pod, DryRun::Yes).await? {
             EvictionResult::Accepted => {
                 return Ok(DrainObservation::Next(Next {
@@ -132,19 +144,32 @@ pub async fn look(
     })
 }
 
-/// The pods that are tried in one look: the first ones, and of the others some each time, so that no pod
-/// waits behind many that budgets keep.
-fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> impl Iterator<Item = &T> {
-    let (first, others) = candidates.split_at(candidates.len().min(MAX_TRIED / 2));
-    let turn = usize::try_from(now.as_second() / SECONDS_A_TURN).unwrap_or_default();
-    let skipped = match others.len() {
-        0 => 0,
-        many => turn.wrapping_mul(MAX_TRIED / 2) % many,
+/// The pods that are tried in one look, the most important one first: the first ones, and of the others some
+/// each time, so that no pod waits behind many that budgets keep. Both alternate and begin elsewhere each
+/// time: no pod is left out where looks end early.
+fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> Vec<&T> {
+    const HALF: usize = MAX_TRIED / 2;
+    let round = usize::try_from(now.as_second() / SECONDS_A_ROUND).unwrap_or_default();
+    let (first, others) = candidates.split_at(candidates.len().min(HALF));
+    let Some((most_important, first)) = first.split_first() else {
+        return Vec::new();
     };
-    let others = others.iter().cycle().skip(skipped);
-    first
-        .iter()
-        .chain(others.take(candidates.len().min(MAX_TRIED) - first.len()))
+    // Each time all others were tried, they begin one further.
+    let rounds_for_all = others.len().div_ceil(HALF).max(1);
+    let mut others = cycled(others, round % rounds_for_all * HALF + round / rounds_for_all).take(HALF);
+    let mut tried = vec![most_important];
+    for one in cycled(first, round) {
+        tried.push(one);
+        tried.extend(others.next());
+    }
+    tried.extend(others);
+    tried
+}
+
+/// All of a slice, from this place on.
+fn cycled<T>(all: &[T], from: usize) -> impl Iterator<Item = &T> {
+    let from = from.checked_rem(all.len()).unwrap_or_default();
+    all.iter().cycle().skip(from).take(all.len())
 }
 
 /// Whether the API server only says if the eviction might be made.
@@ -210,23 +235,42 @@ mod tests {
 
     use super::*;
 
+    fn at_round(round: i64) -> jiff::Timestamp {
+        jiff::Timestamp::from_second(round * SECONDS_A_ROUND).unwrap()
+    }
+
     #[test]
     fn no_pod_waits_behind_many_that_budgets_keep_and_the_first_ones_are_tried_each_time() {
-        let now = |turn: i64| jiff::Timestamp::from_second(turn * SECONDS_A_TURN).unwrap();
         for many in [0, 1, 16, 31, 32, 33, 100] {
             let candidates: Vec<usize> = (0..many).collect();
             let mut seen = BTreeSet::new();
-            for turn in 1000..1010 {
-                let tried: Vec<_> = tried(&candidates, now(turn)).copied().collect();
+            for round in 1000..1012 {
+                let tried: Vec<_> = tried(&candidates, at_round(round)).into_iter().copied().collect();
                 assert_eq!(tried.len(), many.min(MAX_TRIED));
-                assert_eq!(BTreeSet::from_iter(&tried).len(), tried.len(), "none twice");
                 assert_eq!(
-                    tried[..many.min(MAX_TRIED / 2)],
-                    candidates[..many.min(MAX_TRIED / 2)]
+                    tried.first(),
+                    candidates.first(),
+                    "the one that is shown stays the same"
                 );
+                let distinct = BTreeSet::from_iter(&tried);
+                assert_eq!(distinct.len(), tried.len(), "none twice");
+                let first = &candidates[..many.min(MAX_TRIED / 2)];
+                assert!(first.iter().all(|one| distinct.contains(one)), "{tried:?}");
                 seen.extend(tried);
             }
-            assert_eq!(seen.len(), many, "all have their turn");
+            assert_eq!(seen.len(), many, "all have been tried");
+        }
+    }
+
+    #[test]
+    fn no_pod_waits_for_good_where_the_api_server_is_so_slow_that_few_are_tried_at_a_time() {
+        for many in 1..=120 {
+            let candidates: Vec<usize> = (0..many).collect();
+            let looks = (1000..2000).map(|round| tried(&candidates, at_round(round)));
+            let seen: BTreeSet<_> = looks
+                .flat_map(|tried| tried.into_iter().take(MIN_TRIED).copied())
+                .collect();
+            assert_eq!(seen.len(), many, "of {many}: {seen:?}");
         }
     }
 }
