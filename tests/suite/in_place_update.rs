@@ -7,6 +7,7 @@ mod half_done;
 mod in_flight;
 mod other_extension;
 mod plan;
+mod scope;
 
 use std::process::Command;
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use anyhow::{Context, Result, ensure};
-use capcmi::api::conditions::NOT_READY_TAINT_REMOVED;
+use anyhow::{Context, Result, bail, ensure};
+use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, PAUSED};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
@@ -252,6 +252,52 @@ async fn a_dead_workload_cluster_holds_up_no_machine_of_one_that_answers() -> Re
     }
     drop(silent);
     nodes.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// A Node whose machine is paused keeps the taint until that ends, while that of another machine is freed.
+#[tokio::test]
+async fn a_node_is_not_freed_of_its_taint_while_its_machine_is_paused() -> Result<()> {
+    let world = World::new("taint-paused").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let workload = world.management.workload().await?;
+    let nodes = Api::<Node>::all(workload.admin_client().await?);
+    let stage = Stage::set(&world).await?;
+    let here = std::fs::read_to_string(workload.admin_kubeconfig())?;
+    secret(&world, &json!({"value": here})).await?;
+    let pause = |value: Value| json!({"metadata": {"annotations": {labels::PAUSED: value}}});
+    let mut machines = Vec::new();
+    for name in ["paused", "beside"] {
+        let name = format!("{}-{name}", world.namespace);
+        let machine = tainted(&stage, &name).create().await?;
+        machine.provisioned().await?;
+        machines.push(machine);
+    }
+    let [paused, beside] = &machines[..] else {
+        bail!("there are two");
+    };
+    paused.patch(pause(json!(""))).await?;
+    paused
+        .until("a machine that is paused", |machine| {
+            says(machine, PAUSED, "True", "Paused")
+        })
+        .await?;
+    for machine in &machines {
+        let provider_id = machine.get().await?.spec.provider_id;
+        node(&nodes, &machine.name, &provider_id.context("no providerID")?).await?;
+        found(&world, machine).await?;
+    }
+    freed(&nodes, &beside.name).await?;
+    ensure!(
+        keys(&nodes.get(&paused.name).await?) == [KEY],
+        "freed while it is paused"
+    );
+    paused.patch(pause(Value::Null)).await?;
+    freed(&nodes, &paused.name).await?;
+    for machine in &machines {
+        nodes.delete(&machine.name, &DeleteParams::default()).await?;
+    }
     Ok(())
 }
 

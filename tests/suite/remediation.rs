@@ -239,16 +239,10 @@ async fn a_machine_that_is_deleted_while_its_vm_is_restarted_takes_the_vm_along(
     deleted.delete().await?;
     deleted.gone().await?;
     cloud.holds(0).await?;
-    let ended = || {
-        let calls = cloud.calls()?;
-        let is_end =
-            |call: &&CallLine| call.operation == Operation::RestartMachine && call.phase == Phase::Ended;
-        Ok::<_, anyhow::Error>(calls.iter().filter(is_end).count())
-    };
-    ensure!(ended()? == 0, "the restart was not in flight");
+    ensure!(ended_restarts(&cloud)? == 0, "the restart was not in flight");
     cloud.fail(json!([]))?;
     eventually(DEADLINE, "the end of the restart", async || {
-        ensure!(ended()? == 1, "not yet");
+        ensure!(ended_restarts(&cloud)? == 1, "not yet");
         Ok(())
     })
     .await?;
@@ -580,6 +574,49 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
     Ok(())
 }
 
+/// A move waits for no restart: its answer comes when the objects are at the target, where the restart counts
+/// and is not made again.
+#[tokio::test]
+async fn a_restart_that_is_in_flight_when_clusterctl_moves_the_machine_is_not_made_again() -> Result<()> {
+    let pair = MovePair::start("restart-in-flight", Part::Remediation, |cloud| {
+        with(&cloud.drivers_with(json!({"timeouts": {"restartMachine": "1h"}}), json!({})))
+    })
+    .await?;
+    let MovePair {
+        source,
+        target,
+        cloud,
+        ..
+    } = &pair;
+    let kubelets = cloud.kubelets();
+    let fleet = Fleet::create(source, "md", 1).await?;
+    let machines = fleet.running(1).await?;
+    let name = machines[0].name_any();
+    drop(kubelets);
+    let vms = cloud.holds(1).await?;
+    fall_silent(source, &vms[0]).await?;
+    cloud.fail(json!([{"operation": "RestartMachine", "hang": "held"}]))?;
+    let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
+    management_cluster::apply(&source.admin, request(source, &machines[0], &once)).await?;
+    restarts(cloud, &name, 1).await?;
+
+    source.move_to(target)?;
+    restarting_once(target, &name).await?;
+    ensure!(ended_restarts(cloud)? == 0, "the restart was not in flight");
+    cloud.fail(json!([]))?;
+    eventually(DEADLINE, "the end of the restart", async || {
+        ensure!(ended_restarts(cloud)? == 1, "not yet");
+        Ok(())
+    })
+    .await?;
+    let _kubelets = cloud.kubelets();
+    Fleet::of(target, "md").running(1).await?;
+    let after = cloud.holds(1).await?;
+    ensure!(after[0].id == vms[0].id, "another VM than before the move");
+    restarting_once(target, &name).await?;
+    restarts(cloud, &name, 1).await
+}
+
 /// Cluster, check, template and remediation move together: the check at the target finds the machine as sick
 /// as it was, has nothing restarted anew, and the machine replaced when the Node has had its time.
 #[tokio::test]
@@ -701,6 +738,13 @@ pub async fn restarts(cloud: &Cloud, machine: &str, times: usize) -> Result<()> 
         Ok(())
     })
     .await
+}
+
+/// How many restarts have ended, of whichever VM.
+fn ended_restarts(cloud: &Cloud) -> Result<usize> {
+    let calls = cloud.calls()?;
+    let is_end = |call: &&CallLine| call.operation == Operation::RestartMachine && call.phase == Phase::Ended;
+    Ok(calls.iter().filter(is_end).count())
 }
 
 /// Waits until a Machine is gone.

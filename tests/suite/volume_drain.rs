@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::conditions::{VOLUMES_DRAINED, reason};
+use capcmi::api::conditions::{PAUSED, VOLUMES_DRAINED, reason};
 use capcmi::api::labels;
 use capcmi::manifests::{self, Part};
 use cmi_driver::Operation;
@@ -299,6 +299,58 @@ async fn killed_after_an_eviction_the_provider_goes_on_to_wait_for_the_volume() 
     node.leaving(&["b"]).await?;
     node.ends("b").await?;
     node.attach(&[]).await?;
+    machine.gone().await
+}
+
+/// A pause holds a drain where it is: no pod is evicted and no hook taken away before it ends. The drain of
+/// another machine goes on, by which it is seen that there was time for it.
+#[tokio::test]
+async fn a_drain_that_is_paused_goes_on_where_it_was_when_that_ends() -> Result<()> {
+    let world = World::new("volumes-paused").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let _provider = provider(&cloud, json!({})).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    world.cluster("one").await?;
+    let (machine, node) = drained(&world, "paused", "30m").await?;
+    let (beside, node_beside) = drained(&world, "beside", "30m").await?;
+    let volumes = two_volumes(&node).await?;
+    for pod in ["c", "d"] {
+        node_beside.pod(pod, &[pod], json!({})).await?;
+    }
+    machine.delete().await?;
+    node.leaving(&["a"]).await?;
+
+    let pause = |value: Value| json!({"metadata": {"annotations": {labels::PAUSED: value}}});
+    machine.patch(pause(json!(""))).await?;
+    machine
+        .until("a machine that is paused", |machine| {
+            says(machine, PAUSED, "True", "Paused")
+        })
+        .await?;
+    node.ends("a").await?;
+    node.attach(&volumes[1..]).await?;
+    beside.delete().await?;
+    node.leaving(&["c"]).await?;
+    node.ends("c").await?;
+    node.leaving(&["d"]).await?;
+    machine.patch(pause(Value::Null)).await?;
+    node.leaving(&["b", "d"]).await?;
+
+    // The Machine's own annotation, which holds Cluster API as well.
+    let of_machine = |value: Value| {
+        let patch = pause(value).to_string();
+        let kind = "machines.cluster.x-k8s.io";
+        world.kubectl(&["patch", kind, "paused", "--type=merge", "-p", &patch])
+    };
+    of_machine(json!(""))?;
+    for pod in ["b", "d"] {
+        node.ends(pod).await?;
+    }
+    node.attach(&[]).await?;
+    beside.gone().await?;
+    hook(&world, "paused", true).await?;
+    of_machine(Value::Null)?;
     machine.gone().await
 }
 
