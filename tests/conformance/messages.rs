@@ -107,6 +107,12 @@ async fn a_driver_that_dies_beside_other_requests_breaks_no_rule_and_all_of_them
         "{line}"
     );
     assert!(line.contains("`create-dotted-name`"), "{line}");
+    let unclear = reasons(&report, Verdict::is_inconclusive);
+    let refers = |reason: &&str| reason.contains("since one of the requests that a line at the end names");
+    assert!(unclear.len() > 20 && unclear.iter().all(refers), "{unclear:#?}");
+    let left = text.lines().filter(|line| line.starts_with("left behind"));
+    let left: Vec<_> = left.collect();
+    assert!(left.len() <= 2, "{left:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

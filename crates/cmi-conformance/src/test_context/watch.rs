@@ -15,6 +15,8 @@ use cmi_driver::Code;
 
 /// How long a driver may take to say that it is there.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+/// Since when a driver is gone that went away in one of several requests: the summary has them in one line.
+const ONE_OF_SEVERAL: &str = "one of the requests that a line at the end names";
 /// Between two looks at a driver that is gone.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
@@ -58,11 +60,12 @@ impl TestContext {
             return Ok(());
         }
         all.extend(in_flight.all());
-        let (call, is_first) = self.shared.liveness.died(what);
-        if !is_first {
-            return Err(gone(&call));
-        }
         let (own, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|other| other.case == self.case);
+        let since = if others.is_empty() { what } else { ONE_OF_SEVERAL };
+        let (since, is_first) = self.shared.liveness.died(since);
+        if !is_first {
+            return Err(gone(&since));
+        }
         if !others.is_empty() {
             let candidates = own.into_iter().chain(others);
             let candidates = candidates.map(|call| format!("{} (`{}`)", call.what, call.case));
@@ -70,10 +73,7 @@ impl TestContext {
                 requests: candidates.collect(),
                 reason: otherwise.to_owned(),
             });
-            return Err(CaseError::Inconclusive(format!(
-                "the driver is gone since {what}, or since another request that was under way beside it: \
-                 {otherwise}"
-            )));
+            return Err(gone(&since));
         }
         let beside: BTreeSet<_> = own.into_iter().map(|call| call.what).collect();
         let beside: Vec<_> = beside.into_iter().filter(|other| other != what).collect();
