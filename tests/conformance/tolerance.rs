@@ -128,15 +128,18 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-/// DRV-CR-09: at EC2 an instance that its owner protects can be neither stopped nor terminated, and a create
-/// that finds it asks for nothing of the kind.
+/// DRV-CR-09, DRV-GS-09: at EC2 an instance that its owner protects can be neither stopped nor terminated,
+/// and a create that finds it, or a look at it, asks for nothing of the kind.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_adopts_a_vm_to_which_nothing_may_be_done_is_compliant() {
+async fn a_driver_that_reads_and_adopts_a_vm_to_which_nothing_may_be_done_is_compliant() {
     let simulated = Simulated::new().unwrap();
-    let driver = Variant::adopts_locked(simulated.driver.clone(), simulated.driver.console());
-    let report = judged_patiently(&simulated, Arc::new(driver), &["create-locked"]).await;
+    let driver = Variant::reads_locked(simulated.driver.clone(), simulated.driver.console());
+    let cases = ["create-locked", "status-locked"];
+    let report = judged_patiently(&simulated, Arc::new(driver), &cases).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
-    assert_eq!(report.rule("DRV-CR-09").unwrap().verdict, Verdict::Passed);
+    for rule in ["DRV-CR-09", "DRV-GS-09"] {
+        assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
+    }
 }
 
 /// Where VMs are made in no time, cases make many of them, and none of these is asked for by the author.

@@ -39,7 +39,7 @@ enum Way {
     /// CreateMachine says of a new VM that it waits for its initialization.
     Unfinished,
     /// CreateMachine adopts a VM to which nothing may be done.
-    AdoptsLocked(CloudConsole),
+    ReadsLocked(CloudConsole),
     /// DeleteMachine refuses a spec that CreateMachine refuses, as it reads both with the same code.
     ChecksWhatItDeletes,
 }
@@ -86,7 +86,7 @@ impl Variant {
             Way::Behind(_)
             | Way::Named(_)
             | Way::Unfinished
-            | Way::AdoptsLocked(_)
+            | Way::ReadsLocked(_)
             | Way::ChecksWhatItDeletes => 0,
         }
     }
@@ -101,8 +101,8 @@ impl Variant {
         Self { inner, way }
     }
 
-    pub fn adopts_locked(inner: Arc<dyn Driver>, console: CloudConsole) -> Self {
-        let way = Way::AdoptsLocked(console);
+    pub fn reads_locked(inner: Arc<dyn Driver>, console: CloudConsole) -> Self {
+        let way = Way::ReadsLocked(console);
         Self { inner, way }
     }
 
@@ -125,6 +125,20 @@ impl Variant {
     }
 }
 
+/// What can be read of a VM that is locked.
+fn read_locked(console: &CloudConsole, key: &Key, answer: Result<Machine>) -> Result<Machine> {
+    match answer {
+        Err(status) if status.code() == Code::FailedPrecondition => {
+            let locked = |cloud: &Cloud, now| {
+                let mut found = cloud.named(&key.cluster, &key.name);
+                found.next().map(|vm| vm.describe(now).unwrap())
+            };
+            console.look(locked).unwrap().ok_or(status)
+        }
+        answer => answer,
+    }
+}
+
 fn look(class: &MachineClass, name: &str) -> GetMachineStatusRequest {
     GetMachineStatusRequest {
         machine: MachineRef::new(name, class.clone()),
@@ -144,7 +158,7 @@ impl Driver for Variant {
             Way::Behind(behind) => capabilities.consistency_window = behind.window,
             // The id is that of every machine of the name.
             Way::Named(_) => capabilities.names_provider_ids = false,
-            Way::RunsOn(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => {}
+            Way::RunsOn(_) | Way::Unfinished | Way::ReadsLocked(_) | Way::ChecksWhatItDeletes => {}
         }
         Ok(capabilities)
     }
@@ -166,16 +180,7 @@ impl Driver for Variant {
                     _ => Ok(made),
                 }
             }
-            Way::AdoptsLocked(console) => match call.await {
-                Err(status) if status.code() == Code::FailedPrecondition => {
-                    let locked = |cloud: &Cloud, now| {
-                        let mut found = cloud.named(&key.cluster, &key.name);
-                        found.next().map(|vm| vm.describe(now).unwrap())
-                    };
-                    console.look(locked).unwrap().ok_or(status)
-                }
-                answer => answer,
-            },
+            Way::ReadsLocked(console) => read_locked(console, &key, call.await),
             Way::ChecksWhatItDeletes => call.await,
             Way::RunsOn(running) => running.create(key, call).await,
             Way::Behind(behind) => behind.create(key, call).await,
@@ -204,7 +209,7 @@ impl Driver for Variant {
             {
                 Err(Status::new(Code::OutOfRange, "the rootFsSize is from 1 to 1000"))
             }
-            Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => call.await,
+            Way::Named(_) | Way::Unfinished | Way::ReadsLocked(_) | Way::ChecksWhatItDeletes => call.await,
         }
     }
 
@@ -217,7 +222,8 @@ impl Driver for Variant {
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
             Way::Behind(behind) => behind.status(&key, id.as_ref(), call).await,
-            Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => call.await,
+            Way::ReadsLocked(console) => read_locked(console, &key, call.await),
+            Way::Unfinished | Way::ChecksWhatItDeletes => call.await,
             Way::Named(named) => named.answer(&key, call.await),
         }
     }
@@ -226,7 +232,7 @@ impl Driver for Variant {
         let key = Key::of(&request.class, "");
         let listed = self.inner.list_machines(request).await?;
         Ok(match &self.way {
-            Way::RunsOn(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => listed,
+            Way::RunsOn(_) | Way::Unfinished | Way::ReadsLocked(_) | Way::ChecksWhatItDeletes => listed,
             Way::Behind(behind) => behind.list(&key.cluster, listed),
             Way::Named(named) => named.list(listed),
         })
@@ -239,7 +245,7 @@ impl Driver for Variant {
         let call = async move { inner.initialize_machine(request).await };
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
-            Way::Behind(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => call.await,
+            Way::Behind(_) | Way::Unfinished | Way::ReadsLocked(_) | Way::ChecksWhatItDeletes => call.await,
             Way::Named(named) => named.answer(&key, call.await),
         }
     }
@@ -257,7 +263,7 @@ impl Driver for Variant {
             Way::Behind(_)
             | Way::Named(_)
             | Way::Unfinished
-            | Way::AdoptsLocked(_)
+            | Way::ReadsLocked(_)
             | Way::ChecksWhatItDeletes => call.await,
         }
     }
