@@ -142,20 +142,24 @@ pub(super) const RULES: &[Rule] = rules! { Published:
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
     "CMI-179"    Must   "CMI_ENDPOINT has a scheme, an authority and a port"
-                        untested "about how the program is started and what it writes, which no call \
-                            shows; `capcmi driver serve` has tests of its own for it";
+                        untested "about how the program is started, which no call shows, and the hook \
+                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
+                            of its own for it";
     "CMI-180"    Must   "Loopback and other addresses can be listened on"
-                        untested "about how the program is started and what it writes, which no call \
-                            shows; `capcmi driver serve` has tests of its own for it";
+                        untested "about how the program is started, which no call shows, and the hook \
+                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
+                            of its own for it";
     "CMI-181"    Must   "Without CMI_ENDPOINT the plugin does not start"
-                        untested "about how the program is started and what it writes, which no call \
-                            shows; `capcmi driver serve` has tests of its own for it";
+                        untested "about how the program is started, which no call shows, and the hook \
+                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
+                            of its own for it";
     "CMI-182"    Must   "The plugin serves for as long as it runs";
     "CMI-183"    Should "Logs go to standard output and standard error alone"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
     "CMI-186"    Should / Must "No secret is written to logs", by_every_case;
     "CMI-188"    Should "What is configured wrongly fails at once, with an exit code"
-                        untested "about how the program is started and what it writes, which no call \
-                            shows; `capcmi driver serve` has tests of its own for it";
+                        untested "about how the program is started, which no call shows, and the hook \
+                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
+                            of its own for it";
 };
