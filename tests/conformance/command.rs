@@ -47,7 +47,7 @@ fn a_part_of_the_rules_that_holds_exits_with_0_without_a_yes_and_its_reports_are
             &json["compliant"],
             json["cases"].as_array().unwrap().len()
         ),
-        (&true.into(), &false.into(), 2)
+        (&true.into(), &false.into(), 3)
     );
 }
 

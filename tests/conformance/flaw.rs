@@ -17,6 +17,10 @@ pub enum Flaw {
     Parrots(Operation),
     /// A call never ends.
     Hangs(Operation),
+    /// So many calls run at a time, and Probe is one of them.
+    RunsAtATime(u32),
+    /// A create that is under way when the driver is killed leaves a lock behind.
+    RestartLeavesALock,
     /// A call panics.
     Panics(Operation),
     /// After so many calls the driver is gone.
@@ -151,6 +155,16 @@ pub enum Flaw {
     ChokesOnRootFsSize(Operation),
     /// A failure domain, which need not be there, that is no text is a broken invariant.
     ChokesOnFailureDomain(Operation),
+    /// A tag beside that of the cluster that is no text is a broken invariant.
+    ChokesOnTags(Operation),
+    /// A tag of the machine object that is no text is read as one: null as `null`.
+    ReadsTagsAsText,
+    /// A tag with a character outside of ASCII is a broken invariant.
+    ChokesOnUmlauts,
+    /// The bytes of the tag of the machine object are read as Latin-1.
+    ReadsTextAsLatin1,
+    /// Characters outside of ASCII are left out of the tag of the machine object.
+    DropsUmlauts,
     /// A source of a volume that is null is a broken invariant.
     VolumesChokeOnNull,
     /// A handle of a volume that is null or no text is written as it is.
@@ -236,6 +250,8 @@ pub enum Flaw {
     ListOnePage,
     /// The list ends after a page of 100.
     ListOneLongPage,
+    /// The list ends after a page of 200.
+    ListOnePageOf200,
     /// The list still holds what was deleted.
     ListKeepsDeleted,
     /// The list leads from ids to the names of others.
@@ -308,6 +324,12 @@ pub enum Flaw {
     UpdateWritesTheFirst,
     /// UpdateMachine leaves on the VM what it has set before.
     UpdateTakesNothingBack,
+    /// UpdateMachine writes a question mark for each character outside of ASCII.
+    UpdateWritesAscii,
+    /// UpdateMachine takes the tag of its machine object from the VM, as the list shows it.
+    UpdateDropsTheOwner,
+    /// UpdateMachine takes a label from the VM that the back end has given it.
+    UpdateDropsOtherLabels,
     /// UpdateMachine of what is not there is OK.
     UpdateNotThere,
     /// UpdateMachine updates the VM of another cluster.

@@ -128,6 +128,8 @@ async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
         (Hook::Unknown, "create-unknown"),
         (Hook::Internal, "create-internal"),
         (Hook::Slow, "create-deadline"),
+        (Hook::Slow, "probe-beside-slow-calls"),
+        (Hook::Slow, "restart-amid-a-create"),
         (Hook::Unhealthy, "probe-unhealthy"),
         (Hook::Starting, "probe-starting"),
     ] {

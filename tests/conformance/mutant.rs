@@ -20,6 +20,7 @@ use cmi_driver::{
 use cmi_simulated::{CloudConsole, PlantedVm, SimulatedDriver, Vm};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use crate::flaw::{Flaw, Writing};
 
@@ -39,6 +40,8 @@ pub struct Mutant {
     listed: Mutex<BTreeMap<String, Vec<ListedMachine>>>,
     /// How often the driver had been restarted when the VM of a machine was made.
     ages: Mutex<BTreeMap<String, u64>>,
+    /// What its calls run on.
+    workers: Semaphore,
     /// What it writes to beside the log of calls.
     log: Option<PathBuf>,
 }
@@ -64,6 +67,10 @@ impl Mutant {
             memory: Mutex::default(),
             listed: Mutex::default(),
             ages: Mutex::default(),
+            workers: Semaphore::new(match flaw {
+                Flaw::RunsAtATime(most) => most.try_into().unwrap(),
+                _ => 1,
+            }),
             log: None,
         }
     }
@@ -175,6 +182,12 @@ impl Mutant {
             {
                 Err(broken("a zone has no attribute lower"))
             }
+            Flaw::ChokesOnTags(of) if of == operation && !all_other_tags(class, Value::is_string) => {
+                Err(broken("a tag has no attribute strip"))
+            }
+            Flaw::ChokesOnUmlauts if !all_other_tags(class, is_ascii) => {
+                Err(broken("'ascii' codec can't encode character"))
+            }
             _ => Ok(()),
         }
     }
@@ -193,6 +206,10 @@ impl Mutant {
         if !self.offered.contains(&operation) {
             return Err(Status::unimplemented(operation));
         }
+        let _worker = match self.flaw {
+            Flaw::RunsAtATime(_) => Some(self.workers.acquire().await.unwrap()),
+            _ => None,
+        };
         self.lives(name).await?;
         self.takes(operation, class)?;
         match self.flaw {
@@ -286,6 +303,53 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// The lock of a machine, which a process that is killed leaves behind.
+struct Lock<'a> {
+    mutant: &'a Mutant,
+    key: String,
+    restarts: u64,
+}
+
+impl<'a> Lock<'a> {
+    fn take(mutant: &'a Mutant, key: String) -> Result<Self> {
+        let owner = "simulated://zone-a/the-lock".parse().unwrap();
+        if mutant.memory.lock().unwrap().insert(key.clone(), owner).is_some() {
+            return Err(Status::new(
+                Code::Aborted,
+                "another call on the machine is under way",
+            ));
+        }
+        let restarts = mutant.inner.restarts();
+        Ok(Self {
+            mutant,
+            key,
+            restarts,
+        })
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        if self.mutant.inner.restarts() == self.restarts {
+            self.mutant.memory.lock().unwrap().remove(&self.key);
+        }
+    }
+}
+
+/// Whether all tags but that of the cluster are so.
+fn all_other_tags(class: &MachineClass, what: fn(&Value) -> bool) -> bool {
+    let tags = class.provider_spec.0.get("tags").and_then(Value::as_object);
+    let mut others = tags
+        .into_iter()
+        .flatten()
+        .filter(|(tag, _)| *tag != tags::CLUSTER);
+    others.all(|(_, value)| what(value))
+}
+
+fn is_ascii(value: &Value) -> bool {
+    value.as_str().is_none_or(str::is_ascii)
 }
 
 /// A field of the provider spec itself.

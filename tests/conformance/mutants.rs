@@ -47,6 +47,11 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (RestartNewCapabilities, "CMI-59"),
     (RestartNewName, "CMI-59"),
     (RestartNeverReady, "CMI-59"),
+    (RestartLeavesALock, "DRV-12"),
+    (RestartLeavesALock, "CMI-84"),
+    // Calls that keep Probe waiting.
+    (RunsAtATime(1), "CAP-34"),
+    (RunsAtATime(16), "CAP-34"),
     // Capabilities that lie.
     (Boasts(GetMachineStatus), "DRV-26"),
     (Boasts(ListMachines), "DRV-33"),
@@ -128,6 +133,17 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ChokesOnRootFsSize(RestartMachine), "CAP-21"),
     (ChokesOnFailureDomain(CreateMachine), "DRV-CR-03"),
     (ChokesOnFailureDomain(DeleteMachine), "DRV-DE-03"),
+    (ChokesOnTags(CreateMachine), "PLG-CR-03"),
+    (ChokesOnTags(DeleteMachine), "DRV-DE-03"),
+    (ChokesOnTags(ListMachines), "DRV-LM-03"),
+    (ChokesOnTags(ShutDownMachine), "PLG-SD-03"),
+    (ChokesOnTags(RestartMachine), "CAP-21"),
+    (ChokesOnTags(DescribeClass), "CAP-28"),
+    (ReadsTagsAsText, "CMI-30"),
+    (ChokesOnUmlauts, "CMI-30"),
+    (ChokesOnUmlauts, "DRV-10"),
+    (ReadsTextAsLatin1, "CAP-04"),
+    (DropsUmlauts, "CAP-01"),
     (CreateChokesOnState, "CMI-91"),
     (OnlyOnce(CreateMachine), "DRV-12"),
     (FailsAtOnce(CreateMachine), "DRV-CR-10"),
@@ -245,6 +261,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ListLeaks, "DRV-03"),
     (ListOnePage, "DRV-34"),
     (ListOneLongPage, "DRV-34"),
+    (ListOnePageOf200, "DRV-34"),
     (ListKeepsDeleted, "DRV-34"),
     (ListSwapsNames, "DRV-36"),
     (ListNoNames, "CMI-138"),
@@ -317,6 +334,9 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (UpdateWritesOtherValues, "UPD-03"),
     (UpdateWritesTheFirst, "CAP-23"),
     (UpdateTakesNothingBack, "CAP-23"),
+    (UpdateWritesAscii, "CAP-23"),
+    (UpdateDropsTheOwner, "CAP-33"),
+    (UpdateDropsOtherLabels, "CAP-33"),
     (UpdateNotThere, "UPD-02"),
     (UpdateAnyCluster, "UPD-03"),
     (UpdateLosesTheVm, "UPD-02"),
@@ -459,6 +479,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
     let report = judged_with(&simulated, mutant, &only, |config| match flaw {
         // Where VMs take long on a busy computer, the case makes no more than it is asked for.
         ListOneLongPage => config.many_machines = Some(110),
+        ListOnePageOf200 => config.many_machines = Some(210),
         CreateRunsOn | CreateRunsOnAtOnce => patiently(config),
         _ => {}
     })

@@ -24,6 +24,7 @@ mod secrets;
 mod shut_down;
 mod sizes;
 mod status;
+mod texts;
 mod update;
 mod validation;
 mod volumes;
@@ -51,6 +52,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         migrate::CASES,
         validation::CASES,
         field_types::CASES,
+        texts::CASES,
         credentials::CASES,
         concurrency::CASES,
         cancelled_create::CASES,

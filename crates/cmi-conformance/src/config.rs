@@ -95,7 +95,7 @@ pub struct Config {
     #[garde(inner(range(min = 20, max = 253)))]
     pub longest_name: Option<usize>,
     /// How many VMs the case about long lists makes: more than a page of the back end, 2–1000. Default: 25,
-    /// and whether longer lists are whole counts as not tried where VMs take long.
+    /// or 210 where they are made in no time, and whether longer lists are whole counts as not tried.
     #[serde(default)]
     #[garde(inner(range(min = 2, max = 1000)))]
     pub many_machines: Option<usize>,

@@ -28,6 +28,12 @@ impl JsonPointer {
         Self(self.0.iter().cloned().chain([name.to_owned()]).collect())
     }
 
+    /// The pointer to the object that holds the field; none at the top level.
+    pub fn parent(&self) -> Option<Self> {
+        let (_, above) = self.0.split_last()?;
+        (!above.is_empty()).then(|| Self(above.to_vec()))
+    }
+
     /// The names on the way, outermost first; never empty.
     pub fn segments(&self) -> &[String] {
         &self.0

@@ -10,7 +10,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use cmi_conformance::{Config, Hook, HookCall, Hooks};
-use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, VmId};
+use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, Vm, VmId};
 
 /// What the suite knows of the driver.
 const CONFIG: &str = include_str!("simulated.yaml");
@@ -91,14 +91,12 @@ impl SimulatedHooks {
             .with_context(|| format!("cluster `{}` has no VM `{}`", call.cluster, call.machine))
     }
 
-    /// What UpdateMachine can change.
+    /// What UpdateMachine can change, and the tags, which it can't.
     fn vm_spec(&self, call: &HookCall) -> Result<Vec<u8>> {
         let id = self.vm(call)?;
-        let labels = self
-            .console
-            .look(|cloud, _| cloud.vm(id).map(|vm| vm.labels.clone()))?
-            .context("the VM is gone")?;
-        Ok(json!({ "labels": labels }).to_string().into_bytes())
+        let has = |vm: &Vm| json!({"labels": vm.labels, "tags": vm.tags});
+        let has = self.console.look(|cloud, _| cloud.vm(id).map(has))?;
+        Ok(has.context("the VM is gone")?.to_string().into_bytes())
     }
 
     fn user_data(&self, call: &HookCall) -> Result<Vec<u8>> {

@@ -10,7 +10,7 @@ use cmi_driver::{
 use cmi_simulated::Vm;
 use serde_json::{Value, json};
 
-use super::{MOMENT, Mutant, again, broken, machine, tag, text};
+use super::{Lock, MOMENT, Mutant, again, broken, machine, tag, text};
 use crate::flaw::Flaw;
 
 /// When a deletion that was answered too early begins.
@@ -33,6 +33,12 @@ impl Mutant {
                     }
                 }
             }
+            Flaw::ReadsTagsAsText | Flaw::ReadsTextAsLatin1 | Flaw::DropsUmlauts => {
+                let tags = spec.get_mut("tags").and_then(Value::as_object_mut);
+                if let Some(tag) = tags.and_then(|tags| tags.get_mut(tags::MACHINE)) {
+                    *tag = self.misspelt(tag);
+                }
+            }
             Flaw::NeedsNoTags if !spec.contains_key("tags") => {
                 let none = [
                     (tags::CLUSTER, "none"),
@@ -42,6 +48,21 @@ impl Mutant {
                 spec.insert("tags".to_owned(), none.into_iter().collect());
             }
             _ => {}
+        }
+    }
+
+    /// What a driver makes of the tag of a machine object.
+    fn misspelt(&self, tag: &Value) -> Value {
+        let Some(text) = tag.as_str() else {
+            return match self.flaw {
+                Flaw::ReadsTagsAsText => tag.to_string().into(),
+                _ => tag.clone(),
+            };
+        };
+        match self.flaw {
+            Flaw::ReadsTextAsLatin1 => text.bytes().map(char::from).collect::<String>().into(),
+            Flaw::DropsUmlauts => text.chars().filter(char::is_ascii).collect::<String>().into(),
+            _ => tag.clone(),
         }
     }
 
@@ -142,11 +163,52 @@ impl Mutant {
         }
     }
 
+    /// What the back end labels a VM with by itself.
+    fn label(&self, request: &mut CreateMachineRequest) {
+        if !self.has(Flaw::UpdateDropsOtherLabels) {
+            return;
+        }
+        let spec = &mut request.machine.class.provider_spec.0;
+        let labels = spec.entry("labels").or_insert_with(|| json!({}));
+        if let Some(labels) = labels.as_object_mut() {
+            labels.insert("made-by".to_owned(), json!("the cloud"));
+        }
+    }
+
+    /// What a driver says of what it has made.
+    fn misreport(&self, made: &mut Machine, class: &MachineClass, name: &str) {
+        match self.flaw {
+            Flaw::RestartNewIds if self.is_old(class, name) => {
+                made.provider_id = again(&made.provider_id);
+            }
+            Flaw::CreateNewId => {
+                made.provider_id = format!("{}-{}", made.provider_id, self.turn()).parse().unwrap();
+            }
+            Flaw::CreateOneId => made.provider_id = "simulated://zone-a/always-me".parse().unwrap(),
+            Flaw::CreateNoNodeName => made.node_name.clear(),
+            Flaw::CreateBadNodeName => made.node_name = format!("Node_{}", made.node_name),
+            Flaw::CreateNewNodeName => made.node_name = format!("{}-{}", made.node_name, self.turn()),
+            Flaw::SecretInState => {
+                made.last_known_state = LastKnownState::new(text(class, "token").into_bytes());
+            }
+            Flaw::SecretInAddress => made.addresses.push(Address {
+                kind: AddressType::Hostname,
+                address: text(class, "token"),
+            }),
+            _ => {}
+        }
+    }
+
     pub(super) async fn create(&self, mut request: CreateMachineRequest) -> Result<Machine> {
         let CreateMachineRequest {
             machine: MachineRef { name, class },
             ..
         } = request.clone();
+        let _lock = match self.flaw {
+            Flaw::RestartLeavesALock => Some(Lock::take(self, super::key(&class, &name))?),
+            _ => None,
+        };
+        self.label(&mut request);
         if let Some(made) = self.make_otherwise(&request).await {
             return made;
         }
@@ -217,26 +279,7 @@ impl Mutant {
             }
         };
         self.is_made(&class, &name);
-        match self.flaw {
-            Flaw::RestartNewIds if self.is_old(&class, &name) => {
-                made.provider_id = again(&made.provider_id);
-            }
-            Flaw::CreateNewId => {
-                made.provider_id = format!("{}-{}", made.provider_id, self.turn()).parse().unwrap();
-            }
-            Flaw::CreateOneId => made.provider_id = "simulated://zone-a/always-me".parse().unwrap(),
-            Flaw::CreateNoNodeName => made.node_name.clear(),
-            Flaw::CreateBadNodeName => made.node_name = format!("Node_{}", made.node_name),
-            Flaw::CreateNewNodeName => made.node_name = format!("{}-{}", made.node_name, self.turn()),
-            Flaw::SecretInState => {
-                made.last_known_state = LastKnownState::new(text(&class, "token").into_bytes());
-            }
-            Flaw::SecretInAddress => made.addresses.push(Address {
-                kind: AddressType::Hostname,
-                address: text(&class, "token"),
-            }),
-            _ => {}
-        }
+        self.misreport(&mut made, &class, &name);
         Ok(made)
     }
 

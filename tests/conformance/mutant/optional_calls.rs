@@ -96,8 +96,15 @@ impl Mutant {
             {
                 self.console.set_quota(None)?;
             }
-            Flaw::UpdateWritesOtherValues | Flaw::UpdateWritesTheFirst | Flaw::UpdateTakesNothingBack => {
-                self.mislabel(&mut request);
+            Flaw::UpdateWritesOtherValues
+            | Flaw::UpdateWritesTheFirst
+            | Flaw::UpdateWritesAscii
+            | Flaw::UpdateTakesNothingBack => self.mislabel(&mut request),
+            Flaw::UpdateDropsTheOwner => {
+                let id = request.provider_id.clone();
+                self.inner.update_machine(request).await?;
+                self.memory.lock().unwrap().insert(id.to_string(), id);
+                return Ok(());
             }
             Flaw::UpdateAnyCluster => {
                 let name = request.machine.name.clone();
@@ -156,6 +163,12 @@ impl Mutant {
                 Flaw::UpdateWritesOtherValues => {
                     for value in labels.values_mut() {
                         *value = value.as_str().map(str::to_uppercase).into();
+                    }
+                }
+                Flaw::UpdateWritesAscii => {
+                    for value in labels.values_mut() {
+                        let text = value.as_str().unwrap_or_default();
+                        *value = text.replace(|letter: char| !letter.is_ascii(), "?").into();
                     }
                 }
                 Flaw::UpdateWritesTheFirst => {

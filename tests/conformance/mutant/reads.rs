@@ -132,6 +132,15 @@ impl Mutant {
         match self.flaw {
             Flaw::ListOnePage => list.truncate(5),
             Flaw::ListOneLongPage => list.truncate(100),
+            Flaw::ListOnePageOf200 => list.truncate(200),
+            Flaw::UpdateDropsTheOwner => {
+                let updated = self.memory.lock().unwrap();
+                for vm in &mut list {
+                    if updated.contains_key(vm.provider_id.as_str()) {
+                        vm.machine_id = None;
+                    }
+                }
+            }
             Flaw::RestartNewIds => {
                 for vm in &mut list {
                     if self.is_old(&request_class, &vm.machine_name) {

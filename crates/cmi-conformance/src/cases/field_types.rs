@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::cases;
-use crate::answer::{Answer, CaseResult, ensure};
+use crate::answer::{Answer, CaseError, CaseResult, ensure};
 use crate::{Case, Need, TestContext};
-use cmi_driver::{Code, JsonPointer, MachineClass, Operation, Status};
+use cmi_driver::{Code, JsonPointer, MachineClass, Operation, Status, tags};
+
+/// A tag that no driver knows.
+const OTHER_TAG: &str = "conformance.example.com/purpose";
 
 pub(super) const CASES: &[Case] = cases! {
     "create-field-types":
@@ -65,10 +68,10 @@ pub(super) const CASES: &[Case] = cases! {
         => volumes;
 };
 
-/// Every place of the provider spec that is known with what it holds, or may hold, but for the tags: these
-/// are the suite's. Fields that the sample does not have are known from the changes of the configuration and
-/// from the driver's schema. Each place is there once; what is said of it first counts: an invalid spec may
-/// hold a value of another type.
+/// Every place of the provider spec that is known with what it holds, or may hold. Fields that the sample
+/// does not have are known from the changes of the configuration and from the driver's schema, and tags from
+/// the provider; that a spec has to name its cluster is for other cases. Each place is there once; what is
+/// said of it first counts: an invalid spec may hold a value of another type.
 fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
     let config = t.config();
     let mut all = Vec::new();
@@ -84,14 +87,17 @@ fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
         .invalid_specs
         .iter()
         .for_each(|change| walk_change(change, &mut all));
-    let tags = &t.capabilities().tag_path;
+    let tag_path = &t.capabilities().tag_path;
+    let tags = [tags::ROLE, tags::MACHINE, OTHER_TAG].map(|tag| tag_path.child(tag).to_string());
+    all.extend(tags.map(|tag| (tag, json!("a text"))));
     let mut known = BTreeSet::new();
     all.retain(|(place, _)| known.insert(place.clone()));
     let parsed = all
         .into_iter()
         .filter_map(|(place, value)| Some((place.parse().ok()?, value)));
+    let cluster = tag_path.child(tags::CLUSTER);
     parsed
-        .filter(|(place, _)| !tags.covers(place) && !place.covers(tags))
+        .filter(|(place, _): &(JsonPointer, Value)| !place.covers(tag_path) && !place.covers(&cluster))
         .collect()
 }
 
@@ -209,6 +215,10 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             judged.map_err(|error| error.after(&what))?;
             if is_accepted && operation == Operation::CreateMachine {
                 t.settle().await;
+                if place == t.capabilities().tag_path.child(tags::MACHINE) {
+                    let owned = of_no_machine(&t).await;
+                    owned.map_err(|error| error.after(&what))?;
+                }
                 let removed = t.remove(&request, None).await;
                 removed.map_err(|error| error.after(&what))?;
             }
@@ -216,6 +226,21 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
     }
     t.settle().await;
     t.has_none(&t.machine_request("n1")).await
+}
+
+/// Fails where the list gives a VM to a machine object though its tag was none: a null that is read as a text
+/// is the name of an owner that there is not.
+async fn of_no_machine(t: &TestContext) -> CaseResult {
+    if !t.offers(Operation::ListMachines) {
+        return Ok(());
+    }
+    let listed = t.list(&t.machine_request("n1")).await?;
+    let listed = listed.ok().map_err(CaseError::in_preparation)?;
+    let told = listed.into_iter().filter_map(|vm| vm.machine_id);
+    let owners: Vec<_> = told.filter(|owner| !owner.is_empty()).collect();
+    ensure(owners.is_empty(), || {
+        format!("the list says that the VM is of the machine object {owners:?}")
+    })
 }
 
 /// What a call that is about no machine may answer besides OK. Fields that CreateMachine has to have need not

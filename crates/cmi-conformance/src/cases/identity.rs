@@ -3,10 +3,12 @@
 use std::future::Future;
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::cases;
+use super::faults::slow_down;
 use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
@@ -18,6 +20,10 @@ use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
 pub(super) const BETWEEN_PROBES: Duration = Duration::from_millis(100);
+/// As many calls as the provider makes at a time, unless its drivers file says otherwise.
+const AT_ONCE: usize = 32;
+/// How often Probe has to be late: a busy computer makes any call late now and then.
+const TRIES: usize = 3;
 
 pub(super) const CASES: &[Case] = cases! {
     "info-names-the-driver":
@@ -35,6 +41,9 @@ pub(super) const CASES: &[Case] = cases! {
     "probe-unavailable":
         "while the back end can't be reached, Probe answers OK or FAILED_PRECONDITION, and OK afterwards"
         ["CMI-73", "CMI-77"], [Need::Hook(Hook::Unavailable)] => unavailable;
+    "probe-beside-slow-calls":
+        "Probe does not wait for other calls, when there are as many as the provider makes at a time"
+        ["CAP-34"], [Need::Hook(Hook::Slow)] => beside_slow_calls;
     "probe-starting": "a driver that still starts is healthy and not ready"
         ["CMI-69"], [Need::Hook(Hook::Starting)] => starting;
 };
@@ -193,6 +202,62 @@ async fn unavailable(t: TestContext) -> CaseResult {
     t.restore().await?;
     answer.ok_or(&[Code::FailedPrecondition])?;
     becomes_ready(t).await
+}
+
+/// A driver that has no thread left for Probe is taken for one that is gone. That is seen well before the
+/// first of the slow calls ends.
+async fn beside_slow_calls(t: TestContext) -> CaseResult {
+    let slow = slow_down(&t).await?;
+    let started = Instant::now();
+    is_answered(&t).await.map_err(CaseError::in_preparation)?;
+    let limit = started.elapsed().saturating_add(slow / 4 * 3);
+    for _ in 0..TRIES {
+        if answers_beside_others(&t, limit).await? {
+            return t.restore().await;
+        }
+    }
+    t.restore().await?;
+    Err(CaseError::Failed(format!(
+        "Probe takes longer than {:.1} s beside {AT_ONCE} calls that take {:.1} s: the driver runs fewer calls \
+         at a time than the provider makes, which then takes it for unreachable",
+        limit.as_secs_f64(),
+        slow.as_secs_f64()
+    )))
+}
+
+/// Whatever Probe says: that it is OK while the back end is slow shows nothing of the hook.
+async fn is_answered(t: &TestContext) -> CaseResult {
+    let probed = t.watched("Probe of the driver", t.target().driver.probe());
+    probed.await.map(drop)
+}
+
+async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<bool> {
+    // About machines that were never made: a look at the back end that changes nothing.
+    let operation = if t.offers(Operation::ListMachines) {
+        Operation::ListMachines
+    } else {
+        Operation::DeleteMachine
+    };
+    let calls = (0..AT_ONCE).map(|number| {
+        let request = t.machine_request(&format!("n{number}"));
+        async move { t.invoke(operation, &request).await.map(drop) }
+    });
+    let mut calls = std::pin::pin!(try_join_all(calls));
+    // They have to reach the driver before Probe does.
+    if let Ok(ended) = tokio::time::timeout(t.config().short_deadline(), &mut calls).await {
+        ended?;
+        let seen = format!("{AT_ONCE} calls of {operation} ended before their deadline");
+        return Err(t.changed_nothing(Hook::Slow, &seen));
+    }
+    let mut probed = std::pin::pin!(tokio::time::timeout(limit, is_answered(t)));
+    tokio::select! {
+        biased;
+        answer = &mut probed => Ok(answer.is_ok()),
+        ended = &mut calls => {
+            ended?;
+            Ok(probed.await.is_ok())
+        }
+    }
 }
 
 async fn starting(t: TestContext) -> CaseResult {

@@ -5,15 +5,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::cases;
+use super::faults::slow_down;
 use super::identity::{BETWEEN_PROBES, probe, says};
 use super::named_ids::named;
 use super::requests::{INFO, raw};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Hook, HookCall, Need, TestContext};
-use cmi_driver::{Code, Operation, Readiness};
+use cmi_driver::{Code, CreateMachineRequest, Operation, Readiness};
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
 const AFTER: &str = "after the hook `restart`";
+const AMID: &str = "after the hook `restart`, which ended the driver in the middle of CreateMachine";
 /// How long the end of a process may take to show in its connections.
 const NOTICE: Duration = Duration::from_secs(5);
 /// How long a process may take to serve: one with a runtime of its own, on a busy computer, starts slowly.
@@ -32,6 +34,9 @@ pub(super) const CASES: &[Case] = cases! {
     "restart-deletes-the-vm": "a VM that was made before a restart is deleted, and what was deleted stays \
         gone"
         ["DRV-18", "DRV-21", "CMI-99", "CMI-102"], [RESTART] => deletes_the_vm;
+    "restart-amid-a-create":
+        "a create that was under way when the driver was killed is repeated with success, and there is one VM"
+        ["DRV-12", "CMI-22", "CMI-79", "CMI-84"], [Need::Hook(Hook::Slow), RESTART] => amid_a_create;
     "restart-names-the-same-id": "the id that was named before a restart is named after it"
         ["CAP-25"], [Need::Call(Operation::GetMachineStatus), Need::NamedIds, RESTART] => names_the_same_id;
     "wire-restart":
@@ -148,6 +153,45 @@ async fn deletes_the_vm(t: TestContext) -> CaseResult {
     restarted(&t).await?;
     t.has_exactly(&request, &[(&request, &id)]).await?;
     t.remove(&request, Some(&id)).await?;
+    t.is_gone(&request).await
+}
+
+/// What a driver holds while it makes a VM, a lock or a claim of the name, outlives it or does not: either
+/// way the machine gets its VM. The caller of the create is gone with the connection, so what it would have
+/// been answered is not looked at.
+async fn amid_a_create(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    t.track(&request);
+    let slow = slow_down(&t).await?;
+    let begun = Instant::now();
+    let driver = &t.target().driver;
+    let mut create = driver.create_machine(CreateMachineRequest {
+        machine: request.reference(),
+        last_known_state: None,
+    });
+    let early = tokio::time::timeout(t.config().short_deadline(), &mut create).await;
+    if let Ok(ended) = early {
+        t.restore().await?;
+        return Err(match ended {
+            Ok(_) => t.changed_nothing(Hook::Slow, "CreateMachine answered OK before its deadline"),
+            Err(status) => CaseError::Inconclusive(format!(
+                "preparation failed: CreateMachine of `{}` was not under way any more when the driver was to \
+                 be killed: it answered {status}",
+                request.name
+            )),
+        });
+    }
+    let restarted = restarted(&t).await;
+    drop(create);
+    t.restore().await?;
+    restarted?;
+    let made = t.make(&request).await.map_err(|error| error.after(AMID))?;
+    // What the killed process had asked for may be done only now.
+    t.pause(slow.saturating_sub(begun.elapsed())).await;
+    t.settle().await;
+    let one = t.has_exactly(&request, &[(&request, &made.provider_id)]).await;
+    one.map_err(|error| error.after(AMID))?;
+    t.remove(&request, Some(&made.provider_id)).await?;
     t.is_gone(&request).await
 }
 

@@ -1,5 +1,7 @@
 //! UpdateMachine.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::cases;
@@ -8,7 +10,7 @@ use super::status::{counted, mutations};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::config::changed_places;
 use crate::{Case, Hook, MachineRequest, Need, Setting, TestContext};
-use cmi_driver::{Code, Operation, ProviderId};
+use cmi_driver::{Code, JsonPointer, Operation, ProviderId};
 
 const UPDATE: Need = Need::Call(Operation::UpdateMachine);
 const HOT_UPDATES: Need = Need::Setting(Setting::HotUpdates);
@@ -31,6 +33,10 @@ pub(super) const CASES: &[Case] = cases! {
     "update-written":
         "the VM has each value that a change asks for, and after the way back what it had before"
         ["UPD-03", "CAP-23"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::VmSpec)] => written;
+    "update-keeps-the-owner": "a list that tells whose a VM is tells the same after an update"
+        ["CAP-33"], [UPDATE, HOT_UPDATES, Need::Call(Operation::ListMachines)] => keeps_the_owner;
+    "update-keeps-the-rest": "what the VM has beside what a change names stays, whatever has set it"
+        ["CAP-33"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::VmSpec)] => keeps_the_rest;
     "update-nothing": "an update that changes nothing makes no change"
         ["UPD-03"], [UPDATE, Need::Hook(Hook::Mutations)] => nothing;
     "update-status": "a VM that was updated is found, and is whole, by the spec that it was updated to"
@@ -115,7 +121,7 @@ async fn is_made_once(
     })
 }
 
-async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> CaseResult {
+pub(super) async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> CaseResult {
     let again = t.create(request).await?.ok()?;
     ensure(again.provider_id == *id, || {
         "the VM is another one since it was updated".to_owned()
@@ -170,7 +176,7 @@ async fn any_state(t: TestContext) -> CaseResult {
 }
 
 /// What the VM has, as the back end shows it.
-async fn vm_spec(t: &TestContext, request: &MachineRequest) -> CaseResult<Value> {
+pub(super) async fn vm_spec(t: &TestContext, request: &MachineRequest) -> CaseResult<Value> {
     let printed = t.run_hook_on(Hook::VmSpec, request).await?;
     match serde_json::from_slice(&printed) {
         Ok(Value::Object(spec)) => Ok(Value::Object(spec)),
@@ -221,6 +227,98 @@ async fn written(t: TestContext) -> CaseResult {
                     shown(has.pointer(place))
                 )
             })?;
+        }
+    }
+    Ok(())
+}
+
+/// Cluster and machine object of a VM, as the list tells them.
+async fn owner(
+    t: &TestContext,
+    request: &MachineRequest,
+    id: &ProviderId,
+) -> CaseResult<[Option<String>; 2]> {
+    let listed = t.list(request).await?.ok().map_err(CaseError::in_preparation)?;
+    let found = listed.into_iter().find(|vm| vm.provider_id == *id);
+    Ok(found.map_or([None, None], |vm| [vm.cluster_id, vm.machine_id]))
+}
+
+/// A VM without the tags of its owner belongs to no machine: it is not found any more, or taken for one that
+/// was left behind.
+async fn keeps_the_owner(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let before = owner(&t, &request, &id).await?;
+    if before == [None, None] {
+        return Err(CaseError::Skipped(
+            "the list tells neither cluster nor machine of a VM".to_owned(),
+        ));
+    }
+    for (wanted, change) in updated(&t, &request)? {
+        let back = format!("what takes the change {change} back");
+        for (from, to, what) in [
+            (&request, &wanted, format!("the change {change}")),
+            (&wanted, &request, back),
+        ] {
+            t.update(from, to, &id).await?.ok()?;
+            t.settle().await;
+            let after = owner(&t, &request, &id).await?;
+            ensure(after == before, || {
+                format!(
+                    "the list told cluster and machine of the VM `{id}` as {before:?} before UpdateMachine made \
+                     {what}, and tells {after:?} after it"
+                )
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// What a VM has beside these places: among the tags, and in each object that holds one of them.
+fn beside(has: &Value, places: &[JsonPointer], tag_path: &JsonPointer) -> Vec<(String, Value)> {
+    let above = places.iter().filter_map(JsonPointer::parent);
+    let objects: BTreeSet<_> = above.chain([tag_path.clone()]).collect();
+    let entries = objects.iter().flat_map(|object| {
+        let fields = has.pointer(&object.to_string()).and_then(Value::as_object);
+        let fields = fields.into_iter().flatten();
+        fields.map(|(key, value)| (object.child(key), value.clone()))
+    });
+    entries
+        .filter(|(entry, _)| {
+            !places
+                .iter()
+                .any(|place| place.covers(entry) || entry.covers(place))
+        })
+        .map(|(entry, value)| (entry.to_string(), value))
+        .collect()
+}
+
+/// What the new spec and the last one do not name has been set by others: by the back end, or by its
+/// operator.
+async fn keeps_the_rest(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    for (wanted, change) in updated(&t, &request)? {
+        let places = changed_places(&change);
+        let before = vm_spec(&t, &request).await?;
+        let rest = beside(&before, &places, &t.capabilities().tag_path);
+        let back = format!("what takes the change {change} back");
+        for (from, to, what) in [
+            (&request, &wanted, format!("the change {change}")),
+            (&wanted, &request, back),
+        ] {
+            t.update(from, to, &id).await?.ok()?;
+            t.settle().await;
+            let has = vm_spec(&t, &request).await?;
+            for (place, value) in &rest {
+                ensure(has.pointer(place) == Some(value), || {
+                    format!(
+                        "{place} of the VM was {value} before UpdateMachine made {what}, which does not name it, \
+                         and is {} after it, says the hook `vmSpec`",
+                        shown(has.pointer(place))
+                    )
+                })?;
+            }
         }
     }
     Ok(())
@@ -294,6 +392,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_a_change_does_not_name_is_beside_it_among_the_tags_and_where_it_changes_something() {
+        let has = json!({
+            "size": "small",
+            "labels": {"purpose": "a", "made-by": "the cloud"},
+            "tags": {"team": "b"},
+        });
+        let change = json!({"labels": {"purpose": "c"}, "size": "large"});
+        let rest = beside(&has, &changed_places(&change), &JsonPointer::field("tags"));
+        let expected = [("/labels/made-by", "the cloud"), ("/tags/team", "b")];
+        assert_eq!(
+            rest,
+            expected.map(|(place, value)| (place.to_owned(), json!(value)))
+        );
+    }
 
     #[test]
     fn a_removal_sets_nothing_and_another_value_does() {

@@ -53,6 +53,9 @@ pub(super) const CASES: &[Case] = cases! {
     "list-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
         ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
         [Need::Call(Operation::ListMachines)] => |t| no_cluster(t, Operation::ListMachines);
+    "shut-down-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
+        ["CMI-48", "PLG-SD-03", "CMI-134"],
+        [Need::Call(Operation::ShutDownMachine)] => |t| no_cluster(t, Operation::ShutDownMachine);
     "create-mandatory-fields":
         "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
         ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],

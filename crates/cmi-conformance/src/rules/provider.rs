@@ -49,4 +49,7 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-30"     Must   "DeleteMachine finds the VM by name, cluster and tag, whatever else the spec says";
     "CAP-31"     Must   "DeleteMachine deletes every VM of the machine";
     "CAP-32"     Must   "Machines of both roles are made, `node` and `control-plane`";
+    "CAP-33"     Must   "UpdateMachine leaves alone what neither the new spec nor the last one names";
+    "CAP-34"     Must   "Probe answers while the driver runs as many other calls as this provider makes at a \
+                        time";
 };

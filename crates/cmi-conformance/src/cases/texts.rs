@@ -1,0 +1,156 @@
+//! Texts of the provider spec in any script: they are UTF-8, as JSON is.
+
+use serde_json::Value;
+
+use super::cases;
+use super::list::tells_owners;
+use super::update::{is_the_same, vm_spec};
+use crate::answer::{CaseResult, ensure};
+use crate::config::changed_places;
+use crate::{Case, Hook, MachineRequest, Need, Setting, TestContext};
+use cmi_driver::{Code, Operation};
+
+pub(super) const CASES: &[Case] = cases! {
+    "create-any-script":
+        "a tag with umlauts, Chinese characters and emoji is INVALID_ARGUMENT and makes nothing, or the VM is \
+         like any other"
+        ["DRV-04", "DRV-10", "CMI-02", "CMI-30", "CMI-48", "CMI-82"], [] => any_script;
+    "create-other-identity-any-script": "machine objects that differ in such characters alone are told apart"
+        ["CAP-01"], [] => other_identity;
+    "list-tags-any-script":
+        "a list that tells whose a VM is tells a machine object with such characters as it is"
+        ["CAP-04"], [Need::Call(Operation::ListMachines)] => listed_identity;
+    "update-any-script": "an update to such a text is INVALID_ARGUMENT, or the VM has that text"
+        ["CAP-23"],
+        [
+            Need::Call(Operation::UpdateMachine),
+            Need::Setting(Setting::HotUpdates),
+            Need::Hook(Hook::VmSpec),
+        ] => update;
+};
+
+/// A tag that no driver knows.
+const TAG: &str = "conformance.example.com/text";
+/// Letters of two, three and four bytes in UTF-8; the last is two units in UTF-16.
+const TEXT: &str = "Größe 東京 🚀";
+/// The same to a driver that keeps ASCII alone, or writes one sign for each other character.
+const OTHER_TEXT: &str = "Grüße 大阪 🛰";
+
+/// Back ends may take fewer characters in a tag than JSON does. Whether this one does, or nothing if it does:
+/// then there is no VM.
+async fn taken(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
+    let codes = [Code::InvalidArgument, Code::Aborted, Code::Uninitialized];
+    let answer = t.create(request).await?;
+    let is_refused = matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument);
+    answer.ok_or(&codes)?;
+    t.settle().await;
+    if is_refused {
+        t.has_none(request).await?;
+        t.warn(format!(
+            "a tag with the text `{TEXT}` is refused: what the driver does with such texts was not seen"
+        ));
+    }
+    Ok(!is_refused)
+}
+
+async fn any_script(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a").tagged(TAG, TEXT);
+    if !taken(&t, &request).await? {
+        return Ok(());
+    }
+    let id = t.make(&request).await?.provider_id;
+    is_the_same(&t, &request, &id).await?;
+    if t.offers(Operation::GetMachineStatus) {
+        for known in [None, Some(&id)] {
+            t.status(&request, known).await?.ok()?;
+        }
+    }
+    t.has_exactly(&request, &[(&request, &id)]).await?;
+    t.remove(&request, Some(&id)).await?;
+    t.is_gone(&request).await
+}
+
+async fn listed_identity(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a").with_identity(TEXT);
+    if !taken(&t, &request).await? {
+        return Ok(());
+    }
+    let id = t.make(&request).await?.provider_id;
+    tells_owners(&t, &request, &[(&request, &id)]).await.map(drop)
+}
+
+async fn other_identity(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a").with_identity(TEXT);
+    if !taken(&t, &request).await? {
+        return Ok(());
+    }
+    let id = t.make(&request).await?.provider_id;
+    let other = request.clone().with_identity(OTHER_TEXT);
+    t.create(&other).await?.refused(Code::AlreadyExists)?;
+    t.has_exactly(&request, &[(&request, &id)]).await
+}
+
+/// A change with each of its texts in another script.
+fn in_any_script(change: &Value) -> Value {
+    match change {
+        Value::String(_) => TEXT.into(),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            fields
+                .map(|(key, value)| (key.clone(), in_any_script(value)))
+                .collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => change.clone(),
+    }
+}
+
+async fn update(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    for change in t.config().hot_updates.clone() {
+        let change = in_any_script(&change);
+        let wanted = request.clone().changed(&change);
+        let answer = t.update(&request, &wanted, &id).await?;
+        if answer.ok_or(&[Code::InvalidArgument])?.is_none() {
+            continue;
+        }
+        t.settle().await;
+        let has = vm_spec(&t, &request).await?;
+        let places = changed_places(&change);
+        let places = places.iter().map(ToString::to_string);
+        let asked = Value::Object(wanted.class.provider_spec.0.clone());
+        for place in places {
+            let is_text = asked.pointer(&place).and_then(Value::as_str) == Some(TEXT);
+            ensure(!is_text || has.pointer(&place) == asked.pointer(&place), || {
+                format!(
+                    "UpdateMachine answered OK, {place} of the provider spec was `{TEXT}`, and the VM has {} \
+                     there, says the hook `vmSpec`",
+                    has.pointer(&place).unwrap_or(&Value::Null)
+                )
+            })?;
+        }
+        t.update(&wanted, &request, &id).await?.ok()?;
+    }
+    t.has_exactly(&request, &[(&request, &id)]).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_texts_of_a_change_are_in_another_script_and_nothing_else_is() {
+        let change = json!({"tags": {"team": "a", "old": null}, "check": true, "size": 7});
+        let changed = json!({"tags": {"team": TEXT, "old": null}, "check": true, "size": 7});
+        assert_eq!(in_any_script(&change), changed);
+    }
+
+    #[test]
+    fn the_two_texts_are_one_where_each_other_character_is_one_sign() {
+        let ascii = |text: &str| text.replace(|c: char| !c.is_ascii(), "?");
+        assert_ne!(TEXT, OTHER_TEXT);
+        assert_eq!(ascii(TEXT), ascii(OTHER_TEXT));
+    }
+}
