@@ -123,10 +123,14 @@ enum Flaw {
     AbortsUnknownFields,
     /// A volume that is none is INVALID_ARGUMENT. That breaks no rule.
     RefusesEmptyVolumes,
+    /// A list without a volume is INVALID_ARGUMENT. That breaks no rule.
+    RefusesNoVolumes,
     /// A message of more than 4 MiB is refused, as gRPC libraries do unless told otherwise.
     TakesFourMebibytes,
     /// GetVolumeIDs alone refuses it.
     VolumesTakeFourMebibytes,
+    /// A message of more than 8 MiB is refused.
+    TakesEightMebibytes,
     /// UpdateMachine alone refuses it.
     UpdateTakesFourMebibytes,
     /// A message of more than 2 MiB is refused.
@@ -194,6 +198,10 @@ impl Mutant {
             }
             Flaw::VolumesTakeFourMebibytes if path.ends_with("/GetVolumeIDs") && message.len() > 4 << 20 => {
                 Some("8")
+            }
+            Flaw::TakesEightMebibytes if message.len() > 8 << 20 => Some("8"),
+            Flaw::RefusesNoVolumes if path.ends_with("/GetVolumeIDs") && !message.contains(&b'{') => {
+                Some("3")
             }
             Flaw::TakesTwoMebibytes if message.len() > 2 << 20 => Some("8"),
             Flaw::RefusesUnknownFields if is_unknown => Some("3"),
@@ -432,6 +440,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::TakesFourMebibytes, "CMI-14"),
     (Flaw::UpdateTakesFourMebibytes, "CMI-14"),
     (Flaw::VolumesTakeFourMebibytes, "CMI-14"),
+    (Flaw::TakesEightMebibytes, "CMI-14"),
     (Flaw::TakesTwoMebibytes, "CMI-14"),
     (Flaw::ReadsKeysInAnyCase, "CMI-49"),
     (Flaw::LongProviderId, "CMI-14"),
@@ -484,7 +493,9 @@ async fn judged_mutant(flaw: Flaw, only: &[&str]) -> Report {
     match flaw {
         Flaw::AbortsUnknownFields => served.simulated.config.call_seconds = 3.0,
         // Its own volumes would be taken.
-        Flaw::RefusesEmptyVolumes => served.simulated.config.persistent_volumes.own.clear(),
+        Flaw::RefusesEmptyVolumes | Flaw::RefusesNoVolumes => {
+            served.simulated.config.persistent_volumes.own.clear();
+        }
         _ => {}
     }
     let wire = Arc::new(Mutant {
@@ -558,6 +569,13 @@ async fn an_extension_that_can_not_be_read_is_found() {
 async fn a_request_that_is_refused_for_another_reason_blames_no_driver_for_an_unknown_field() {
     let case = "wire-unknown-fields";
     let report = judged_mutant(Flaw::RefusesEmptyVolumes, &[case]).await;
+    assert_eq!(report.cases[0].verdict, Verdict::Passed);
+}
+
+/// CMI-14, CMI-150: a long list without a volume has the length that counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_list_of_no_volumes_may_be_refused_as_a_short_one_may() {
+    let report = judged_mutant(Flaw::RefusesNoVolumes, &["wire-large-requests"]).await;
     assert_eq!(report.cases[0].verdict, Verdict::Passed);
 }
 

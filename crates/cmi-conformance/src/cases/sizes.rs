@@ -183,12 +183,17 @@ async fn large_requests(t: TestContext) -> CaseResult {
     if t.offers(Operation::GetVolumeIds) {
         let request = volumes(&padded(own_volumes(&t), VOLUME_SPECS));
         let answer = raw(&t, VOLUMES, &request).await?;
-        taken(&answer, &[Grpc::Ok], request.len())?;
-        let ids: GetVolumeIDsResponse = answer.ok()?;
-        let own = t.config().persistent_volumes.own.iter();
-        ensure(own.map(|volume| &volume.volume_id).eq(&ids.volume_i_ds), || {
-            format!("the ids of a long list of volumes are {:?}", ids.volume_i_ds)
-        })?;
+        let own = &t.config().persistent_volumes.own;
+        // A list without a volume may be refused for what it is (CMI-150), which takes reading it.
+        let is_refused = own.is_empty() && answer.is_code(Grpc::InvalidArgument);
+        if !is_refused {
+            taken(&answer, &[Grpc::Ok], request.len())?;
+            let ids: GetVolumeIDsResponse = answer.ok()?;
+            let own = own.iter().map(|volume| &volume.volume_id);
+            ensure(own.eq(&ids.volume_i_ds), || {
+                format!("the ids of a long list of volumes are {:?}", ids.volume_i_ds)
+            })?;
+        }
     }
     let request = fields.request(DELETE);
     let codes = [Grpc::Ok, Grpc::Aborted];
