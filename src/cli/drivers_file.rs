@@ -8,10 +8,10 @@ use garde::Validate;
 use serde::{Deserialize, Deserializer};
 
 use super::driver_kind::DriverKind;
-use super::duration::WrittenDuration;
 use super::yaml;
 use crate::configured_driver::{CredentialsDirectory, Limits, Namespaces, Settings, Timeouts};
 use cmi_driver::Operation;
+use cmi_grpc::cli::duration::WrittenDuration;
 use cmi_grpc::client::GrpcConfig;
 use cmi_simulated::SimulatedConfig;
 

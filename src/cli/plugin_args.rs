@@ -7,8 +7,9 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::time::{sleep, timeout};
 
-use super::{CommandError, driver_kind, duration};
+use super::{CommandError, driver_kind};
 use crate::configured_driver::Timeouts;
+use cmi_grpc::cli::duration;
 use cmi_grpc::client::{ConfigError, Connector, GrpcConfig, GrpcDriver, TlsConfig};
 
 /// A plugin at an endpoint.

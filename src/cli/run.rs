@@ -10,10 +10,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use sha2::{Digest as _, Sha256};
 
 use super::address::BindAddress;
-use super::{CommandError, drivers, duration, signals};
+use super::{CommandError, drivers};
 use crate::manager::{
     self, ControllerOptions, Diagnostics, Election, OrphanOptions, Protocol, RuntimeExtension, Setup, Timing,
 };
+use cmi_grpc::cli::{duration, signals};
 use cmi_grpc::server::{CertificateFiles, ServerTls};
 
 /// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the

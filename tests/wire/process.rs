@@ -227,7 +227,11 @@ async fn a_mistake_ends_the_plugin_at_once_with_a_line_that_names_it() -> Result
             "/no/such/file can't be used",
         ),
         (&good, vec!["--config", &config], "quotas"),
-        (&good, vec!["--tls-cert-file=/no/such/cert"], "were not provided"),
+        (
+            &good,
+            vec!["--tls-cert-file=/no/such/cert"],
+            "TLS needs --tls-key-file and --client-ca-file as well",
+        ),
     ] {
         let said = fails(endpoint, &more).await?;
         let lines: Vec<_> = said.lines().filter(|line| line.contains(named)).collect();

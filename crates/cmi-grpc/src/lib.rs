@@ -1,5 +1,7 @@
 //! The Common Machine Interface on the wire: protobuf, and what the driver's types are there.
 
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod client;
 pub mod connections;
 pub mod convert;

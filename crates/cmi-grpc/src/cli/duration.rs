@@ -11,7 +11,7 @@ const MAX_DURATION: Duration = Duration::from_hours(24 * 7);
 /// A time in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(super) struct WrittenDuration(pub Duration);
+pub struct WrittenDuration(pub Duration);
 
 impl TryFrom<String> for WrittenDuration {
     type Error = String;
@@ -22,7 +22,10 @@ impl TryFrom<String> for WrittenDuration {
 }
 
 /// Reads a time that is longer than nothing and no longer than a week.
-pub(super) fn parse(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// What is wrong with the text, for its author.
+pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time, such as `15s`, `1m30s` or `2h`");
     if !is_as_go_writes_it(text) {
         return Err(wrong());

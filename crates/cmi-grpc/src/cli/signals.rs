@@ -12,7 +12,7 @@ const ABORTED: i32 = 130;
 ///
 /// # Errors
 /// When signals can't be listened for.
-pub(super) fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+pub fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
         first(&mut terminate, &mut interrupt).await;

@@ -1,0 +1,163 @@
+//! The flags that say where and how a driver is served.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{duration, signals};
+use crate::endpoint::Endpoint;
+use crate::server::{self, CertificateFiles, ListenError, Listener, ServeError, ServerTls};
+use cmi_driver::Driver;
+
+/// Where to listen, and how to stop.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Where to listen: tcp://127.0.0.1:8080, tls://0.0.0.0:8443 or unix:///run/capcmi/driver.sock.
+    // The one variable that the specification defines.
+    #[arg(long, env = "CMI_ENDPOINT", value_name = "ENDPOINT")]
+    endpoint: Option<Endpoint>,
+    #[command(flatten)]
+    tls: TlsArgs,
+    /// How long running calls may take to end after SIGTERM.
+    #[arg(
+        long,
+        env = "CAPCMI_GRACEFUL_SHUTDOWN_TIMEOUT",
+        value_parser = duration::parse,
+        default_value = "20s",
+        value_name = "TIME"
+    )]
+    graceful_shutdown_timeout: Duration,
+}
+
+/// PEM files, for a `tls://` endpoint: all or none.
+#[derive(Debug, Args)]
+struct TlsArgs {
+    /// Certificate to show, for a tls:// endpoint. Read again when it changes, as are the two others.
+    #[arg(long = "tls-cert-file", env = "CAPCMI_TLS_CERT_FILE", value_name = "FILE")]
+    certificate: Option<PathBuf>,
+    /// Key of the certificate.
+    #[arg(long = "tls-key-file", env = "CAPCMI_TLS_KEY_FILE", value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Certificates of the authorities whose clients may call.
+    #[arg(long = "client-ca-file", env = "CAPCMI_CLIENT_CA_FILE", value_name = "FILE")]
+    client_authorities: Option<PathBuf>,
+}
+
+/// Why a driver was not served to the end.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Nothing says where to listen (CMI-181).
+    #[error("the endpoint is missing: give --endpoint, or set CMI_ENDPOINT")]
+    NoEndpoint,
+    /// Some of the files of TLS are named, and these flags are missing.
+    #[error("TLS needs {} as well", .0.join(" and "))]
+    IncompleteTls(Vec<&'static str>),
+    /// There can't be listened.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No signal would end the program in order.
+    #[error("listening for signals failed")]
+    Signals(#[source] io::Error),
+    /// The socket does not tell its address.
+    #[error("finding out where the plugin listens failed")]
+    Address(#[source] io::Error),
+    /// Serving ended by itself.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}
+
+impl StartError {
+    /// Whether flags, environment or files have to change: nothing was served (CMI-188).
+    pub fn is_misconfigured(&self) -> bool {
+        match self {
+            Self::NoEndpoint | Self::IncompleteTls(_) | Self::Listen(_) => true,
+            Self::Signals(_) | Self::Address(_) | Self::Serve(_) => false,
+        }
+    }
+}
+
+impl ServerArgs {
+    /// Serves the driver until SIGTERM or SIGINT; the log names the version and the endpoint. A second signal
+    /// ends the process there and then.
+    ///
+    /// # Errors
+    /// [`StartError`]; what is configured wrongly is said before anything is served (CMI-188).
+    pub async fn serve(self, driver: Arc<dyn Driver>, version: &str) -> Result<(), StartError> {
+        let endpoint = self.endpoint.ok_or(StartError::NoEndpoint)?;
+        let files = self.tls.files()?;
+        let stop = signals::asked_to_stop().map_err(StartError::Signals)?;
+        let listener = Listener::bind(&endpoint, files.map(ServerTls::new)).await?;
+        announce(&listener, version)?;
+        Ok(server::serve(driver, listener, stop, self.graceful_shutdown_timeout).await?)
+    }
+}
+
+impl TlsArgs {
+    /// The files. Some of them alone would be taken for none, and the plugin would serve every client.
+    fn files(self) -> Result<Option<CertificateFiles>, StartError> {
+        match (self.certificate, self.key, self.client_authorities) {
+            (Some(certificate), Some(key), Some(client_authorities)) => Ok(Some(CertificateFiles {
+                certificate,
+                key,
+                client_authorities: Some(client_authorities),
+            })),
+            (None, None, None) => Ok(None),
+            (certificate, key, client_authorities) => {
+                let files = [
+                    ("--tls-cert-file", certificate),
+                    ("--tls-key-file", key),
+                    ("--client-ca-file", client_authorities),
+                ];
+                let missing = files.iter().filter(|(_, file)| file.is_none());
+                Err(StartError::IncompleteTls(
+                    missing.map(|(flag, _)| *flag).collect(),
+                ))
+            }
+        }
+    }
+}
+
+/// Says where calls are taken, and warns where others may listen in.
+fn announce(listener: &Listener, version: &str) -> Result<(), StartError> {
+    let endpoint = listener.endpoint().map_err(StartError::Address)?;
+    if let Endpoint::Tcp(authority) = &endpoint
+        && !authority.is_loopback()
+    {
+        tracing::warn!(%endpoint, "credentials and bootstrap data go over the network in plain text: use tls://");
+    }
+    tracing::info!(%endpoint, version, "serving");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_of_the_files_of_tls_are_refused_and_the_rest_is_named() {
+        let file = |is_given: bool| is_given.then(|| PathBuf::from("file"));
+        let files = |certificate, key, client_authorities| {
+            TlsArgs {
+                certificate: file(certificate),
+                key: file(key),
+                client_authorities: file(client_authorities),
+            }
+            .files()
+        };
+        assert!(files(true, true, true).unwrap().is_some());
+        assert!(files(false, false, false).unwrap().is_none());
+        for (certificate, key, client_authorities, missing) in [
+            (true, false, false, "--tls-key-file and --client-ca-file"),
+            (false, true, false, "--tls-cert-file and --client-ca-file"),
+            (false, false, true, "--tls-cert-file and --tls-key-file"),
+            (true, true, false, "--client-ca-file"),
+        ] {
+            let error = files(certificate, key, client_authorities).unwrap_err();
+            assert!(error.is_misconfigured());
+            assert_eq!(error.to_string(), format!("TLS needs {missing} as well"));
+        }
+    }
+}
