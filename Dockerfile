@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# As in rust-toolchain.toml. `make pin-images` gives base images their digests, without which nothing is released.
-FROM docker.io/library/rust:1.95.0-bookworm AS build
+# As in rust-toolchain.toml. `make pin-images` moves the digests of base images on; nothing is released without.
+FROM docker.io/library/rust:1.95.0-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1 AS build
 # Or rustup would fetch what the toolchain file asks for besides the compiler.
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
@@ -13,7 +13,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     cargo build --release --locked --bin capcmi && cp target/release/capcmi /capcmi
 
 # The same Debian as above: the binary wants its C library, and nothing else.
-FROM gcr.io/distroless/cc-debian12:nonroot
+FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
 COPY --from=build /capcmi /capcmi
 USER 65532:65532
 ENTRYPOINT ["/capcmi"]

@@ -90,6 +90,8 @@ fn base_images_are_pinned_by_the_digest_that_their_tag_has_now() -> Result<()> {
             .env("DOCKERFILE", &dockerfile);
         Ok(script.output()?)
     };
+    let committed = pin('a', &["--check"])?;
+    assert!(committed.status.success(), "{committed:?}");
     for digit in ['a', 'b'] {
         let done = pin(digit, &[])?;
         assert!(done.status.success(), "{done:?}");
