@@ -7,8 +7,8 @@ IMG ?= ghcr.io/capcmi/cluster-api-provider-cmi:$(VERSION)
 RELEASE_DIR ?= out
 # What makes the release, as its provenance says.
 BUILDER ?= local
-# `yes` adds a CycloneDX SBOM of the binary; wants cargo-cyclonedx (`cargo install --locked cargo-cyclonedx`).
-SBOM ?= no
+# `no` leaves out the CycloneDX SBOM of the binary, and with it the tool that makes it.
+SBOM ?= yes
 
 CARGO ?= cargo
 # What is installed, or else what the tests build for themselves.
@@ -44,12 +44,12 @@ check-generated: ## Fail when what is generated is not what the code prints; par
 	$(CARGO) test -q -p xtask committed
 
 .PHONY: release
-release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=yes).
-	SBOM='$(SBOM)' BUILDER='$(BUILDER)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
+release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=no).
+	CARGO='$(CARGO)' SBOM='$(SBOM)' BUILDER='$(BUILDER)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
 
 .PHONY: book
 book: ## Build the documentation as a book in out/book and check its links.
-	"$$(CARGO='$(CARGO)' hack/mdbook.sh)" build
+	"$$(CARGO='$(CARGO)' hack/cargo-program.sh mdbook 0.5.4 --no-default-features --features search)/mdbook" build
 	python3 hack/book/check_links.py out/book
 
 .PHONY: docker-build

@@ -127,13 +127,10 @@ rm -r "$unfinished/chart"
 
 # What the binary is built from. The tool writes a file beside each manifest of the workspace, by the name that it is given.
 if [ "$SBOM" = yes ]; then
-  if ! command -v cargo-cyclonedx > /dev/null; then
-    echo "SBOM=yes takes cargo-cyclonedx: cargo install --locked cargo-cyclonedx" >&2
-    exit 1
-  fi
+  tool=$(hack/cargo-program.sh cargo-cyclonedx 0.5.9)
   list=.release-sbom-$$
   trap 'rm -rf "$unfinished"; find . -name "$list.json" -not -path "./target/*" -delete' EXIT
-  cargo cyclonedx --quiet --format json --spec-version 1.5 --no-build-deps --target x86_64-unknown-linux-gnu \
+  "$tool/cargo-cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 --no-build-deps --target x86_64-unknown-linux-gnu \
     --override-filename "$list"
   # No folder of the computer that it was made on.
   sed "s|file://$PWD|file://.|g" "$list.json" > "$unfinished/sbom.cdx.json"

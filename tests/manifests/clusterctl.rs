@@ -333,6 +333,34 @@ async fn the_provenance_of_a_release_names_its_files_and_its_commit() -> Result<
     Ok(())
 }
 
+/// CycloneDX, by its own tool.
+#[tokio::test]
+async fn the_sbom_of_a_release_names_the_crates_of_the_binary_with_their_licences() -> Result<()> {
+    let release = Release::make_with_sbom().await?;
+    let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
+    let text = std::fs::read_to_string(folder.join("sbom.cdx.json"))?;
+    let sbom: Value = serde_json::from_str(&text)?;
+    assert_eq!(sbom["bomFormat"], "CycloneDX");
+    assert_eq!(sbom["metadata"]["component"]["name"], "cluster-api-provider-cmi");
+    let crates = sbom["components"].as_array().context("components")?;
+    let find = |name: &str| crates.iter().find(|component| component["name"] == name);
+    for name in ["kube", "tonic", "cmi-driver"] {
+        let component = find(name).with_context(|| format!("{name} is missing"))?;
+        ensure!(
+            component["licenses"].is_array() && component["purl"].is_string(),
+            "{component}"
+        );
+    }
+    ensure!(find("virt").is_none(), "libvirt's binding is not in the binary");
+    ensure!(
+        !text.contains(env!("CARGO_MANIFEST_DIR")),
+        "a folder of this computer"
+    );
+    let sums = std::fs::read_to_string(folder.join("checksums.txt"))?;
+    ensure!(sums.contains("  sbom.cdx.json"), "{sums}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_files_of_a_release_are_those_of_its_checksums() -> Result<()> {
     let release = Release::make(None).await?;

@@ -22,10 +22,18 @@ pub struct Release {
 impl Release {
     /// `make release`, with its default image or another one.
     pub async fn make(image: Option<&str>) -> Result<Self> {
+        Self::make_with(image.map(|image| format!("IMG={image}"))).await
+    }
+
+    /// `make release` with the list of crates, whose tool is built the first time.
+    pub async fn make_with_sbom() -> Result<Self> {
+        Self::make_with(Some("SBOM=yes".to_owned())).await
+    }
+
+    async fn make_with(variable: Option<String>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let programs = Programs::find().await?;
-        let mut make = make_release(folder.path(), "v0.1.0", &programs.kubectl);
-        output(make.args(image.map(|image| format!("IMG={image}"))))?;
+        output(make_release(folder.path(), "v0.1.0", &programs.kubectl).args(variable))?;
         Ok(Self { folder, programs })
     }
 
