@@ -2,6 +2,8 @@
 
 mod reservations;
 
+use std::cmp::Reverse;
+
 use cmi_driver::{Code, Result, Status};
 use uuid::Uuid;
 
@@ -16,16 +18,21 @@ pub struct Candidate {
     pub free_mib: u64,
 }
 
-/// Of the hosts that have the memory which the machine needs, the one that comes first in an order of the
-/// machine's own: two processes that place the same machine agree, and many machines are spread.
+/// Of the hosts that have the memory which the machine needs, the one with the most, told apart by powers of
+/// two of what the machine needs; of those that have about as much, the first in an order of the machine's
+/// own. So two processes that place the same machine agree, though what they see differs a little: a caller
+/// that brings back no record has one VM all the same. And many machines are spread.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when none has as much.
 fn choose(mut candidates: Vec<Candidate>, needed_mib: u64, machine: Uuid) -> Result<String> {
+    // None where it does not fit.
+    let room = |candidate: &Candidate| (candidate.free_mib / needed_mib.max(1)).checked_ilog2();
     let fit = candidates
         .iter()
-        .filter(|candidate| candidate.free_mib >= needed_mib);
-    if let Some(first) = fit.min_by_key(|candidate| Uuid::new_v5(&machine, candidate.host.as_bytes())) {
+        .filter_map(|candidate| Some((candidate, room(candidate)?)));
+    let order = |host: &str| Uuid::new_v5(&machine, host.as_bytes());
+    if let Some((first, _)) = fit.min_by_key(|(candidate, room)| (Reverse(*room), order(&candidate.host))) {
         return Ok(first.host.clone());
     }
     candidates.sort_by(|a, b| b.free_mib.cmp(&a.free_mib).then_with(|| a.host.cmp(&b.host)));
@@ -59,19 +66,28 @@ mod tests {
 
     /// DRV-10
     #[test]
-    fn a_machine_has_its_place_whatever_the_memory_and_many_machines_are_spread() {
+    fn a_machine_has_its_place_among_hosts_with_about_as_much_memory_and_many_machines_are_spread() {
         let mut placed = BTreeMap::new();
         for machine in 0..100 {
             let machine = Uuid::from_u128(machine);
             let place = |free: &[(&str, u64)]| choose(candidates(free), 1, machine).unwrap();
-            let first = place(&[("a", 1), ("b", 9), ("c", 5)]);
-            assert_eq!(place(&[("c", 1), ("a", 7), ("b", 1)]), first);
+            let first = place(&[("a", 8), ("b", 15), ("c", 11)]);
+            assert_eq!(place(&[("c", 9), ("a", 14), ("b", 8)]), first);
             *placed.entry(first).or_insert(0) += 1;
         }
         assert!(
             placed.len() == 3 && placed.values().all(|count| *count > 20),
             "{placed:?}"
         );
+    }
+
+    #[test]
+    fn a_host_with_far_more_memory_is_chosen() {
+        for machine in 0..20 {
+            let machine = Uuid::from_u128(machine);
+            let free = candidates(&[("a", 7_000), ("b", 64_000), ("c", 16_000)]);
+            assert_eq!(choose(free, 2_000, machine).unwrap(), "b");
+        }
     }
 
     #[test]
