@@ -23,7 +23,7 @@ use virt::error::{Error, ErrorNumber};
 
 use crate::addresses::{self, Source};
 use crate::errors::status;
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, VmId};
 use crate::metadata::{self, Record};
 use crate::placement::FreeMemory;
 use crate::spec::VmSpec;
@@ -190,13 +190,17 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
         if record.cluster != cluster {
             continue;
         }
-        let id = record.provider_id.parse().map_err(|error| {
+        let id: VmId = record.provider_id.parse().map_err(|error| {
             let what = format!(
                 "a domain has the ProviderID `{}`, which is none",
                 record.provider_id
             );
             Status::new(Code::Internal, what).with_source(error)
         })?;
+        if !is_of(&domain, &id)? {
+            continue;
+        }
+        let id = id.provider_id()?;
         listed.push(ListedMachine {
             cluster_id: Some(record.cluster),
             machine_id: Some(record.identity).filter(|identity| !identity.is_empty()),
@@ -205,6 +209,20 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
         });
     }
     Ok(listed)
+}
+
+/// Whether a domain is the VM whose id is noted of it. A copy has the note, too, as virt-clone makes one, and
+/// is no machine: it would be the same machine a second time, and its UUID is none that a machine has.
+fn is_of(domain: &Domain, id: &VmId) -> Result<bool> {
+    match domain.get_uuid() {
+        Ok(uuid) if uuid == id.uuid => Ok(true),
+        Ok(uuid) => {
+            tracing::warn!(%uuid, copy_of = %id, "a domain is a copy of a machine's, and is left alone");
+            Ok(false)
+        }
+        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(false),
+        Err(error) => Err(status("reading the UUID of a domain", error)),
+    }
 }
 
 /// The memory that no domain has, be it on or off.
@@ -781,6 +799,51 @@ mod tests {
             (Code::Internal, Code::Internal),
         ] {
             assert_eq!(restart_failure(Status::new(code, "words")).code(), expected);
+        }
+    }
+
+    /// virt-clone takes the note along, and gives the copy a name and a UUID of its own. Read by libvirt
+    /// itself: its test driver is in its library.
+    #[test]
+    fn a_copy_of_a_machines_domain_is_no_machine() {
+        virt::error::clear_error_callback();
+        let connect = Connect::open(Some("test:///default")).unwrap();
+        let key = MachineKey {
+            cluster: "c".to_owned(),
+            name: "m".to_owned(),
+            identity: "1".to_owned(),
+        };
+        let record = Record {
+            name: key.name.clone(),
+            cluster: key.cluster.clone(),
+            identity: key.identity.clone(),
+            provider_id: key.vm_id("a").to_string(),
+            created_at: Timestamp::UNIX_EPOCH,
+            started: true,
+            started_at: None,
+            deleting: false,
+            vm_pool: "default".to_owned(),
+            size: "small".to_owned(),
+            root_fs_bytes: 0,
+            image: "i".to_owned(),
+            host: "a".to_owned(),
+            tags: std::collections::BTreeMap::new(),
+        };
+        let mut writer = quick_xml::Writer::new(Vec::new());
+        record.write(&mut writer).unwrap();
+        let note = String::from_utf8(writer.into_inner()).unwrap();
+        let domains = [("m", key.uuid()), ("m-clone", uuid::Uuid::from_u128(1))].map(|(name, uuid)| {
+            let xml = format!(
+                "<domain type='test'><name>{name}</name><uuid>{uuid}</uuid><metadata>{note}</metadata>\
+                 <memory>65536</memory><os><type>hvm</type></os></domain>"
+            );
+            Domain::define_xml(&connect, &xml).unwrap()
+        });
+        let listed = list(&connect, "c").unwrap();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert_eq!(listed[0].provider_id, key.vm_id("a").provider_id().unwrap());
+        for domain in domains {
+            domain.undefine().unwrap();
         }
     }
 
