@@ -235,6 +235,8 @@ impl Host {
     /// The next connection that is idle.
     async fn connection(self: &Arc<Self>, after_failure: AfterFailure) -> Result<Lent> {
         let asked = Instant::now();
+        // Since when it is a new one that the call waits for. While all have jobs, it is one of those.
+        let mut opens_since = Some(asked);
         loop {
             let mut idle = pin!(self.idle.acquire());
             let permit = loop {
@@ -242,12 +244,17 @@ impl Host {
                 changed.as_mut().enable();
                 self.ensure_attempt(asked, after_failure)?;
                 let all_work = self.jobs() >= MAX_CONNECTIONS;
-                let limit = if all_work { QUEUE_TIMEOUT } else { OPEN_TIMEOUT };
+                let until = if all_work {
+                    opens_since = None;
+                    asked + QUEUE_TIMEOUT
+                } else {
+                    *opens_since.get_or_insert_with(Instant::now) + OPEN_TIMEOUT
+                };
                 tokio::select! {
                     biased;
                     permit = &mut idle => break permit,
                     () = changed => {}
-                    () = sleep_until(asked + limit) => {
+                    () = sleep_until(until) => {
                         return Err(if all_work { self.queue_timeout() } else { self.does_not_answer() });
                     }
                 }
@@ -407,9 +414,10 @@ impl Host {
             drop(counted);
             self.idle.add_permits(1);
         } else {
-            drop(connection);
             drop(counted);
             self.changed.notify_waiters();
+            // Closing it may block.
+            drop(connection);
         }
     }
 
@@ -614,6 +622,43 @@ mod tests {
         };
         let (jobs, ()) = tokio::join!(futures::future::join_all(jobs), asked);
         assert!(jobs.into_iter().all(|job| job.is_ok()));
+    }
+
+    /// Its time to wait for a new connection begins when those of the others are gone.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_has_queued_gets_a_new_connection_when_those_of_the_jobs_before_it_are_lost() {
+        let host = host("test:///default");
+        let (lose, waits) = std::sync::mpsc::channel::<()>();
+        let waits = Arc::new(Mutex::new(waits));
+        let jobs = (0..MAX_CONNECTIONS).map(|_| {
+            let waits = Arc::clone(&waits);
+            host.run::<()>(move |_| {
+                waits
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .recv()
+                    .unwrap();
+                panic!("lost")
+            })
+        });
+        let queued = async {
+            while host.jobs() < MAX_CONNECTIONS {
+                tokio::task::yield_now().await;
+            }
+            host.run(|_| Ok(())).await
+        };
+        let time = async {
+            while host.jobs() < MAX_CONNECTIONS {
+                tokio::task::yield_now().await;
+            }
+            pass(2 * OPEN_TIMEOUT).await;
+            for _ in 0..MAX_CONNECTIONS {
+                lose.send(()).unwrap();
+            }
+        };
+        let (jobs, queued, ()) = tokio::join!(futures::future::join_all(jobs), queued, time);
+        assert!(jobs.into_iter().all(|job| job.is_err()));
+        queued.unwrap();
     }
 
     #[tokio::test]
