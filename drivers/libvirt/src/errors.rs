@@ -55,8 +55,14 @@ const NO_ROOM: [&str; 3] = [
     "Disk quota exceeded",
 ];
 
+/// What libvirt says of a pool, as INTERNAL_ERROR, while a volume of it is made: it is not read again.
+const BUSY: &str = "has asynchronous jobs running";
+
 /// The machine code of an error.
 pub fn code(number: ErrorNumber, message: &str) -> Code {
+    if message.contains(BUSY) {
+        return Code::Aborted;
+    }
     if NO_ROOM.iter().any(|words| message.contains(words)) {
         return Code::ResourceExhausted;
     }
@@ -160,6 +166,12 @@ mod tests {
                 "{number:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_storage_pool_that_makes_a_volume_is_busy() {
+        let said = "internal error: pool 'default' has asynchronous jobs running.";
+        assert_eq!(code(E::InternalError, said), Code::Aborted);
     }
 
     /// DRV-30
