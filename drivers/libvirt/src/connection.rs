@@ -1,8 +1,9 @@
 //! Connections to the libvirt of a host.
 //!
 //! Every call of libvirt blocks, also the one that closes a connection, so none is made on a thread of the
-//! runtime. A connection is lent to one job at a time, which runs on a thread that may block; there are a few
-//! for each host, so that what takes long does not hold up all else.
+//! runtime. A connection is closed on a thread that nothing waits for, neither the next call nor the end of
+//! the process: the host may hang. A connection is lent to one job at a time, which runs on a thread that may
+//! block; there are a few for each host, so that what takes long does not hold up all else.
 //!
 //! A call that finds no connection idle has an attempt made to open one, and waits for it for a time. The
 //! attempt goes on without the call, and what it opens is the host's: a host that takes longer to connect to
@@ -28,7 +29,8 @@ const MAX_CONNECTIONS: usize = 4;
 /// How long a call waits for one of them while all have jobs: longer than a daemon that hangs keeps its jobs,
 /// so that a host which is merely busy is not taken for one that is away.
 const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long it waits for a new one: where the daemon is stopped, libvirt itself waits for ever.
+/// How long it waits for a new one, from when it needs one: where the daemon is stopped, libvirt itself waits
+/// for ever.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an attempt to open one is the only one. After that it may hang for ever, as where the host lost
 /// its power in the middle of it.
@@ -99,7 +101,7 @@ enum AfterFailure {
     Fail,
 }
 
-/// A connection, which is closed when this is dropped. That blocks.
+/// A connection, which is closed some time after this is dropped.
 #[derive(Debug)]
 struct Connection(Connect);
 
@@ -123,9 +125,19 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Err(error) = self.0.close() {
-            tracing::debug!(%error, "closing a connection failed");
+        let mut last = self.0.clone();
+        // Nothing is sent as long as there is another reference.
+        close(&mut self.0);
+        let closing = std::thread::Builder::new().spawn(move || close(&mut last));
+        if let Err(error) = closing {
+            tracing::warn!(%error, "a connection stays open: no thread could be started to close it");
         }
+    }
+}
+
+fn close(connect: &mut Connect) {
+    if let Err(error) = connect.close() {
+        tracing::debug!(%error, "closing a connection failed");
     }
 }
 
@@ -228,6 +240,11 @@ impl Host {
         Arc::strong_count(&self.lent) - 1
     }
 
+    /// Whether there are as many connections as there may be.
+    fn is_full(&self, connections: &Connections) -> bool {
+        connections.idle.len() + self.jobs() >= MAX_CONNECTIONS
+    }
+
     fn lock(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -235,16 +252,16 @@ impl Host {
     /// The next connection that is idle.
     async fn connection(self: &Arc<Self>, after_failure: AfterFailure) -> Result<Lent> {
         let asked = Instant::now();
-        // Since when it is a new one that the call waits for. While all have jobs, it is one of those.
-        let mut opens_since = Some(asked);
+        // Since when it waits for a new one, and not for one of those that there are.
+        let mut opens_since = None;
         loop {
             let mut idle = pin!(self.idle.acquire());
             let permit = loop {
                 let mut changed = pin!(self.changed.notified());
                 changed.as_mut().enable();
                 self.ensure_attempt(asked, after_failure)?;
-                let all_work = self.jobs() >= MAX_CONNECTIONS;
-                let until = if all_work {
+                let is_full = self.is_full(&self.lock());
+                let until = if is_full {
                     opens_since = None;
                     asked + QUEUE_TIMEOUT
                 } else {
@@ -254,8 +271,9 @@ impl Host {
                     biased;
                     permit = &mut idle => break permit,
                     () = changed => {}
-                    () = sleep_until(until) => {
-                        return Err(if all_work { self.queue_timeout() } else { self.does_not_answer() });
+                    // Not every loss of a connection is made known.
+                    () = sleep_until(until) => if self.is_full(&self.lock()) == is_full {
+                        return Err(if is_full { self.queue_timeout() } else { self.does_not_answer() });
                     }
                 }
             };
@@ -296,7 +314,7 @@ impl Host {
         }
         let mut connections = self.lock();
         // Those that are idle are for calls that waited longer.
-        if connections.idle.len() + self.jobs() >= MAX_CONNECTIONS {
+        if self.is_full(&connections) {
             return Ok(());
         }
         let waits = after_failure == AfterFailure::Wait;
@@ -351,7 +369,7 @@ impl Host {
         }
     }
 
-    /// Notes what came of an attempt. It may close the connection, which blocks.
+    /// Notes what came of an attempt.
     fn end(&self, attempt: Attempt, opened: Result<Connection>) {
         let mut connections = self.lock();
         let is_last = connections
@@ -362,16 +380,13 @@ impl Host {
         } else {
             connections.hung = connections.hung.saturating_sub(1);
         }
-        let mut surplus = None;
         match opened {
             Ok(connection) => {
                 self.was_there.store(true, Ordering::Relaxed);
                 connections.failed = None;
-                if connections.idle.len() + self.jobs() < MAX_CONNECTIONS {
+                if !self.is_full(&connections) {
                     connections.idle.push(connection);
                     self.idle.add_permits(1);
-                } else {
-                    surplus = Some(connection);
                 }
             }
             // One that hung says nothing about the host as it is now.
@@ -387,25 +402,19 @@ impl Host {
         }
         drop(connections);
         self.changed.notify_waiters();
-        drop(surplus);
     }
 
     /// An idle connection, for which the caller has a permit; none where that one was lost meanwhile.
     fn lend(&self) -> Option<Lent> {
         let mut connections = self.lock();
         let connection = connections.idle.pop()?;
-        if connection.is_alive() {
-            return Some(Lent {
-                connection,
-                counted: Arc::clone(&self.lent),
-            });
-        }
-        drop(connections);
-        drop(spawn_blocking(move || drop(connection)));
-        None
+        connection.is_alive().then(|| Lent {
+            connection,
+            counted: Arc::clone(&self.lent),
+        })
     }
 
-    /// Has the connection of a job idle, or closes it where it was lost.
+    /// Has the connection of a job idle, or has it closed where it was lost.
     fn give_back(&self, lent: Lent) {
         let Lent { connection, counted } = lent;
         if connection.is_alive() {
@@ -416,8 +425,6 @@ impl Host {
         } else {
             drop(counted);
             self.changed.notify_waiters();
-            // Closing it may block.
-            drop(connection);
         }
     }
 
@@ -624,41 +631,98 @@ mod tests {
         assert!(jobs.into_iter().all(|job| job.is_ok()));
     }
 
-    /// Its time to wait for a new connection begins when those of the others are gone.
+    /// A call that has waited for longer than a connection takes to open was never sent.
+    ///
+    /// DRV-30
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_has_queued_gets_a_new_connection_when_those_of_the_jobs_before_it_are_lost() {
+    async fn calls_that_wait_behind_a_connection_that_is_lost_are_sent_over_the_next_one() {
         let host = host("test:///default");
-        let (lose, waits) = std::sync::mpsc::channel::<()>();
+        let (lose, is_lost) = std::sync::mpsc::channel::<()>();
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
         let waits = Arc::new(Mutex::new(waits));
-        let jobs = (0..MAX_CONNECTIONS).map(|_| {
-            let waits = Arc::clone(&waits);
-            host.run::<()>(move |_| {
-                waits
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .recv()
-                    .unwrap();
-                panic!("lost")
+        let on = |job: Box<dyn FnOnce() + Send>| {
+            let host = Arc::clone(&host);
+            tokio::spawn(async move {
+                let run = host.run(move |_| {
+                    job();
+                    Ok(())
+                });
+                run.await
             })
-        });
-        let queued = async {
-            while host.jobs() < MAX_CONNECTIONS {
-                tokio::task::yield_now().await;
-            }
-            host.run(|_| Ok(())).await
         };
-        let time = async {
-            while host.jobs() < MAX_CONNECTIONS {
-                tokio::task::yield_now().await;
-            }
-            pass(2 * OPEN_TIMEOUT).await;
-            for _ in 0..MAX_CONNECTIONS {
-                lose.send(()).unwrap();
+        let working: Vec<_> = (1..MAX_CONNECTIONS)
+            .map(|_| {
+                let waits = Arc::clone(&waits);
+                on(Box::new(move || waits.lock().unwrap().recv().unwrap()))
+            })
+            .collect();
+        // A job that panics takes its connection along.
+        let losing = on(Box::new(move || {
+            is_lost.recv().unwrap();
+            panic!("canary")
+        }));
+        while host.jobs() < MAX_CONNECTIONS {
+            tokio::task::yield_now().await;
+        }
+        let queued: Vec<_> = (0..MAX_CONNECTIONS).map(|_| on(Box::new(|| {}))).collect();
+        pass(2 * OPEN_TIMEOUT).await;
+        let before = attempts(&host);
+        lose.send(()).unwrap();
+        assert_eq!(losing.await.unwrap().unwrap_err().code(), Code::Internal);
+        for call in queued {
+            call.await.unwrap().unwrap();
+        }
+        assert_eq!(attempts(&host), before + 1);
+        for _ in &working {
+            go_on.send(()).unwrap();
+        }
+        for job in working {
+            job.await.unwrap().unwrap();
+        }
+    }
+
+    /// A connection that is between two jobs is no new one.
+    ///
+    /// DRV-30
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_comes_while_a_connection_goes_from_job_to_job_waits_as_those_before_it() {
+        let host = host("test:///default");
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        let waits = Arc::new(Mutex::new(waits));
+        let run = || {
+            let waits = Arc::clone(&waits);
+            let host = Arc::clone(&host);
+            async move {
+                let job = move |_: &Connect| {
+                    waits.lock().unwrap().recv().unwrap();
+                    Ok(())
+                };
+                host.run(job).await
             }
         };
-        let (jobs, queued, ()) = tokio::join!(futures::future::join_all(jobs), queued, time);
-        assert!(jobs.into_iter().all(|job| job.is_err()));
-        queued.unwrap();
+        let working: Vec<_> = (0..MAX_CONNECTIONS).map(|_| tokio::spawn(run())).collect();
+        while host.jobs() < MAX_CONNECTIONS {
+            tokio::task::yield_now().await;
+        }
+        let mut next = tokio::spawn(run());
+        assert!(futures::poll!(&mut next).is_pending());
+        pass(Duration::ZERO).await;
+        go_on.send(()).unwrap();
+        while host.lock().idle.is_empty() {
+            // No task runs meanwhile, so that the connection has no job yet.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut last = pin!(run());
+        assert!(futures::poll!(&mut last).is_pending());
+        pass(2 * OPEN_TIMEOUT).await;
+        for _ in 0..MAX_CONNECTIONS + 1 {
+            go_on.send(()).unwrap();
+        }
+        last.await.unwrap();
+        next.await.unwrap().unwrap();
+        for job in working {
+            job.await.unwrap().unwrap();
+        }
     }
 
     #[tokio::test]

@@ -96,8 +96,6 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
 
 async fn serve(server: ServerArgs, config: Config) -> Result<(), RunError> {
     let driver = Arc::new(LibvirtDriver::new(config));
-    // Connections end with the process: to close one, libvirt would wait for a daemon that hangs.
-    std::mem::forget(Arc::clone(&driver));
     let ended = server.serve(driver, env!("CARGO_PKG_VERSION")).await;
     ended.map_err(|error| {
         if error.is_misconfigured() {

@@ -353,6 +353,23 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
     Ok(())
 }
 
+/// libvirt says goodbye to a host, and waits for its answer.
+#[tokio::test]
+async fn a_driver_ends_without_waiting_for_a_host_that_hangs() -> Result<()> {
+    let Some(lab) = lab::lab_of(&HOSTS[..1]).await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    driver.probe().await?;
+    lab.signal("host-a", "STOP")?;
+    let started = Instant::now();
+    drop(driver);
+    let took = started.elapsed();
+    lab.signal("host-a", "CONT")?;
+    assert!(took < Duration::from_secs(1), "after {took:?}");
+    Ok(())
+}
+
 /// The same machine, made by two drivers at once: it is there in the end, and is one.
 async fn made_by_two(lab: &Lab, machine: &MachineRef, state: Option<LastKnownState>) -> Result<Machine> {
     let drivers = [lab.driver()?, lab.driver()?];
