@@ -15,6 +15,7 @@ use virt::stream::Stream;
 
 use crate::config::Image;
 use crate::errors::status;
+use crate::storage_pool;
 
 /// What is read at once.
 const CHUNK: usize = 256 * 1024;
@@ -120,12 +121,7 @@ fn find(connect: &Connect, host: &str, name: &str, image: &Image) -> Result<Stor
     let missing = |error: &virt::error::Error| error.code() == ErrorNumber::NoStorageVolume;
     let found = match StorageVol::lookup_by_name(&pool, &image.volume) {
         Err(error) if missing(&error) => {
-            pool.refresh(0).map_err(|error| {
-                status(
-                    &format!("reading storage pool `{}` again", image.storage_pool),
-                    error,
-                )
-            })?;
+            storage_pool::refresh(&pool, &image.storage_pool)?;
             StorageVol::lookup_by_name(&pool, &image.volume)
         }
         found => found,

@@ -16,6 +16,7 @@ pub mod metadata;
 mod placement;
 pub mod seed;
 mod spec;
+mod storage_pool;
 mod xml;
 
 pub use config::Config;

@@ -10,6 +10,7 @@ use super::{DomainMatch, Lookup, Vm, domain_of, look};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::metadata::Record;
+use crate::storage_pool;
 
 /// Removes the machine with everything that was made for it. There may be nothing, or a part.
 ///
@@ -93,7 +94,7 @@ fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
 /// The machine's volumes, in whatever pool they are: its spec may have named another one.
 fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     for name in storage_pools {
-        read_again(connect, name)?;
+        refresh(connect, name)?;
     }
     remove(volumes(connect, key)?)
 }
@@ -126,20 +127,17 @@ fn remove(volumes: Vec<StorageVol>) -> Result<()> {
     Ok(())
 }
 
-/// Has libvirt look what is in a pool: it does not know of console logs that its log daemon has put aside.
-/// What is in a pool that is switched off is not seen. One that is not there has nothing.
-fn read_again(connect: &Connect, name: &str) -> Result<()> {
+/// Has libvirt look what is in a pool: it does not know of console logs that its log daemon has put aside,
+/// nor of snapshots outside of the disk. What is in a pool that is switched off is not seen. One that is not
+/// there has nothing.
+fn refresh(connect: &Connect, name: &str) -> Result<()> {
     let failed = |error| status(&format!("looking for storage pool `{name}`"), error);
     let pool = match StoragePool::lookup_by_name(connect, name) {
         Err(error) if error.code() == ErrorNumber::NoStoragePool => return Ok(()),
         found => found.map_err(failed)?,
     };
     if pool.is_active().map_err(failed)? {
-        // It is refused while a volume is being made.
-        if let Err(error) = pool.refresh(0) {
-            tracing::debug!(pool = name, %error, "a storage pool was not read again");
-        }
-        return Ok(());
+        return storage_pool::refresh(&pool, name);
     }
     let what = format!("storage pool `{name}` is not active, and may have volumes of the machine: start it");
     Err(Status::new(Code::FailedPrecondition, what))

@@ -159,6 +159,58 @@ async fn a_vm_whose_definition_is_gone_while_it_runs_is_the_machines_until_its_d
     Ok(())
 }
 
+/// DRV-19
+#[tokio::test]
+async fn what_libvirt_has_not_seen_because_its_pool_was_busy_is_not_left_by_a_delete() -> Result<()> {
+    let Some(lab) = lab::lab_of(&HOSTS[..1]).await? else {
+        return Ok(());
+    };
+    let refusals = Arc::new(AtomicU32::new(0));
+    let left = Arc::clone(&refusals);
+    lab.lay_wire(
+        "host-a",
+        Arc::new(move |message| {
+            let is_refused = message.is(Way::There, &procedure::REFRESH, "")
+                && left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+                    .is_ok();
+            if is_refused {
+                let what = "internal error: pool has asynchronous jobs running.";
+                return Fate::Refused(1, what.to_owned());
+            }
+            Fate::Passes
+        }),
+    )?;
+    let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&["host-a"])?)?);
+    let images = lab.of("host-a").join("images");
+    // What was copied into the folder is found as well.
+    fs::copy(images.join("base.qcow2"), images.join("other.qcow2"))?;
+    let machine = machine("m", &json!({"failureDomain": "host-a", "image": "other"}), b"");
+    for (refused, expected) in [(3, None), (u32::MAX, Some(Code::Aborted))] {
+        refusals.store(3, Ordering::SeqCst);
+        create(&driver, &machine).await?;
+        // A console that was put aside, and a snapshot.
+        for name in ["console.log.0", "root.before"] {
+            let name = format!("{}{name}", key(&machine).volume_prefix());
+            fs::write(lab.of("host-a").join("machines").join(name), "")?;
+        }
+        refusals.store(refused, Ordering::SeqCst);
+        let deleted = delete(&driver, &machine, None).await;
+        assert_eq!(code(&deleted), expected, "{deleted:?}");
+        if expected.is_some() {
+            assert!(
+                domain(&lab.connect("host-a")?, &machine).is_ok(),
+                "the repeat finds it"
+            );
+            refusals.store(0, Ordering::SeqCst);
+            delete(&driver, &machine, None).await?;
+        }
+        assert_eq!(lab.left()?, Vec::<String>::new());
+    }
+    fs::remove_file(images.join("other.qcow2"))?;
+    Ok(())
+}
+
 /// DRV-DE-07, DRV-DE-16
 #[tokio::test]
 async fn a_host_that_can_not_have_the_machine_holds_its_deletion_up_only_with_a_domain_of_it() -> Result<()> {

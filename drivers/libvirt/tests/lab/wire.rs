@@ -40,6 +40,8 @@ pub mod procedure {
     pub const DEFINE: [u32; 2] = [11, 350];
     /// `virDomainDestroy`.
     pub const DESTROY: [u32; 2] = [12, 234];
+    /// `virStoragePoolRefresh`.
+    pub const REFRESH: [u32; 1] = [83];
     /// `virStorageVolCreateXML`.
     pub const MAKE_VOLUME: [u32; 1] = [93];
     /// `virStorageVolDelete`.
