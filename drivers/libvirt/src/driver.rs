@@ -26,7 +26,7 @@ use crate::connection::Host;
 use crate::identity::{MachineKey, VmId};
 use crate::images::Images;
 use crate::locks::Locks;
-use crate::machines::{self, Created, MachineRequest};
+use crate::machines::{self, Copies, Created, MachineRequest};
 use crate::placement::Reservations;
 use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
 use placement_record::PlacementRecord;
@@ -60,6 +60,7 @@ pub struct LibvirtDriver {
     hosts: BTreeMap<String, Arc<Host>>,
     images: Images,
     locks: Locks,
+    copies: Arc<Copies>,
     /// Machines that were placed by a call which made none, for a caller that does not bring back the record.
     placed: Mutex<HashMap<Uuid, String>>,
     reservations: Arc<Reservations>,
@@ -125,6 +126,7 @@ impl LibvirtDriver {
             config: Arc::new(config),
             images: Images::default(),
             locks: Locks::default(),
+            copies: Arc::default(),
             placed: Mutex::default(),
             reservations: Arc::default(),
             started: Instant::now(),
@@ -468,8 +470,8 @@ impl Driver for LibvirtDriver {
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
         let spec = VmSpec::read(&request.class.provider_spec, Tagged::Cluster)?;
         let lists = self.hosts.values().map(|host| {
-            let cluster = spec.cluster().to_owned();
-            host.run(move |connect| machines::list(connect, &cluster))
+            let (cluster, copies) = (spec.cluster().to_owned(), Arc::clone(&self.copies));
+            host.run(move |connect| machines::list(connect, &cluster, &copies))
         });
         Ok(try_join_all(lists).await?.into_iter().flatten().collect())
     }

@@ -43,6 +43,22 @@ impl MachineKey {
         format!("{VOLUME_PREFIX}{}-", self.uuid())
     }
 
+    /// Whether a volume of this name is the machine's: one that the driver makes, or what libvirt and its log
+    /// daemon make of it, snapshots (`root.NAME`) and consoles that were put aside (`console.log.0`). The
+    /// disk of a copy of the VM has a name of the same beginning, as `virt-clone` gives it:
+    /// `root-clone.qcow2`.
+    pub fn has_volume(&self, name: &str) -> bool {
+        let Some(rest) = name.strip_prefix(&self.volume_prefix()) else {
+            return false;
+        };
+        let stem = rest.split_once('.').map_or(rest, |(stem, _)| stem);
+        let digest = stem
+            .strip_prefix("seed-")
+            .or_else(|| stem.strip_prefix("ignition-"));
+        let is_digest = |digest: &str| digest.bytes().all(|digit| digit.is_ascii_hexdigit());
+        ["root", "console"].contains(&stem) || digest.is_some_and(is_digest)
+    }
+
     /// The address of the network interface: unicast, and locally administered.
     pub fn mac(&self) -> String {
         let uuid = self.uuid();
@@ -187,6 +203,30 @@ mod tests {
             key("c", &"a".repeat(252), "").hostname(),
             key("c", &"a".repeat(253), "").hostname()
         );
+    }
+
+    #[test]
+    fn a_volume_is_the_machines_by_its_name_and_that_of_a_copy_is_not() {
+        let (key, other) = (key("c", "n", "i"), key("c", "n", "j"));
+        for (rest, expected) in [
+            ("root.qcow2", true),
+            ("root.snapshot-1", true),
+            ("seed-0123456789abcdef", true),
+            ("seed-0123456789abcdef.snapshot-1", true),
+            ("ignition-0123456789abcdef", true),
+            ("console.log", true),
+            ("console.log.0", true),
+            ("root-clone.qcow2", false),
+            ("root-clone-1.qcow2", false),
+            ("seed-0123456789abcdef-clone", false),
+            ("console-clone.log", false),
+            ("backup.qcow2", false),
+        ] {
+            let name = |key: &MachineKey| format!("{}{rest}", key.volume_prefix());
+            assert_eq!(key.has_volume(&name(&key)), expected, "{rest}");
+            assert!(!key.has_volume(&name(&other)), "{rest}");
+            assert!(!key.has_volume(rest), "{rest}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod remove;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use cmi_driver::{
@@ -17,6 +18,7 @@ use cmi_driver::{
 };
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
+use uuid::Uuid;
 use virt::connect::Connect;
 use virt::domain::{Domain, SchedulerInfo};
 use virt::error::{Error, ErrorNumber};
@@ -57,9 +59,9 @@ pub enum Lookup {
     Ours(Box<Vm>),
     /// The domain of another machine object, or of nothing that is known, in words.
     Other(String),
-    /// A domain with the UUID of the machine that is not noted as the machine's, in words: what was noted
-    /// of it was changed, and it may be the machine's.
-    Unmarked(String),
+    /// A domain that may be the machine's, or may have its disks, in words with what to do about it: it has
+    /// the machine's UUID and is not noted as the machine's, or its name and note and another UUID.
+    Doubtful(String),
 }
 
 /// What one host says of a machine.
@@ -71,8 +73,8 @@ pub enum Observation {
     Ours(Box<Machine>, bool),
     /// The domain of another machine object.
     Other(String),
-    /// A domain that may be the machine's, and that is not noted as such.
-    Unmarked(String),
+    /// A domain that may be the machine's.
+    Doubtful(String),
 }
 
 /// Looks for the domain of a machine.
@@ -80,22 +82,41 @@ pub enum Observation {
 /// # Errors
 /// When the host did not say whether there is one.
 pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
-    let (domain, another): (_, fn(String) -> Lookup) = match domain_of(connect, key)? {
+    let (domain, has_uuid) = match domain_of(connect, key)? {
         DomainMatch::Nothing => return Ok(Lookup::Nothing),
-        DomainMatch::ByUuid(domain) => (domain, Lookup::Unmarked),
-        DomainMatch::ByName(domain) => (domain, Lookup::Other),
+        DomainMatch::ByUuid(domain) => (domain, true),
+        // Another process may have defined it after it was looked for by the UUID.
+        DomainMatch::ByName(domain) => {
+            let uuid = domain
+                .get_uuid()
+                .map_err(|error| status("reading the UUID of a domain", error))?;
+            (domain, uuid == key.uuid())
+        }
     };
-    Ok(match record(&domain)? {
-        DomainMetadata::Gone => Lookup::Nothing,
-        DomainMetadata::Nothing => another(format!("domain `{}`, which no machine has", key.domain_name())),
-        DomainMetadata::Machine(record) if record.is_of(key) => Lookup::Ours(Box::new(Vm {
-            domain,
-            record: *record,
-        })),
-        DomainMetadata::Machine(record) => another(format!(
-            "VM {}, which is of another machine object",
-            record.provider_id
-        )),
+    let what = match record(&domain)? {
+        DomainMetadata::Gone => return Ok(Lookup::Nothing),
+        DomainMetadata::Machine(record) if record.is_of(key) => {
+            if has_uuid {
+                let record = *record;
+                return Ok(Lookup::Ours(Box::new(Vm { domain, record })));
+            }
+            let what = format!(
+                "domain `{}`, a copy of the machine's with another UUID: undefine it, or take away its metadata \
+                    and rename it",
+                key.domain_name()
+            );
+            return Ok(Lookup::Doubtful(what));
+        }
+        DomainMetadata::Machine(record) => {
+            format!("VM {}, which is of another machine object", record.provider_id)
+        }
+        DomainMetadata::Nothing => format!("domain `{}`, which no machine has", key.domain_name()),
+    };
+    Ok(if has_uuid {
+        let what = format!("{what}, with the machine's UUID: put its metadata back, or undefine it");
+        Lookup::Doubtful(what)
+    } else {
+        Lookup::Other(what)
     })
 }
 
@@ -135,7 +156,7 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
     Ok(match look(connect, key)? {
         Lookup::Nothing => Observation::Nothing,
         Lookup::Other(what) => Observation::Other(what),
-        Lookup::Unmarked(what) => Observation::Unmarked(what),
+        Lookup::Doubtful(what) => Observation::Doubtful(what),
         Lookup::Ours(vm) => {
             let machine = vm.describe(key)?;
             let started = vm.record.started || machine.power_state.is_some_and(is_up);
@@ -153,18 +174,13 @@ pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),
         Lookup::Nothing | Lookup::Other(_) => Err(not_found(key)),
-        Lookup::Unmarked(what) => Err(unmarked(key, &what)),
+        Lookup::Doubtful(what) => Err(doubtful(key, &what)),
     }
 }
 
-/// That a domain may be a machine's whose note was taken away: were it called absent, another VM would be
-/// made beside it.
-pub fn unmarked(key: &MachineKey, what: &str) -> Status {
-    let what = format!(
-        "machine `{}` may have a VM: there is {what}, with the machine's UUID; put its metadata back, or \
-            undefine it",
-        key.name
-    );
+/// That a domain may be a machine's: were the VM called absent, another one would be made beside it.
+pub fn doubtful(key: &MachineKey, what: &str) -> Status {
+    let what = format!("machine `{}` may have a VM: there is {what}", key.name);
     Status::new(Code::FailedPrecondition, what)
 }
 
@@ -174,11 +190,34 @@ pub fn not_found(key: &MachineKey) -> Status {
     Status::new(Code::NotFound, what)
 }
 
-/// The machines of a cluster.
+/// The domains that were found to be copies of a machine's: each is logged once.
+#[derive(Debug, Default)]
+pub struct Copies(Mutex<HashSet<Uuid>>);
+
+impl Copies {
+    /// Whether a domain is a copy of the machine that is noted of it, as `virt-clone` makes them.
+    fn contains(&self, uuid: Uuid, record: &Record) -> bool {
+        if uuid == record.key().uuid() {
+            return false;
+        }
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.insert(uuid) {
+            tracing::warn!(
+                domain = %uuid,
+                machine = record.name,
+                vm = record.provider_id,
+                "a domain is a copy of a machine's with another UUID, and is left alone: take away its metadata"
+            );
+        }
+        true
+    }
+}
+
+/// The machines of a cluster. A copy of one is none.
 ///
 /// # Errors
 /// When one of the domains can't be read: never a part of the list.
-pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
+pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<ListedMachine>> {
     let domains = connect
         .list_all_domains(0)
         .map_err(|error| status("listing the domains", error))?;
@@ -187,7 +226,10 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
         let DomainMetadata::Machine(record) = record(&domain)? else {
             continue;
         };
-        if record.cluster != cluster {
+        let uuid = domain
+            .get_uuid()
+            .map_err(|error| status("reading the UUID of a domain", error))?;
+        if record.cluster != cluster || copies.contains(uuid, &record) {
             continue;
         }
         let id: VmId = record.provider_id.parse().map_err(|error| {
@@ -197,9 +239,6 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
             );
             Status::new(Code::Internal, what).with_source(error)
         })?;
-        if !is_of(&domain, &id)? {
-            continue;
-        }
         let id = id.provider_id()?;
         listed.push(ListedMachine {
             cluster_id: Some(record.cluster),
@@ -209,20 +248,6 @@ pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
         });
     }
     Ok(listed)
-}
-
-/// Whether a domain is the VM whose id is noted of it. A copy has the note, too, as virt-clone makes one, and
-/// is no machine: it would be the same machine a second time, and its UUID is none that a machine has.
-fn is_of(domain: &Domain, id: &VmId) -> Result<bool> {
-    match domain.get_uuid() {
-        Ok(uuid) if uuid == id.uuid => Ok(true),
-        Ok(uuid) => {
-            tracing::warn!(%uuid, copy_of = %id, "a domain is a copy of a machine's, and is left alone");
-            Ok(false)
-        }
-        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(false),
-        Err(error) => Err(status("reading the UUID of a domain", error)),
-    }
 }
 
 /// The memory that no domain has, be it on or off.
@@ -714,6 +739,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_domain_with_another_uuid_than_its_machines_is_a_copy() {
+        let (copies, record) = (Copies::default(), crate::metadata::tests::record());
+        assert!(!copies.contains(record.key().uuid(), &record));
+        for _ in 0..2 {
+            assert!(copies.contains(Uuid::from_u128(1), &record));
+        }
+        assert_eq!(copies.0.lock().unwrap().len(), 1, "it is logged once");
+    }
+
+    #[test]
     fn a_guest_that_crashed_has_failed_and_one_that_was_switched_off_is_stopped() {
         for (state, reason, expected) in [
             (virt_sys::VIR_DOMAIN_RUNNING, 1, PowerState::Running),
@@ -799,51 +834,6 @@ mod tests {
             (Code::Internal, Code::Internal),
         ] {
             assert_eq!(restart_failure(Status::new(code, "words")).code(), expected);
-        }
-    }
-
-    /// virt-clone takes the note along, and gives the copy a name and a UUID of its own. Read by libvirt
-    /// itself: its test driver is in its library.
-    #[test]
-    fn a_copy_of_a_machines_domain_is_no_machine() {
-        virt::error::clear_error_callback();
-        let connect = Connect::open(Some("test:///default")).unwrap();
-        let key = MachineKey {
-            cluster: "c".to_owned(),
-            name: "m".to_owned(),
-            identity: "1".to_owned(),
-        };
-        let record = Record {
-            name: key.name.clone(),
-            cluster: key.cluster.clone(),
-            identity: key.identity.clone(),
-            provider_id: key.vm_id("a").to_string(),
-            created_at: Timestamp::UNIX_EPOCH,
-            started: true,
-            started_at: None,
-            deleting: false,
-            vm_pool: "default".to_owned(),
-            size: "small".to_owned(),
-            root_fs_bytes: 0,
-            image: "i".to_owned(),
-            host: "a".to_owned(),
-            tags: std::collections::BTreeMap::new(),
-        };
-        let mut writer = quick_xml::Writer::new(Vec::new());
-        record.write(&mut writer).unwrap();
-        let note = String::from_utf8(writer.into_inner()).unwrap();
-        let domains = [("m", key.uuid()), ("m-clone", uuid::Uuid::from_u128(1))].map(|(name, uuid)| {
-            let xml = format!(
-                "<domain type='test'><name>{name}</name><uuid>{uuid}</uuid><metadata>{note}</metadata>\
-                 <memory>65536</memory><os><type>hvm</type></os></domain>"
-            );
-            Domain::define_xml(&connect, &xml).unwrap()
-        });
-        let listed = list(&connect, "c").unwrap();
-        assert_eq!(listed.len(), 1, "{listed:?}");
-        assert_eq!(listed[0].provider_id, key.vm_id("a").provider_id().unwrap());
-        for domain in domains {
-            domain.undefine().unwrap();
         }
     }
 

@@ -72,9 +72,18 @@ pub fn lock_reason(element: &str) -> String {
 }
 
 impl Record {
-    /// Whether this is the domain of the machine, and of the machine object.
+    /// The machine that is noted. Its UUID is that of the machine's domain; one with another is a copy of it.
+    pub fn key(&self) -> MachineKey {
+        MachineKey {
+            cluster: self.cluster.clone(),
+            name: self.name.clone(),
+            identity: self.identity.clone(),
+        }
+    }
+
+    /// Whether this is noted of the machine, and of the machine object.
     pub fn is_of(&self, key: &MachineKey) -> bool {
-        (&self.cluster, &self.name, &self.identity) == (&key.cluster, &key.name, &key.identity)
+        self.key() == *key
     }
 
     /// The first field in which the VM is not what a spec asks for. What can be changed while it lives makes

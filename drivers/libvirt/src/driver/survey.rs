@@ -46,8 +46,8 @@ pub struct Survey {
     found: Vec<Found>,
     /// Domains of the name that are another machine object's.
     others: Vec<String>,
-    /// Domains that may be the machine's, and are not noted as such.
-    unmarked: Vec<String>,
+    /// Domains that may be the machine's.
+    doubtful: Vec<String>,
     /// Why a host that may have the VM did not say.
     silent: Option<Status>,
 }
@@ -103,7 +103,7 @@ impl Survey {
         match answer {
             Ok(Observation::Nothing) => {}
             Ok(Observation::Other(what)) => self.others.push(what),
-            Ok(Observation::Unmarked(what)) => self.unmarked.push(what),
+            Ok(Observation::Doubtful(what)) => self.doubtful.push(what),
             Ok(Observation::Ours(machine, started)) => self.found.push(Found {
                 host,
                 machine: *machine,
@@ -122,10 +122,10 @@ impl Survey {
     pub fn one(self, asked: &Asked) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
-        match (found.next(), found.next(), self.unmarked.first(), self.silent) {
+        match (found.next(), found.next(), self.doubtful.first(), self.silent) {
             (Some(found), None, _, _) => Ok(found),
             (Some(_), Some(_), _, _) => Err(several(&asked.key, Code::OutOfRange, &ids)),
-            (None, _, Some(what), _) => Err(machines::unmarked(&asked.key, what)),
+            (None, _, Some(what), _) => Err(machines::doubtful(&asked.key, what)),
             (None, _, None, Some(status)) => Err(status),
             (None, _, None, None) => Err(asked.not_found()),
         }
@@ -144,7 +144,7 @@ impl Survey {
         if let Some(found) = self.found.into_iter().next() {
             return Ok(Some(found.host));
         }
-        if let Some(what) = self.others.first().or(self.unmarked.first()) {
+        if let Some(what) = self.others.first().or(self.doubtful.first()) {
             let message = format!("machine `{}` can't be made: there is {what}", key.name);
             return Err(Status::new(Code::AlreadyExists, message));
         }
@@ -244,7 +244,7 @@ mod tests {
                 Some(Code::NotFound),
             ),
             (
-                vec![(true, Ok(Observation::Unmarked("x".to_owned())))],
+                vec![(true, Ok(Observation::Doubtful("x".to_owned())))],
                 Some(Code::FailedPrecondition),
             ),
         ] {
@@ -299,7 +299,7 @@ mod tests {
                 Err(Code::FailedPrecondition),
             ),
             (
-                vec![(true, Ok(Observation::Unmarked("x".to_owned())))],
+                vec![(true, Ok(Observation::Doubtful("x".to_owned())))],
                 &any,
                 Err(Code::AlreadyExists),
             ),

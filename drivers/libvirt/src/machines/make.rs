@@ -89,7 +89,7 @@ struct Checked {
 pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
     match look(connect, &request.key)? {
         Lookup::Ours(vm) => adopt(*vm, request)?,
-        Lookup::Other(what) | Lookup::Unmarked(what) => {
+        Lookup::Other(what) | Lookup::Doubtful(what) => {
             let message = format!("machine `{}` can't be made: there is {what}", request.key.name);
             return Ok(Created::Refused(Status::new(Code::AlreadyExists, message)));
         }
@@ -104,7 +104,7 @@ pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
     match look(connect, &request.key)? {
         Lookup::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&request.key)?))),
         // NOT_FOUND is no answer of a create.
-        Lookup::Nothing | Lookup::Other(_) | Lookup::Unmarked(_) => Err(changed_meanwhile(request)),
+        Lookup::Nothing | Lookup::Other(_) | Lookup::Doubtful(_) => Err(changed_meanwhile(request)),
     }
 }
 
@@ -313,11 +313,11 @@ fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record
     match look(connect, &request.key)? {
         Lookup::Nothing => {}
         Lookup::Ours(vm) => return adopt(*vm, request),
-        Lookup::Other(_) | Lookup::Unmarked(_) => return Err(changed_meanwhile(request)),
+        Lookup::Other(_) | Lookup::Doubtful(_) => return Err(changed_meanwhile(request)),
     }
     let domain = Domain::define_xml(connect, xml).map_err(|error| match look(connect, &request.key) {
         // Not ALREADY_EXISTS, which says that there is nothing to delete: the volumes are there.
-        Ok(Lookup::Other(_) | Lookup::Unmarked(_)) => changed_meanwhile(request).with_source(error),
+        Ok(Lookup::Other(_) | Lookup::Doubtful(_)) => changed_meanwhile(request).with_source(error),
         _ => status("defining the domain", error),
     })?;
     Vm { domain, record }.start()
@@ -341,7 +341,7 @@ fn have_volume(
             }
             match look(connect, &request.key)? {
                 Lookup::Nothing => {}
-                Lookup::Ours(_) | Lookup::Other(_) | Lookup::Unmarked(_) => {
+                Lookup::Ours(_) | Lookup::Other(_) | Lookup::Doubtful(_) => {
                     return Err(changed_meanwhile(request));
                 }
             }

@@ -32,10 +32,9 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
             remove_volumes(connect, key, storage_pools)?;
             ensure_not_defined(connect, key)
         }
-        Lookup::Unmarked(what) => {
+        Lookup::Doubtful(what) => {
             let what = format!(
-                "machine `{}` can't be deleted: there is {what}, and the machine's volumes may be in use by \
-                    it",
+                "machine `{}` can't be deleted: its volumes may be in use, since there is {what}",
                 key.name
             );
             Err(Status::new(Code::FailedPrecondition, what))
@@ -84,7 +83,7 @@ fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
 fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
     match look(connect, key)? {
         Lookup::Nothing | Lookup::Other(_) => Ok(()),
-        Lookup::Ours(_) | Lookup::Unmarked(_) => {
+        Lookup::Ours(_) | Lookup::Doubtful(_) => {
             let what = format!("machine `{}` was made while it was deleted", key.name);
             Err(Status::new(Code::Aborted, what))
         }
@@ -102,13 +101,13 @@ fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String])
 /// The machine's volumes in the pools that are active.
 fn volumes(connect: &Connect, key: &MachineKey) -> Result<Vec<StorageVol>> {
     let failed = |error| status("looking for the volumes of the machine", error);
-    let (prefix, mut found) = (key.volume_prefix(), Vec::new());
+    let mut found = Vec::new();
     let pools = connect
         .list_all_storage_pools(virt_sys::VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)
         .map_err(failed)?;
     for pool in pools {
         for volume in pool.list_all_volumes(0).map_err(failed)? {
-            if volume.get_name().map_err(failed)?.starts_with(&prefix) {
+            if key.has_volume(&volume.get_name().map_err(failed)?) {
                 found.push(volume);
             }
         }

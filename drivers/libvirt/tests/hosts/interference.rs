@@ -8,11 +8,12 @@ use anyhow::{Context as _, Result};
 use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, Record};
 use capcmi_driver_libvirt::{Config, LibvirtDriver};
 use cmi_driver::{
-    Code, Driver as _, InitializeMachineRequest, LastKnownState, MachineRef, ProviderId,
+    Code, Driver as _, InitializeMachineRequest, LastKnownState, ListMachinesRequest, MachineRef, ProviderId,
     RestartMachineRequest, ShutDownMachineRequest, Status, UpdateMachineRequest, tags,
 };
 use futures::future::join_all;
 use serde_json::json;
+use virt::domain::Domain;
 
 use crate::lab::machines::{ELEMENT, code, create, create_with, delete, domain, is_up, key, note, status};
 use crate::lab::wire::{Fate, Way, procedure};
@@ -208,6 +209,79 @@ async fn what_libvirt_has_not_seen_because_its_pool_was_busy_is_not_left_by_a_de
         assert_eq!(lab.left()?, Vec::<String>::new());
     }
     fs::remove_file(images.join("other.qcow2"))?;
+    Ok(())
+}
+
+/// DRV-28
+#[tokio::test]
+async fn a_copy_of_a_vm_is_no_machine_and_is_left_alone() -> Result<()> {
+    let Some(lab) = lab::lab_of(&HOSTS[..1]).await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let machine = on_a("m");
+    let id = create(&driver, &machine).await?.provider_id;
+    let listed = async || {
+        let class = machine.class.clone();
+        let list = driver.list_machines(ListMachinesRequest { class }).await?;
+        Ok::<_, Status>(
+            list.into_iter()
+                .map(|listed| listed.provider_id)
+                .collect::<Vec<_>>(),
+        )
+    };
+    // As `virt-clone` makes it: with another name, UUID and disk, and the same metadata.
+    let connect = lab.connect("host-a")?;
+    let xml = domain(&connect, &machine)?.get_xml_desc(virt_sys::VIR_DOMAIN_XML_INACTIVE)?;
+    let uuid = key(&machine).uuid();
+    let disk = format!("{}root-clone.qcow2", key(&machine).volume_prefix());
+    let disk = lab.of("host-a").join("machines").join(disk);
+    fs::write(&disk, "")?;
+    let copy_as = |name: &str| {
+        let xml = xml
+            .replace(
+                &format!("<name>{}</name>", key(&machine).domain_name()),
+                &format!("<name>{name}</name>"),
+            )
+            .replace(
+                &format!("<uuid>{uuid}</uuid>"),
+                "<uuid>11111111-2222-3333-4444-555555555555</uuid>",
+            )
+            .replace("-root.qcow2'", "-root-clone.qcow2'");
+        Domain::define_xml(&connect, &xml)
+    };
+    let copy = copy_as("copy")?;
+    assert_eq!(listed().await?, std::slice::from_ref(&id));
+    delete(&driver, &machine, Some(&id)).await?;
+    assert_eq!(listed().await?, []);
+    assert_eq!(copy.get_name()?, "copy");
+    assert_eq!(lab.left()?.len(), 2, "the copy and its disk: {:?}", lab.left()?);
+
+    // One that has the machine's name may have its disks.
+    copy.undefine()?;
+    let copy = copy_as(&key(&machine).domain_name())?;
+    assert_eq!(listed().await?, []);
+    let refusals = [
+        (create(&driver, &machine).await.err(), Code::AlreadyExists),
+        (
+            status(&driver, &machine, None).await.err(),
+            Code::FailedPrecondition,
+        ),
+        (
+            delete(&driver, &machine, None).await.err(),
+            Code::FailedPrecondition,
+        ),
+    ];
+    for (status, expected) in refusals {
+        let status = status.context("the copy was taken for the machine")?;
+        assert_eq!(status.code(), expected, "{status}");
+        assert!(status.message().contains("a copy of the machine's"), "{status}");
+    }
+    assert_eq!(lab.left()?.len(), 2, "{:?}", lab.left()?);
+    copy.undefine()?;
+    delete(&driver, &machine, None).await?;
+    fs::remove_file(disk)?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }
 
