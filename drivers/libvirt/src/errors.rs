@@ -11,7 +11,7 @@ fn code_of(number: ErrorNumber) -> Code {
     match number {
         // The host, or the way to it, is not there. Repeating may help.
         E::NoConnect | E::UnknownHost | E::InvalidConn | E::Rpc | E::GnutlsError | E::Ssh | E::Libssh
-        | E::AgentUnresponsive | E::AgentCommandTimeout => Code::Unavailable,
+        | E::AgentUnresponsive | E::AgentUnsynced | E::AgentCommandTimeout => Code::Unavailable,
         // The driver may not do this on the host.
         E::AuthFailed | E::AuthCancelled | E::AuthUnavailable => Code::Unauthenticated,
         E::OperationDenied | E::AccessDenied => Code::PermissionDenied,
@@ -41,7 +41,7 @@ fn code_of(number: ErrorNumber) -> Code {
         | E::NoNwfilterBinding | E::InvalidSecret | E::StoragePoolBuilt | E::InvalidDomainSnapshot
         | E::NoDomainSnapshot | E::SnapshotRevertRisky | E::InvalidDomainCheckpoint
         | E::NoDomainCheckpoint | E::CheckpointInconsistent | E::NoDomainBackup | E::MigratePersistFailed
-        | E::MigrateUnsafe | E::MigrateFinishOk | E::NoServer | E::NoClient | E::AgentUnsynced
+        | E::MigrateUnsafe | E::MigrateFinishOk | E::NoServer | E::NoClient
         | E::InvalidNetworkPort | E::NoNetworkPort | E::NoNetworkMetadata => Code::Internal,
         // One that libvirt has had since.
         E::Last => Code::Unknown,
@@ -55,14 +55,8 @@ const NO_ROOM: [&str; 3] = [
     "Disk quota exceeded",
 ];
 
-/// What libvirt says of a pool, as INTERNAL_ERROR, while a volume of it is made: it is not read again.
-const BUSY: &str = "has asynchronous jobs running";
-
 /// The machine code of an error.
 pub fn code(number: ErrorNumber, message: &str) -> Code {
-    if message.contains(BUSY) {
-        return Code::Aborted;
-    }
     if NO_ROOM.iter().any(|words| message.contains(words)) {
         return Code::ResourceExhausted;
     }
@@ -110,7 +104,7 @@ mod tests {
     const EXPECTED: [(Code, &[E]); 8] = [
         (Code::Unavailable, &[
             E::NoConnect, E::UnknownHost, E::InvalidConn, E::Rpc, E::GnutlsError, E::Ssh, E::Libssh,
-            E::AgentUnresponsive, E::AgentCommandTimeout
+            E::AgentUnresponsive, E::AgentUnsynced, E::AgentCommandTimeout
         ]),
         (Code::Unauthenticated, &[E::AuthFailed, E::AuthCancelled, E::AuthUnavailable]),
         (Code::PermissionDenied, &[E::OperationDenied, E::AccessDenied]),
@@ -140,7 +134,7 @@ mod tests {
             E::StoragePoolBuilt, E::InvalidDomainSnapshot, E::NoDomainSnapshot, E::SnapshotRevertRisky,
             E::InvalidDomainCheckpoint, E::NoDomainCheckpoint, E::CheckpointInconsistent,
             E::NoDomainBackup, E::MigratePersistFailed, E::MigrateUnsafe, E::MigrateFinishOk, E::NoServer,
-            E::NoClient, E::AgentUnsynced, E::InvalidNetworkPort, E::NoNetworkPort, E::NoNetworkMetadata
+            E::NoClient, E::InvalidNetworkPort, E::NoNetworkPort, E::NoNetworkMetadata
         ]),
         (Code::Unknown, &[E::Last]),
     ];
@@ -166,12 +160,6 @@ mod tests {
                 "{number:?}"
             );
         }
-    }
-
-    #[test]
-    fn a_storage_pool_that_makes_a_volume_is_busy() {
-        let said = "internal error: pool 'default' has asynchronous jobs running.";
-        assert_eq!(code(E::InternalError, said), Code::Aborted);
     }
 
     /// DRV-30

@@ -20,8 +20,8 @@ pub struct Candidate {
 
 /// Of the hosts that have the memory which the machine needs, the one with the most, told apart by powers of
 /// two of what the machine needs; of those that have about as much, the first in an order of the machine's
-/// own. So two processes that place the same machine agree, though what they see differs a little: a caller
-/// that brings back no record has one VM all the same. And many machines are spread.
+/// own, so that many machines are spread. Two processes that place the same machine mostly agree, though what
+/// they see differs a little: that they do is sure only where the caller brings back the record.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when none has as much.
