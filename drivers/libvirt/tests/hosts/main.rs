@@ -11,6 +11,7 @@ mod interference;
 mod lab;
 mod remote;
 mod room;
+mod shares;
 
 use std::collections::BTreeSet;
 use std::fs;

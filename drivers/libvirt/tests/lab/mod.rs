@@ -242,6 +242,36 @@ impl Lab {
         self.ready(host)
     }
 
+    /// Has a host's libvirtd put guests into control groups. False where the computer has none of version 1
+    /// for processors.
+    pub async fn use_control_groups(&self, host: &str) -> Result<bool> {
+        if !Path::new("/sys/fs/cgroup/cpu/cpu.shares").exists() {
+            return Ok(false);
+        }
+        // libvirt takes a version 2 beside it for the one that counts.
+        if Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
+            self.on_host(host, &["umount", "/sys/fs/cgroup/unified"])?;
+        }
+        let file = self.of(host).join("etc/qemu.conf");
+        let config = fs::read_to_string(&file)?;
+        let changed = config.replace("cgroup_controllers = [ ]", "cgroup_controllers = [ \"cpu\" ]");
+        ensure!(
+            changed != config,
+            "{} has no control groups to change",
+            file.display()
+        );
+        fs::write(&file, changed)?;
+        let before = self.libvirtd(host)?;
+        self.signal(host, "KILL")?;
+        eventually("another libvirtd", async || {
+            ensure!(self.libvirtd(host)? != before);
+            Ok(())
+        })
+        .await?;
+        self.ready(host)?;
+        Ok(true)
+    }
+
     /// Everything that machines have on the hosts.
     pub fn left(&self) -> Result<Vec<String>> {
         let mut left = Vec::new();
