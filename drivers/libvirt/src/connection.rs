@@ -715,7 +715,8 @@ mod tests {
         let mut last = pin!(run());
         assert!(futures::poll!(&mut last).is_pending());
         pass(2 * OPEN_TIMEOUT).await;
-        for _ in 0..MAX_CONNECTIONS + 1 {
+        assert!(futures::poll!(&mut last).is_pending());
+        for _ in 0..=MAX_CONNECTIONS {
             go_on.send(()).unwrap();
         }
         last.await.unwrap();
