@@ -10,6 +10,7 @@ use cmi_driver::{Code, LastKnownState, MachineRef, PowerState};
 use futures::future::join_all;
 use serde_json::json;
 use virt::connect::Connect;
+use virt::domain::Domain;
 use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 
@@ -86,6 +87,38 @@ async fn many_machines_at_once_are_placed_and_made_only_where_each_of_them_has_t
     for machine in machines.iter().chain([&late]) {
         delete(&driver, machine, None).await?;
     }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-10
+#[tokio::test]
+async fn a_machine_without_a_failure_domain_is_placed_where_far_more_memory_is_free() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let total_mib = lab.connect(HOSTS[0])?.get_node_info()?.memory / 1024;
+    let with_places = |places: u64| json!({"reservedMemoryMib": total_mib - places * MIB});
+    let driver = lab.driver_with(&json!({"hosts": {"host-a": with_places(4), "host-b": with_places(17)}}))?;
+    let place = async |name: &str| {
+        let answer = create_with(&driver, &machine(name, &json!({}), b""), None).await;
+        let record = placed(&answer).with_context(|| format!("not placed: {answer:?}"))?;
+        Ok::<_, anyhow::Error>(String::from_utf8(record.as_bytes().to_vec())?)
+    };
+    for name in ["a", "b", "c"] {
+        assert_eq!(place(name).await?, r#"{"host":"host-b"}"#, "{name}");
+    }
+    // A domain that is no machine, and is off, has its memory all the same.
+    let xml = format!(
+        "<domain type='qemu'><name>other</name><memory unit='MiB'>{}</memory><os><type>hvm</type></os></domain>",
+        13 * MIB
+    );
+    let other = Domain::define_xml(&lab.connect("host-b")?, &xml)?;
+    for name in ["d", "e"] {
+        assert_eq!(place(name).await?, r#"{"host":"host-a"}"#, "{name}");
+    }
+    other.undefine()?;
+    assert_eq!(place("f").await?, r#"{"host":"host-b"}"#);
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }
