@@ -56,6 +56,8 @@ pub enum Flaw {
     InfoHugeManifest,
     /// The capabilities are others every time.
     CapabilitiesChange,
+    /// What can be updated is asked of the back end: nothing while that is away.
+    CapabilitiesOfTheBackEnd,
     /// The schema refuses what its author takes for a spec.
     SchemaRefusesTheSample,
     /// The schema is none.

@@ -31,6 +31,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (InfoNoHost, "CMI-52"),
     (InfoHugeManifest, "CMI-56"),
     (CapabilitiesChange, "CMI-59"),
+    (CapabilitiesOfTheBackEnd, "CMI-59"),
     (SchemaRefusesTheSample, "CAP-07"),
     (SchemaIsNone, "CAP-07"),
     (ProbeNeverReady, "CMI-70"),

@@ -38,7 +38,7 @@ enum Way {
     Named(Named),
     /// CreateMachine says of a new VM that it waits for its initialization.
     Unfinished,
-    /// CreateMachine adopts a VM to which nothing may be done.
+    /// CreateMachine adopts a VM to which nothing may be done, and GetMachineStatus reads it.
     ReadsLocked(CloudConsole),
     /// DeleteMachine refuses a spec that CreateMachine refuses, as it reads both with the same code.
     ChecksWhatItDeletes,

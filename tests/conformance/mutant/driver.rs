@@ -36,6 +36,12 @@ impl Driver for Mutant {
         match self.flaw {
             Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
+            Flaw::CapabilitiesOfTheBackEnd => {
+                let nothing = GetVolumeIdsRequest { pv_specs: Vec::new() };
+                if self.inner.get_volume_ids(nothing).await.is_err() {
+                    capabilities.hot_updatable.clear();
+                }
+            }
             Flaw::RestartNewCapabilities if self.inner.restarts() > 0 => {
                 capabilities.operations.remove(&Operation::ShutDownMachine);
             }

@@ -34,6 +34,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-52"], [] => has_a_host_name;
     "capabilities-stay": "ten questions about capabilities have one answer"
         ["CMI-58", "CMI-59"], [] => capabilities_stay;
+    "capabilities-stay-unavailable": "the driver can do the same while its back end can't be reached"
+        ["CMI-59"], [Need::Hook(Hook::Unavailable)] => stay_unavailable;
     "probe-ready": "the driver becomes ready"
         ["CMI-64", "CMI-70"], [] => becomes_ready;
     "probe-unhealthy": "a driver that is not healthy says FAILED_PRECONDITION"
@@ -107,6 +109,22 @@ async fn declarations_stay(t: &TestContext) -> CaseResult {
         ensure(again == first, changed)?;
     }
     Ok(())
+}
+
+/// It may as well say that it can't tell: the provider goes by what it knows then. That a call or a field is
+/// missing is believed, and machines are replaced that could have been updated.
+async fn stay_unavailable(t: TestContext) -> CaseResult {
+    let before = says(&t).await.map_err(CaseError::in_preparation)?;
+    t.run_hook(HookCall::new(Hook::Unavailable)).await?;
+    let during = says(&t).await;
+    t.restore().await?;
+    match during {
+        Ok(during) => ensure(during.declared == before.declared, || {
+            "the capabilities are others while the back end can't be reached".to_owned()
+        }),
+        Err(CaseError::Failed(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 fn changed() -> String {
@@ -215,6 +233,8 @@ async fn beside_slow_calls(t: TestContext) -> CaseResult {
         if answers_beside_others(&t, limit).await? {
             return t.restore().await;
         }
+        // The driver may work on these calls for as long, and the next Probe would wait for them, too.
+        tokio::time::sleep(slow).await;
     }
     t.restore().await?;
     Err(CaseError::Failed(format!(
