@@ -9,12 +9,14 @@ pub mod conditions;
 mod deserialize_guard;
 mod fingerprint;
 pub mod labels;
+mod object_meta;
 mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
 
 pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
 pub use fingerprint::fingerprint;
+pub use object_meta::ObjectMetaExt;
 pub use pause::{annotation_cause, pause_causes, pause_message, paused_by};
 
 /// API group of the kinds that this provider serves.

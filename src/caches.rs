@@ -15,7 +15,7 @@ pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, c
 pub use self::namespaced_name::NamespacedName;
 use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::identity::{self, MachineId};
 use crate::metrics::MachinePhase;
 
@@ -87,7 +87,7 @@ pub struct Caches {
 impl Caches {
     /// The Clusters that own an object, of those that are there.
     pub fn owning_clusters(&self, meta: &ObjectMeta) -> impl Iterator<Item = Arc<Cluster>> {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let namespace = meta.namespace();
         cluster_owners(meta).filter_map(move |reference| {
             let key = ObjectRef::new(&reference.name).within(namespace);
             let cluster = self.clusters.get(&key)?;
@@ -147,8 +147,7 @@ impl Caches {
 /// Whether a machine is labelled with a Cluster, in its namespace.
 fn is_labelled(entry: &Entry<DeserializeGuard<InfraMachine>>, cluster: &Cluster) -> bool {
     let meta = &cluster.metadata;
-    entry.facts().cluster.as_deref() == meta.name.as_deref()
-        && entry.key().namespace() == meta.namespace.as_deref().unwrap_or_default()
+    entry.facts().cluster.as_deref() == meta.name.as_deref() && entry.key().namespace() == meta.namespace()
 }
 
 /// The controller owner of kind Machine, whatever version it is written in, and whether it is there or not.

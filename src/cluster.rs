@@ -18,7 +18,7 @@ use self::plan::{
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
@@ -65,8 +65,7 @@ pub async fn reconcile(
 ) -> Result<Action, Error> {
     if ctx.is_for_another_provider(&guarded) {
         // It may have been for this one, and wait for a driver.
-        ctx.drivers
-            .forget(guarded.meta().uid.as_deref().unwrap_or_default());
+        ctx.drivers.forget(guarded.meta().uid());
         return Ok(Action::await_change());
     }
     let run = ctx
@@ -119,7 +118,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
 
 /// Whether the drivers can be reached that the InfraCluster names, and that made the machines of its Cluster.
 fn connectivity(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Connectivity {
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = infra.metadata.namespace();
     let mut names = ctx.caches.drivers_of(owner);
     if let Ok(driver) = ctx.drivers.resolve(infra.spec.driver.as_deref(), namespace) {
         names.insert(driver.name().to_owned());
@@ -188,8 +187,8 @@ async fn publish(
     zones: &Zones,
     connectivity: Option<&Connectivity>,
 ) -> Result<(), Error> {
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let name = infra.metadata.name.as_deref().unwrap_or_default();
+    let namespace = infra.metadata.namespace();
+    let name = infra.metadata.name();
     let api: Api<InfraCluster> = Api::namespaced(ctx.client.clone(), namespace);
     let mut metadata = infra.metadata.clone();
     let carried = metadata

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, ResolveError};
 use crate::identity;
@@ -24,7 +25,7 @@ pub fn driver_of(
     drivers: &ConfiguredDrivers,
     machine: &InfraMachine,
 ) -> Result<Arc<ConfiguredDriver>, ResolveError> {
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
     match choice(machine) {
         Choice::Holder(name) => drivers.holder(name),
         Choice::Asked(name) => drivers.resolve(name, namespace),

@@ -44,8 +44,8 @@ use self::object::Object;
 use self::plan::{Plan, Trust, plan};
 use self::publish::{publish, write};
 use crate::admission::Enforcement;
-use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Error;
 use crate::metrics::Kind;
 use crate::reconciler::{self, Action};
@@ -72,7 +72,7 @@ pub async fn reconcile(
 }
 
 async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Action, Error> {
-    let uid = queued.metadata.uid.as_deref().unwrap_or_default();
+    let uid = queued.metadata.uid();
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
     let (gathered, plan) = gather_and_plan(ctx, &machine).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
@@ -110,8 +110,7 @@ async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, pla
 /// last write may have arrived.
 fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
     let meta = &queued.metadata;
-    let reference = ObjectRef::new(meta.name.as_deref().unwrap_or_default())
-        .within(meta.namespace.as_deref().unwrap_or_default());
+    let reference = ObjectRef::new(meta.name()).within(meta.namespace());
     let found = ctx.caches.infra_machines.get(&reference);
     let current = found.as_deref().and_then(|guarded| guarded.0.as_ref().ok());
     // One of the same name that came later is another machine.
@@ -126,7 +125,7 @@ pub fn error_policy(
     error: &Error,
     ctx: Arc<Context>,
 ) -> Action {
-    let uid = guarded.meta().uid.as_deref().unwrap_or_default();
+    let uid = guarded.meta().uid();
     let attempt = ctx.states.count_error(uid);
     if matches!(error, Error::Gone { .. }) {
         ctx.states.forget(uid);

@@ -24,7 +24,7 @@ use self::status::Progress;
 use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{conditions, labels};
+use crate::api::{ObjectMetaExt as _, conditions, labels};
 use crate::apiserver::{Error, Events, patch_params, publish_status};
 use crate::caches::Caches;
 use crate::identity;
@@ -148,7 +148,7 @@ async fn look(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Resu
 
 /// The Machine that owns a machine, and its Cluster.
 fn gather(machine: &InfraMachine, ctx: &Context) -> (Option<Arc<Machine>>, Option<Arc<Cluster>>) {
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
     let owner = ctx.caches.owner_machine(&machine.metadata);
     let cluster = owner
         .as_deref()
@@ -212,7 +212,7 @@ async fn record(machine: &mut InfraMachine, ctx: &Context, record: &str) -> Resu
         "uid": machine.metadata.uid,
         "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: record},
     }});
-    let name = machine.metadata.name.clone().unwrap_or_default();
+    let name = machine.metadata.name().to_owned();
     let written = api(machine, ctx)
         .patch(&name, &patch_params(), &Patch::Merge(&body))
         .await;
@@ -221,10 +221,10 @@ async fn record(machine: &mut InfraMachine, ctx: &Context, record: &str) -> Resu
 }
 
 fn api(machine: &InfraMachine, ctx: &Context) -> Api<InfraMachine> {
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
     Api::namespaced(ctx.client.clone(), namespace)
 }
 
 fn uid(machine: &InfraMachine) -> &str {
-    machine.metadata.uid.as_deref().unwrap_or_default()
+    machine.metadata.uid()
 }

@@ -13,7 +13,7 @@ use kube::Resource;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::{Lookup, ObjectRef};
 
-use crate::api::DeserializeGuard;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
 use crate::configured_driver::{ConfiguredDrivers, Waker};
 use crate::metrics::{Kind, Metrics, ReconcileOutcome};
@@ -34,8 +34,8 @@ pub type Wake<K> = Arc<dyn Fn(ObjectRef<K>) + Send + Sync>;
 
 /// What has the object of this metadata reconciled.
 pub fn waker<K: Lookup<DynamicType = ()> + 'static>(wake: &Wake<K>, object: &ObjectMeta) -> Waker {
-    let namespace = object.namespace.as_deref().unwrap_or_default();
-    let name = object.name.as_deref().unwrap_or_default();
+    let namespace = object.namespace();
+    let name = object.name();
     let (wake, reference) = (Arc::clone(wake), ObjectRef::new(name).within(namespace));
     Waker::new(move || wake(reference))
 }
@@ -248,7 +248,7 @@ impl Reconciler {
 }
 
 fn uid<K: Resource<DynamicType = ()>>(object: &K) -> &str {
-    object.meta().uid.as_deref().unwrap_or_default()
+    object.meta().uid()
 }
 
 #[cfg(test)]

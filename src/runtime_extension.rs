@@ -38,9 +38,9 @@ use self::hooks::{
 };
 use self::progress::{Progress, progress};
 use self::spec_changes::SpecChanges;
-use crate::api::GROUP;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::api::{GROUP, ObjectMetaExt as _};
 use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
 use crate::hot_update::in_place;
@@ -344,7 +344,7 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
 
 /// Lets the reconciler update the VM to the spec as it is now.
 async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine) -> Result<(), Error> {
-    let name = live.metadata.name.as_deref().unwrap_or_default();
+    let name = live.metadata.name();
     let body = serde_json::json!({"metadata": {
         "resourceVersion": live.metadata.resource_version,
         "annotations": {labels::IN_PLACE_UPDATE: in_place::requested(live)},

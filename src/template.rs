@@ -15,8 +15,8 @@ use kube::api::Api;
 
 use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
-use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
@@ -86,7 +86,7 @@ async fn publish(
     ctx: &Context,
     after: &InfraMachineTemplateStatus,
 ) -> Result<(), Error> {
-    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = template.metadata.namespace();
     let api = Api::<InfraMachineTemplate>::namespaced(ctx.client.clone(), namespace);
     publish_status(&api, &template.metadata, template.status.as_ref(), after).await?;
     Ok(())

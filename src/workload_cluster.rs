@@ -15,6 +15,7 @@ use kube::Client;
 use tokio::time::timeout;
 use tower::BoxError;
 
+use crate::api::ObjectMetaExt as _;
 use crate::api::cluster_api::Cluster;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::retry;
@@ -126,14 +127,12 @@ impl WorkloadClusters {
         visit: impl AsyncFnOnce(&Connection) -> Result<T, Unreachable>,
     ) -> Result<Visit<T>, Error> {
         let meta = &cluster.metadata;
-        let uid = meta.uid.as_deref().unwrap_or_default();
+        let uid = meta.uid();
         let _visitor = match self.admit(uid, Instant::now()) {
             Ok(visitor) => visitor,
             Err(not_admitted) => return Ok(not_admitted.into()),
         };
-        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
-        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
-        let document = match secrets::kubeconfig(&self.management, namespace, name).await? {
+        let document = match secrets::kubeconfig(&self.management, meta.namespace(), meta.name()).await? {
             Ok(document) => document,
             Err(invalid) => return Ok(self.record_failure(uid, invalid.into(), Instant::now())),
         };

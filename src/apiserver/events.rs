@@ -14,7 +14,7 @@ use kube::{Client, Resource};
 use serde::de::IgnoredAny;
 
 use crate::api::conditions::reason;
-use crate::api::fingerprint;
+use crate::api::{ObjectMetaExt as _, fingerprint};
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
@@ -101,8 +101,8 @@ impl Events {
                 kind = %K::kind(&()),
                 machine = format!(
                     "{}/{}",
-                    meta.namespace.as_deref().unwrap_or_default(),
-                    meta.name.as_deref().unwrap_or_default()
+                    meta.namespace(),
+                    meta.name()
                 ),
                 driver,
                 code = note.reason,
@@ -118,7 +118,7 @@ impl Events {
     /// As [`Events::record`], unless it was the last thing that this process said this way of this
     /// version of the object's spec; whether it is new.
     pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) -> bool {
-        let uid = object.meta().uid.clone().unwrap_or_default();
+        let uid = object.meta().uid().to_owned();
         let reported = fingerprint((object.meta().generation, &note.reason, &note.text));
         let before = {
             let mut all = self.reported.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, Error as _};
 use serde_json::json;
 
-use crate::api::{DeserializeGuard, Parts};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, Parts};
 
 use super::{Error, merge_difference, patch_params};
 
@@ -38,7 +38,7 @@ where
         return Ok(None);
     }
     let body = json!({"metadata": {"resourceVersion": metadata.resource_version}, "status": difference});
-    let name = metadata.name.as_deref().unwrap_or_default();
+    let name = metadata.name();
     let patched = async {
         let request = Request::new(api.resource_url())
             .patch_subresource("status", name, &patch_params(), &Patch::Merge(&body))

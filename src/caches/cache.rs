@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use super::namespaced_name::NamespacedName;
 use super::packed::{Dictionaries, Packed};
+use crate::api::ObjectMetaExt as _;
 
 /// So many objects of a kind that were read or written last are kept as they are, besides those that can't be
 /// packed: a reconcile reads its own more than once.
@@ -409,7 +410,7 @@ impl<K: Cached> Writer<K> {
         let facts = object.facts();
         Entry {
             key: NamespacedName::of(object.meta()),
-            uid: self.cache.number(meta.uid.as_deref().unwrap_or_default()),
+            uid: self.cache.number(meta.uid()),
             version: self
                 .cache
                 .number(meta.resource_version.as_deref().unwrap_or_default()),

@@ -1,5 +1,6 @@
 //! What names an object of a kind.
 
+use crate::api::ObjectMetaExt as _;
 use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
@@ -22,10 +23,7 @@ impl NamespacedName {
 
     /// Of an object with these metadata.
     pub fn of(meta: &ObjectMeta) -> Self {
-        Self::new(
-            meta.namespace.as_deref().unwrap_or_default(),
-            meta.name.as_deref().unwrap_or_default(),
-        )
+        Self::new(meta.namespace(), meta.name())
     }
 
     /// The object's namespace.

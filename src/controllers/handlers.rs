@@ -14,7 +14,7 @@ use super::watch::{CacheUpdate, Change, on_own, on_own_but, uid};
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
-use crate::api::{DeserializeGuard, fingerprint, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint, labels};
 use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_or_both_transient;
@@ -354,10 +354,7 @@ impl Remediations {
     /// Has the remediation of a Machine reconciled: whatever changes of it may concern that.
     fn wake_that_of(&self, machine: &Machine) {
         let meta = &machine.metadata;
-        self.wake(
-            meta.name.as_deref().unwrap_or_default(),
-            meta.namespace.as_deref(),
-        );
+        self.wake(meta.name(), meta.namespace.as_deref());
     }
 
     /// The same of the Machine that owns an InfraMachine.
@@ -467,13 +464,12 @@ fn why_not_provisioned(guarded: &DeserializeGuard<InfraCluster>) -> Option<&str>
 
 fn infra_machine_of(machine: &Machine) -> ObjectRef<DeserializeGuard<InfraMachine>> {
     let name = &machine.spec.infrastructure_ref.name;
-    ObjectRef::new(name).within(machine.metadata.namespace.as_deref().unwrap_or_default())
+    ObjectRef::new(name).within(machine.metadata.namespace())
 }
 
 /// Whether the Machine that owns an object has the hook.
 fn has_hook(caches: &Caches, meta: &ObjectMeta) -> bool {
-    let reference = machine_owner(meta)
-        .map(|owner| ObjectRef::new(&owner.name).within(meta.namespace.as_deref().unwrap_or_default()));
+    let reference = machine_owner(meta).map(|owner| ObjectRef::new(&owner.name).within(meta.namespace()));
     let machines = &caches.machines;
     let hook = reference.and_then(|machine| machines.look_at(&machine, |entry| entry.facts().has_drain_hook));
     hook == Some(true)

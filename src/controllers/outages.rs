@@ -14,9 +14,9 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Controllers;
-use crate::api::DeserializeGuard;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::caches::{Entry, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
@@ -123,7 +123,7 @@ impl Controllers {
     fn retry(&self, machines: Vec<Reference>) {
         for machine in machines {
             if let Some(found) = self.caches.infra_machines.get(&machine) {
-                let uid = found.meta().uid.as_deref().unwrap_or_default();
+                let uid = found.meta().uid();
                 self.machine_context.states.end_transient_wait(uid);
                 self.infra_machine_trigger.send(machine);
             }
@@ -225,7 +225,7 @@ fn has_to_publish(machine: &InfraMachine, now: &StableReachability) -> bool {
 }
 
 fn namespace_of(meta: &ObjectMeta) -> &str {
-    meta.namespace.as_deref().unwrap_or_default()
+    meta.namespace()
 }
 
 /// The machines that are retried after an outage: one, two, four …, a second apart.

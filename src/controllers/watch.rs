@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, bounded, fingerprint, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, bounded, fingerprint, labels};
 use crate::apiserver::{OutageLog, outage_log};
 use crate::caches::{Cache, Cached, Difference, Writer};
 
@@ -182,7 +182,7 @@ fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Chan
 }
 
 pub(super) fn uid<K: Resource>(object: &K) -> &str {
-    object.meta().uid.as_deref().unwrap_or_default()
+    object.meta().uid()
 }
 
 /// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use super::machine::MachineFacts;
 use super::vm::SeenVm;
 use crate::api::conditions::{self, State, reason};
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationState};
+use crate::api::{ObjectMetaExt as _, labels};
 use crate::identity::{self, driver_name};
 use cmi_driver::Code;
 
@@ -63,8 +63,8 @@ fn last_code(machine: &InfraMachine) -> Option<&str> {
 /// The object, as kubectl takes it.
 fn selector(machine: &InfraMachine) -> String {
     let meta = &machine.metadata;
-    let name = meta.name.as_deref().unwrap_or_default();
-    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let name = meta.name();
+    let namespace = meta.namespace();
     format!("inframachine {name} --namespace {namespace}")
 }
 

@@ -8,7 +8,7 @@ use super::event_table::event_table;
 use super::machine_page::summary;
 use super::page::{Page, or_none};
 use super::scrape::Scrape;
-use crate::api::conditions;
+use crate::api::{ObjectMetaExt as _, conditions};
 use crate::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 
@@ -200,7 +200,7 @@ fn clusters(page: &mut Page, facts: &DriverFacts) {
         page.line("none");
     }
     for infra in &facts.clusters {
-        let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = infra.metadata.namespace();
         page.line(&format!("{namespace}/{}", summary(infra)));
         let all = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
         let zones = infra.status.iter().flat_map(|status| &status.failure_domains);

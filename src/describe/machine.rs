@@ -9,7 +9,7 @@ use super::owners::{self, Owner};
 use super::vm::{self, SeenVm};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::apiserver::in_words;
 use crate::configured_driver::ConfiguredDrivers;
 
@@ -125,7 +125,7 @@ async fn infra_machine(client: &Client, namespace: &str, name: &str) -> Result<I
 }
 
 async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster, String> {
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
     let Some(name) = cluster_name(&machine.metadata) else {
         return Err(format!("the object has no label {}", labels::CLUSTER_NAME));
     };

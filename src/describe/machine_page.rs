@@ -9,8 +9,8 @@ use super::machine::{MachineFacts, SeenCluster};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
 use super::vm::SeenVm;
-use crate::api::conditions;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
+use crate::api::{ObjectMetaExt as _, conditions};
 use crate::identity;
 use crate::machine::phase;
 
@@ -125,7 +125,7 @@ fn infra_cluster(page: &mut Page, cluster: &SeenCluster) {
 
 /// Name, `Ready` and what else is wrong with an InfraCluster.
 pub(super) fn summary(infra: &InfraCluster) -> String {
-    let name = infra.metadata.name.as_deref().unwrap_or_default();
+    let name = infra.metadata.name();
     let all = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let wrong = [
         conditions::READY,

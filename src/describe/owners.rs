@@ -3,6 +3,7 @@
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta};
 
+use crate::api::ObjectMetaExt as _;
 use crate::apiserver::in_words;
 
 /// No chain of Cluster API is longer.
@@ -40,7 +41,7 @@ pub enum OwnerState {
 pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
     let (mut chain, mut meta) = (Vec::new(), meta.clone());
     while chain.len() < MAX_CHAIN {
-        let namespace = meta.namespace.clone().unwrap_or_default();
+        let namespace = meta.namespace().to_owned();
         let owners = meta.owner_references.unwrap_or_default();
         let controller = owners.iter().find(|owner| owner.controller == Some(true));
         let Some(owner) = controller.or(owners.first()).cloned() else {

@@ -2,6 +2,7 @@
 
 use kube::Client;
 
+use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, Permit, Priority};
@@ -56,7 +57,7 @@ pub(super) async fn of(
         let why = "name the drivers file with --drivers-config to have the driver asked";
         return SeenVm::NotAsked(why.to_owned());
     };
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
     let driver = match driver_of(drivers, machine) {
         Ok(driver) => driver,
         Err(why) => return SeenVm::NotAsked(format!("by the drivers file that was given, {why}")),
@@ -82,7 +83,7 @@ async fn ask(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -
         Ok(capabilities) => capabilities,
         Err(status) => return SeenVm::failed(Operation::GetPluginCapabilities, &status),
     };
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let name = machine.metadata.name();
     if identity::applied_spec(machine).is_none() {
         let why = "no VM was asked for yet: no provider spec is noted that it was made from";
         return SeenVm::NotAsked(why.to_owned());

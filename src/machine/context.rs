@@ -9,9 +9,9 @@ use kube::runtime::reflector::ObjectRef;
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
-use crate::api::DeserializeGuard;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
@@ -61,7 +61,7 @@ impl Context {
     ) -> Option<Permit<'a>> {
         let requester = Requester {
             key: uid_of(machine),
-            namespace: machine.metadata.namespace.as_deref().unwrap_or_default(),
+            namespace: machine.metadata.namespace(),
             shows_another_wait: shows_another_wait(machine),
         };
         driver.try_acquire(priority, requester, self.waker(machine))
@@ -160,5 +160,5 @@ fn shows_another_wait(machine: &InfraMachine) -> bool {
 }
 
 fn uid_of(machine: &InfraMachine) -> &str {
-    machine.metadata.uid.as_deref().unwrap_or_default()
+    machine.metadata.uid()
 }

@@ -19,6 +19,7 @@ use super::outcome::Outcome;
 use super::ownership::has_finalizer;
 use super::publish::{events, record_failure};
 use super::{Context, gather_and_plan};
+use crate::api::ObjectMetaExt as _;
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
@@ -48,7 +49,7 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
 /// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more.
 /// `last` is the object as it was at last.
 pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
-    let name = last.metadata.name.clone().unwrap_or_default();
+    let name = last.metadata.name().to_owned();
     let (began, mut errors, mut is_reported) = (Instant::now(), 0, false);
     let machine = Arc::new(as_deleted(last));
     loop {
@@ -86,9 +87,7 @@ async fn attempt(
     machine: &Arc<InfraMachine>,
     is_reported: &mut bool,
 ) -> Result<Option<Duration>, Error> {
-    let _scope = ctx
-        .drivers
-        .permit_scope(machine.metadata.uid.as_deref().unwrap_or_default());
+    let _scope = ctx.drivers.permit_scope(machine.metadata.uid());
     if is_there_again(ctx, machine).await? {
         return Ok(None);
     }
@@ -116,8 +115,8 @@ async fn attempt(
 /// Whether an object has the identity again: one that was restored has the VM.
 async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, Error> {
     let action = "looking whether an InfraMachine that is gone is there again";
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
+    let name = machine.metadata.name();
     let api: Api<InfraMachine> = Api::namespaced(ctx.client.clone(), namespace);
     let found = api.get_metadata_opt(name).await;
     let found = found.map_err(|error| Error::api(action, error))?;

@@ -19,8 +19,8 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::Ownership;
 use super::plan::{Plan, Step};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{ObjectMetaExt as _, labels};
 use crate::apiserver::secrets::Scrubber;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
@@ -148,7 +148,7 @@ async fn without_bootstrap_data(
     let (true, Some(name)) = (outcome.quotes_the_driver(), gathered.bootstrap_secret()) else {
         return outcome;
     };
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
     let scrubber = Scrubber::of_bootstrap_data(&ctx.client, namespace, name).await;
     outcome.map_message(|message| scrubber.scrub(message))
 }

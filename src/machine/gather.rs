@@ -17,8 +17,8 @@ use super::plan::{Observed, Owner, Rival, restored};
 use super::runtime_state::{RuntimeState, Until};
 use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::api::{ObjectMetaExt as _, labels};
 use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::driver_resolution::driver_of;
@@ -57,7 +57,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let violation = violation(machine, &driver);
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
-    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+    let uid = machine.metadata.uid();
     let state = ctx
         .states
         .get_or_restore(uid, || restored(machine, now, instant, inputs));
@@ -212,8 +212,8 @@ fn rival(ctx: &Context, machine: &InfraMachine) -> Rival {
     if Adoption::of(machine) != Adoption::Asked {
         return Rival::None;
     }
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let namespace = machine.metadata.namespace();
+    let name = machine.metadata.name();
     let cached = ctx
         .caches
         .infra_machines

@@ -25,7 +25,7 @@ use super::publish::{events, log, record_failure};
 use super::{Context, gather_and_plan};
 use crate::admission::{self, Enforcement};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
-use crate::api::{self, DeserializeGuard, paused_by};
+use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
 use crate::apiserver::{Error, Note};
 use crate::identity;
 use crate::reconciler::Action;
@@ -33,7 +33,7 @@ use crate::reconciler::Action;
 /// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
 /// once what is wrong with it, and events and the log what becomes of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
-    let name = invalid.metadata.name.as_deref().unwrap_or_default();
+    let name = invalid.metadata.name();
     let guarded = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
     let note = Note::unreadable(&invalid.error);
     if ctx.events.record_once(&guarded, note).await {
@@ -85,8 +85,8 @@ fn is_paused(ctx: &Context, guarded: &DeserializeGuard<InfraMachine>) -> bool {
 /// credentials, and the id of the VM.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an InfraMachine that can't be parsed";
-    let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();
-    let name = invalid.metadata.name.as_deref().unwrap_or_default();
+    let namespace = invalid.metadata.namespace();
+    let name = invalid.metadata.name();
     let request = Request::new(InfraMachine::url_path(&(), Some(namespace)))
         .get(name, &GetParams::default())
         .map_err(|error| Error::api(action, kube::Error::BuildRequest(error)))?;

@@ -17,7 +17,7 @@ use super::status;
 use crate::api::bounded;
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
-use crate::api::{DeserializeGuard, MACHINE_FINALIZER};
+use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _};
 use crate::apiserver::{Error, patch_metadata, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
@@ -59,7 +59,7 @@ pub struct Object<'a> {
 impl<'a> Object<'a> {
     /// Starts from what a cache or our last write holds.
     pub fn new(ctx: &'a Context, latest: Arc<InfraMachine>) -> Self {
-        let namespace = latest.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = latest.metadata.namespace();
         Self {
             ctx,
             api: Api::namespaced(ctx.client.clone(), namespace),
@@ -89,12 +89,12 @@ impl<'a> Object<'a> {
 
     /// The UID, or nothing where the API server has not given one.
     pub fn uid(&self) -> &str {
-        self.latest.metadata.uid.as_deref().unwrap_or_default()
+        self.latest.metadata.uid()
     }
 
     /// The name, which is also the one that the driver knows the machine by.
     pub fn name(&self) -> &str {
-        self.latest.metadata.name.as_deref().unwrap_or_default()
+        self.latest.metadata.name()
     }
 
     /// Finalizer and identity in one patch; none when the object has them all.
@@ -510,7 +510,7 @@ impl<'a> Object<'a> {
     }
 
     fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
-        let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = self.latest.metadata.namespace();
         let reference = ObjectRef::new(self.name()).within(namespace);
         self.ctx.caches.infra_machines.get(&reference)
     }

@@ -34,8 +34,8 @@ use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, VmExistence};
-use crate::api::paused_by;
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::{ObjectMetaExt as _, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, IdentityTags, InvalidSpec, MachineId, Role};
 use crate::retry::LONG_WAIT;
@@ -299,7 +299,7 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
         format!(
             "spec.infrastructureRef of the Machine `{}` names the {} `{}` and not this object, and a Machine \
                 has one VM: delete this object",
-            owner.metadata.name.as_deref().unwrap_or_default(),
+            owner.metadata.name(),
             referred.kind,
             referred.name
         )

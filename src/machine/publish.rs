@@ -18,8 +18,8 @@ use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
 use super::runtime_state::{LookUpHint, Retry, UnimplementedCall, Until};
 use super::status::{self, RetryTiming};
-use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
 use crate::identity;
 use crate::reconciler::Action;
@@ -55,7 +55,7 @@ pub fn record_failure(
     let attempts = gathered.attempts(before);
     let wait = wait(before, outcome, attempts);
     if let Some(retry) = retry_of(gathered, outcome, attempts, wait) {
-        let uid = before.metadata.uid.as_deref().unwrap_or_default();
+        let uid = before.metadata.uid();
         let unpublished = unpublished.map(Arc::clone);
         ctx.states
             .failed(uid, gathered.hint(), Retry { unpublished, ..retry });
@@ -142,7 +142,7 @@ fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
 
 /// When the machine is looked at again, if nothing changes before.
 fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
-    let uid = before.metadata.uid.as_deref().unwrap_or_default();
+    let uid = before.metadata.uid();
     match outcome {
         Outcome::Blocked(block) => block.requeue_after,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),

@@ -17,6 +17,7 @@ use self::class::class;
 use self::groups::{groups, unfit};
 use self::names::unfit_names;
 use super::source::{ClassKey, McmMachineSpec, Source, class_key};
+use crate::api::ObjectMetaExt as _;
 use cmi_driver::{Capabilities, MachineClass};
 
 /// Annotation of everything that a migration writes: what it was made in the place of.
@@ -64,8 +65,8 @@ impl Target {
     }
 
     fn marker_of(&self, kind: &str, meta: &ObjectMeta) -> String {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let uid = meta.uid.as_deref().unwrap_or_default();
+        let namespace = meta.namespace();
+        let uid = meta.uid();
         self.marker(kind, namespace, &name(meta), uid)
     }
 }
@@ -293,5 +294,5 @@ fn key_of(spec: &McmMachineSpec) -> ClassKey {
 }
 
 fn name(meta: &ObjectMeta) -> String {
-    meta.name.clone().unwrap_or_default()
+    meta.name().to_owned()
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 
-use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 pub use crate::caches::NamespacedName;
 use crate::identity;
 use cmi_driver::ListedMachine;
@@ -77,7 +77,7 @@ impl LiveMachine {
         let readable = guarded.0.as_ref().ok();
         Self {
             key: NamespacedName::of(meta),
-            uid: meta.uid.clone().unwrap_or_default(),
+            uid: meta.uid().to_owned(),
             cluster: cluster_name(meta).map(str::to_owned),
             cluster_id: annotation(labels::CLUSTER_ID),
             identity: annotation(labels::MACHINE_ID)
@@ -245,12 +245,9 @@ impl Live {
 /// The InfraCluster that a Cluster names, if it is one of ours.
 pub fn infra_cluster_of(cluster: &Cluster) -> Option<NamespacedName> {
     let reference = cluster.spec.infrastructure_ref.as_ref()?;
-    reference.is_to::<InfraCluster>().then(|| {
-        NamespacedName::new(
-            cluster.metadata.namespace.as_deref().unwrap_or_default(),
-            &reference.name,
-        )
-    })
+    reference
+        .is_to::<InfraCluster>()
+        .then(|| NamespacedName::new(cluster.metadata.namespace(), &reference.name))
 }
 
 fn live_cluster(
@@ -263,7 +260,7 @@ fn live_cluster(
     let notes = carrier
         .map(|carrier| annotations(carrier.meta()))
         .unwrap_or_default();
-    let uid = cluster.metadata.uid.clone().unwrap_or_default();
+    let uid = cluster.metadata.uid().to_owned();
     let mut ids: BTreeSet<String> = members
         .iter()
         .filter_map(|member| member.cluster_id.clone())

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::owner::{Scope, infra_cluster_of};
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, fingerprint, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint, labels};
 use crate::caches::NamespacedName;
 use crate::caches::{Entry, cluster_owners, yield_periodically};
 use crate::identity::{self, MachineId, Role};
@@ -142,7 +142,7 @@ pub async fn watched(
         .flat_map(|(key, classes)| classes.iter().map(|class| ((*key).clone(), class.clone())))
         .collect();
     for template in readable(&objects.templates) {
-        let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = template.metadata.namespace();
         if resolve(template.spec.template.spec.driver.as_deref(), namespace).as_deref() != Some(driver) {
             continue;
         }
@@ -190,7 +190,7 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         let id = identity::annotation(machine, labels::CLUSTER_ID);
         if let (Some(id), Some(name), Some(_)) = (id, cluster_name(&machine.metadata), MachineId::of(machine))
         {
-            let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+            let namespace = machine.metadata.namespace();
             siblings
                 .entry(NamespacedName::new(namespace, name))
                 .or_insert_with(|| id.to_owned());

@@ -14,6 +14,7 @@ use super::plan::{Report, Restart, hand_over, not_done, restarted, unanswered};
 use super::publish::{publish, record_failure};
 use super::record::Record;
 use crate::admission::{self, Enforcement};
+use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::apiserver::secrets::{SECRET_REF, Scrubber};
@@ -37,13 +38,13 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     let Some((infra, driver)) = gathered.infra_and_driver() else {
         return Ok(Requeue::After(PERMIT_WAIT));
     };
-    let uid = remediation.metadata.uid.as_deref().unwrap_or_default();
+    let uid = remediation.metadata.uid();
     let requester = Requester::new(uid, gathered.namespace());
     let waker = waker(&ctx.wake, &remediation.metadata);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ok(Requeue::After(PERMIT_WAIT));
     };
-    let uid = infra.metadata.uid.as_deref().unwrap_or_default();
+    let uid = infra.metadata.uid();
     let Some(_lock) = driver.try_lock_vm(uid) else {
         return Ok(Requeue::After(VM_LOCK_WAIT));
     };
@@ -57,7 +58,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     };
     let noted = note(ctx, gathered.namespace(), unwritten, restart.record).await?;
     let request = RestartMachineRequest {
-        machine: MachineRef::new(infra.metadata.name.clone().unwrap_or_default(), class),
+        machine: MachineRef::new(infra.metadata.name().to_owned(), class),
         provider_id: restart.provider_id.clone(),
         last_known_state: identity::last_known_state(infra),
     };
@@ -143,7 +144,7 @@ async fn note(
     metadata: &ObjectMeta,
     record: Record,
 ) -> Result<ObjectMeta, Error> {
-    let name = metadata.name.as_deref().unwrap_or_default();
+    let name = metadata.name();
     let body = json!({"metadata": {
         "resourceVersion": metadata.resource_version, "annotations": record.annotations(),
     }});

@@ -10,6 +10,7 @@ use kube::runtime::reflector::ObjectRef;
 use super::Context;
 use super::owner::{RemediatedMachine, owner_reference};
 use super::plan::{Observed, Owner};
+use crate::api::ObjectMetaExt as _;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation};
 use crate::apiserver::Error;
@@ -34,7 +35,7 @@ pub struct Gathered {
 /// Reads.
 pub async fn gather(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Gathered, Error> {
     let remediation = cached(queued, ctx);
-    let namespace = remediation.metadata.namespace.clone().unwrap_or_default();
+    let namespace = remediation.metadata.namespace().to_owned();
     let reference = owner_reference(&remediation.metadata);
     let machine = match reference {
         Some(reference) => machine_of(ctx, &namespace, &reference.name, &reference.uid).await?,
@@ -95,15 +96,14 @@ impl Gathered {
 
     /// The namespace of all that was read.
     pub fn namespace(&self) -> &str {
-        self.remediation.metadata.namespace.as_deref().unwrap_or_default()
+        self.remediation.metadata.namespace()
     }
 }
 
 /// What the cache holds now: since it was queued, our own last write may have arrived.
 fn cached(queued: &InfraMachineRemediation, ctx: &Context) -> InfraMachineRemediation {
     let meta = &queued.metadata;
-    let reference = ObjectRef::new(meta.name.as_deref().unwrap_or_default())
-        .within(meta.namespace.as_deref().unwrap_or_default());
+    let reference = ObjectRef::new(meta.name()).within(meta.namespace());
     let found = ctx.remediations.get(&reference);
     let current = found.as_deref().and_then(|guarded| guarded.0.as_ref().ok());
     // One of the same name that came later is about another time that the Machine was unhealthy.
@@ -153,7 +153,7 @@ async fn resolve(
     infra: &InfraMachine,
 ) -> Result<(Arc<ConfiguredDriver>, DriverState), ResolveError> {
     let driver = driver_of(&ctx.drivers, infra)?;
-    let key = remediation.metadata.uid.as_deref().unwrap_or_default();
+    let key = remediation.metadata.uid();
     let state = driver.state(key, waker(&ctx.wake, &remediation.metadata)).await;
     Ok((driver, state))
 }

@@ -10,6 +10,7 @@ use super::gather::{Gathered, machine_of, machines};
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::plan::Report;
 use super::record::Record;
+use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, PAUSED, READY, State, reason};
 use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
 use crate::apiserver::{Error, Note, patch_params, publish_status};
@@ -130,7 +131,7 @@ async fn write_conditions(
         "metadata": {"resourceVersion": machine.metadata.resource_version},
         "status": {"conditions": conditions},
     });
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let name = machine.metadata.name();
     let action = "writing the conditions of the Machine that is remediated";
     machines(ctx, namespace)
         .patch_status(name, &patch_params(), &Patch::Merge(&body))
@@ -145,7 +146,7 @@ async fn write(
     ctx: &Context,
     status: &InfraMachineRemediationStatus,
 ) -> Result<(), Error> {
-    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = metadata.namespace();
     let api = Api::<InfraMachineRemediation>::namespaced(ctx.client.clone(), namespace);
     publish_status(&api, metadata, remediation.status.as_ref(), status).await?;
     Ok(())

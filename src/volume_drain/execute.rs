@@ -15,8 +15,8 @@ use super::step::{Before, Waiting};
 use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, look};
 use super::{publish, status, volumes};
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{ObjectMetaExt as _, labels};
 use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Priority, Requester};
 use crate::driver_resolution::driver_of;
@@ -177,8 +177,8 @@ async fn evict_next(
 /// eviction.
 async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
     let action = "reading which pod was evicted last";
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let name = infra.metadata.name.as_deref().unwrap_or_default();
+    let namespace = infra.metadata.namespace();
+    let name = infra.metadata.name();
     let found = Api::<InfraMachine>::namespaced(ctx.client.clone(), namespace)
         .get_metadata(name)
         .await

@@ -13,9 +13,9 @@ use kube::{Resource as _, ResourceExt as _};
 use super::drain_rules::{DrainRules, MachineDrainRule};
 use super::plan::{DrainedMachine, Infra, Observed};
 use super::{Context, has_hook};
-use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, pages};
 
 /// The most MachineDrainRules of a namespace that are looked at.
@@ -72,9 +72,7 @@ pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Gathered>,
         cluster: ctx.caches.cluster(&namespace, &machine.spec.cluster_name),
         live,
         rules,
-        outage: ctx
-            .outages
-            .duration(machine.metadata.uid.as_deref().unwrap_or_default()),
+        outage: ctx.outages.duration(machine.metadata.uid()),
         now: Timestamp::now(),
         machine,
     }))
@@ -115,11 +113,7 @@ impl Gathered {
     /// The Machine's namespace, name and UID.
     pub fn machine_names(&self) -> (&str, &str, &str) {
         let meta = &self.machine.metadata;
-        (
-            meta.namespace.as_deref().unwrap_or_default(),
-            meta.name.as_deref().unwrap_or_default(),
-            meta.uid.as_deref().unwrap_or_default(),
-        )
+        (meta.namespace(), meta.name(), meta.uid())
     }
 }
 
@@ -135,8 +129,7 @@ pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeG
     if !infra.is_to::<InfraMachine>() {
         return None;
     }
-    let reference =
-        ObjectRef::new(&infra.name).within(machine.metadata.namespace.as_deref().unwrap_or_default());
+    let reference = ObjectRef::new(&infra.name).within(machine.metadata.namespace());
     let found = ctx.caches.infra_machines.get(&reference)?;
     let owner = crate::caches::machine_owner(found.meta()).map(|owner| owner.uid.as_str());
     (owner == machine.metadata.uid.as_deref()).then_some(found)

@@ -9,7 +9,7 @@ use super::gather::Gathered;
 use super::record::Eviction;
 use super::status::{self, Report};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{conditions, labels};
+use crate::api::{ObjectMetaExt as _, conditions, labels};
 use crate::apiserver::{Error, Note, patch_params, publish_status};
 use crate::identity;
 
@@ -50,7 +50,7 @@ pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) ->
         "resourceVersion": infra.metadata.resource_version,
         "annotations": {labels::VOLUME_DRAIN_EVICTION: text},
     }});
-    let name = infra.metadata.name.clone().unwrap_or_default();
+    let name = infra.metadata.name().to_owned();
     let written = api(infra, ctx)
         .patch(&name, &patch_params(), &Patch::Merge(&body))
         .await;
@@ -58,6 +58,6 @@ pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) ->
 }
 
 fn api(infra: &InfraMachine, ctx: &Context) -> Api<InfraMachine> {
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = infra.metadata.namespace();
     Api::namespaced(ctx.client.clone(), namespace)
 }

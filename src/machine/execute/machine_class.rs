@@ -1,6 +1,7 @@
 //! What the driver gets: the provider spec, and the secrets as far as a call needs them.
 
 use super::ExecuteError;
+use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets;
 use crate::configured_driver::ConfiguredDriver;
@@ -55,5 +56,5 @@ pub async fn with_bootstrap_data(
 }
 
 fn namespace(machine: &InfraMachine) -> &str {
-    machine.metadata.namespace.as_deref().unwrap_or_default()
+    machine.metadata.namespace()
 }

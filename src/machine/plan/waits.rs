@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::Observed;
+use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
@@ -84,10 +85,10 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let awaits_create = cause == Cause::Capacity && last.type_ == OperationType::Create;
     let left = if awaits_create {
         // There may be room by now: one machine of each class finds out.
-        let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+        let uid = machine.metadata.uid();
         left.min(meant).min(RECALLED_WITHIN.mul_f64(jitter(uid, shown)))
     } else if left.is_zero() && shown > 1 {
-        let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+        let uid = machine.metadata.uid();
         meant.mul_f64(jitter(uid, shown))
     } else {
         left.min(meant)

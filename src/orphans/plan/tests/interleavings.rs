@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::admission::EnforcementEpoch;
+use crate::api::ObjectMetaExt as _;
 use crate::orphans::DeletionLog;
 
 /// What happens next.
@@ -407,7 +408,7 @@ impl World {
 
 fn identity_of(machine: &InfraMachine) -> String {
     let carried = crate::identity::MachineId::of_metadata(&machine.metadata);
-    let uid = machine.metadata.uid.clone().unwrap_or_default();
+    let uid = machine.metadata.uid().to_owned();
     carried.map_or(uid, |id| id.tag().to_owned())
 }
 
