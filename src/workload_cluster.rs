@@ -30,7 +30,7 @@ const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// When a cluster is visited again that had no room for a visit.
 const BUSY: Duration = Duration::from_secs(1);
 /// A visit that took longer leads to a back-off as one that failed: it holds a worker that others wait for.
-const SLOW: Duration = Duration::from_secs(5);
+pub const SLOW: Duration = Duration::from_secs(5);
 
 /// When the machine of this UID is looked at again, for which its workload cluster had no room.
 pub fn busy_wait(uid: &str) -> Duration {

@@ -232,8 +232,92 @@ fn said(answer: &Answer) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Method, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use tokio::time::sleep;
 
     use super::*;
+    use crate::volume_drain::drain_rules::DrainRules;
+    use crate::workload_cluster::SLOW;
+
+    const PROVIDER_ID: &str = "sim://1";
+
+    /// An API server whose Node has many pods, of which a budget keeps each: it takes so long to say so. With
+    /// the number of evictions that it was asked for.
+    fn refusing_after(time: Duration) -> (Connection, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let pods: Vec<_> = (0..MAX_TRIED)
+            .map(|number| {
+                let name = format!("p-{number:02}");
+                json!({
+                    "metadata": {"namespace": "ns", "name": name, "uid": number.to_string()},
+                    "spec": {"volumes": [
+                        {"name": "data", "persistentVolumeClaim": {"claimName": format!("data-{number}")}},
+                    ]},
+                })
+            })
+            .collect();
+        let pods = json!({"items": pods});
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (asked, pods) = (Arc::clone(&counted), pods.clone());
+            async move {
+                let is_eviction = request.method() == Method::POST;
+                let (code, answer) = if is_eviction {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    sleep(time).await;
+                    (StatusCode::TOO_MANY_REQUESTS, json!({"message": "a budget"}))
+                } else if request.uri().path().ends_with("/pods") {
+                    (StatusCode::OK, pods)
+                } else {
+                    let node = json!({
+                        "metadata": {"uid": "u"},
+                        "spec": {"providerID": PROVIDER_ID, "unschedulable": true},
+                    });
+                    (StatusCode::OK, node)
+                };
+                let mut response = Response::new(Body::from(answer.to_string().into_bytes()));
+                *response.status_mut() = code;
+                Ok::<_, Infallible>(response)
+            }
+        });
+        (Connection::of(Client::new(service, "default")), asked)
+    }
+
+    /// A visit that takes longer leads to a back-off, in which no other machine of the Cluster is looked at,
+    /// and at last to an outage, at which the drain ends.
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_slow_to_refuse_evictions_is_left_before_that_counts_as_an_outage() {
+        let target = Target {
+            node: "n".to_owned(),
+            provider_id: PROVIDER_ID.to_owned(),
+            timeout: Duration::from_mins(1),
+            last: None,
+            deadline: jiff::Timestamp::MAX,
+            rules: DrainRules::default(),
+        };
+        for (refuses_after, tried) in [
+            (Duration::from_millis(300), 10),
+            // As many as have to be, although two take their time.
+            (Duration::from_millis(1600), MIN_TRIED),
+        ] {
+            let (connection, asked) = refusing_after(refuses_after);
+            let begun = Instant::now();
+            let seen = look(&connection, &target, &Leadership::unelected(), at_round(1)).await;
+            let took = begun.elapsed();
+            let DrainObservation::Blocked { pod, why, left } = seen.unwrap() else {
+                panic!("not blocked")
+            };
+            assert_eq!((&*pod, &*why, left), ("ns/p-00", "429 a budget", MAX_TRIED));
+            assert!(took < SLOW, "took {took:?}");
+            assert_eq!(asked.load(Ordering::Relaxed), tried, "{refuses_after:?}");
+        }
+    }
 
     fn at_round(round: i64) -> jiff::Timestamp {
         jiff::Timestamp::from_second(round * SECONDS_A_ROUND).unwrap()

@@ -32,6 +32,12 @@ impl Connection {
         Ok(Self(builder.build()))
     }
 
+    /// One to the API server that this client asks.
+    #[cfg(test)]
+    pub(crate) fn of(client: Client) -> Self {
+        Self(client)
+    }
+
     /// Sends a request, and reads the answer, whatever it is.
     ///
     /// # Errors
