@@ -309,6 +309,41 @@ pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
+/// Where the adoption of a machine's VM stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// None is asked for.
+    None,
+    /// It is asked for, and no driver has confirmed the VM yet.
+    Asked,
+    /// It is asked for of an object that may have another VM: a create was issued for it, or a VM with
+    /// another id was confirmed.
+    TooLate,
+    /// The driver has confirmed the VM: it is the machine's.
+    Confirmed,
+}
+
+impl Adoption {
+    /// That of a machine. One whose VM was handed to Cluster API has it, and adopts none.
+    pub fn of(machine: &InfraMachine) -> Self {
+        if annotation(machine, labels::ADOPT).is_none() {
+            return Self::None;
+        }
+        let named = machine.spec.provider_id.as_deref();
+        match vm_existence(machine) {
+            VmExistence::None => Self::Asked,
+            VmExistence::MayExist | VmExistence::Refused if machine.is_provisioned() => Self::None,
+            VmExistence::MayExist if named.is_some() && adopted_id(machine) == named => Self::Confirmed,
+            VmExistence::MayExist | VmExistence::Refused => Self::TooLate,
+        }
+    }
+}
+
+/// The id of the VM that another has made and that the driver has confirmed as this machine's.
+pub fn adopted_id(machine: &InfraMachine) -> Option<&str> {
+    annotation(machine, labels::ADOPTED).filter(|_| vm_existence(machine) == VmExistence::MayExist)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,50 +9,14 @@ use serde::Deserialize;
 
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
-use crate::identity::{self, IdentityTags, MachineId, Role};
+use crate::identity::{self, Adoption, IdentityTags, MachineId, Role, adopted_id};
 use cmi_driver::{Capabilities, tags};
-
-/// Where the adoption of a machine's VM stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adoption {
-    /// None is asked for.
-    None,
-    /// It is asked for, and no driver has confirmed the VM yet.
-    Asked,
-    /// It is asked for of an object that may have another VM: a create was issued for it, or a VM with
-    /// another id was confirmed.
-    TooLate,
-    /// The driver has confirmed the VM: it is the machine's.
-    Confirmed,
-}
-
-impl Adoption {
-    /// That of a machine. One whose VM was handed to Cluster API has it, and adopts none.
-    pub fn of(machine: &InfraMachine) -> Self {
-        if identity::annotation(machine, labels::ADOPT).is_none() {
-            return Self::None;
-        }
-        let named = machine.spec.provider_id.as_deref();
-        match identity::vm_existence(machine) {
-            VmExistence::None => Self::Asked,
-            VmExistence::MayExist | VmExistence::Refused if machine.is_provisioned() => Self::None,
-            VmExistence::MayExist if named.is_some() && confirmed_id(machine) == named => Self::Confirmed,
-            VmExistence::MayExist | VmExistence::Refused => Self::TooLate,
-        }
-    }
-}
-
-/// The id of the VM that another has made and that the driver has confirmed as this machine's.
-fn confirmed_id(machine: &InfraMachine) -> Option<&str> {
-    identity::annotation(machine, labels::ADOPTED)
-        .filter(|_| identity::vm_existence(machine) == VmExistence::MayExist)
-}
 
 /// The id of the VM that is the machine's own, as far as it is known: not one that is only to be adopted.
 pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
     match Adoption::of(machine) {
         Adoption::Asked => None,
-        Adoption::TooLate => confirmed_id(machine),
+        Adoption::TooLate => adopted_id(machine),
         Adoption::None | Adoption::Confirmed => identity::provider_id(machine),
     }
 }
@@ -118,7 +82,7 @@ pub fn adopted_tags(
     };
     let applied = identity::applied_spec(machine);
     let carried = applied.and_then(|applied| IdentityTags::carried_by(&applied, capabilities));
-    if confirmed_id(machine).is_none() {
+    if adopted_id(machine).is_none() {
         let is_known = identity::provider_id(machine).is_some();
         // Not the tags of a create.
         return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));

@@ -11,7 +11,6 @@ use kube::Resource as _;
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
-use super::adoption::Adoption;
 use super::outcome::Outcome;
 use super::plan::{Observed, Owner, Rival, restored};
 use super::runtime_state::{RuntimeState, Until};
@@ -22,7 +21,7 @@ use crate::api::{ObjectMetaExt as _, labels};
 use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::driver_resolution::driver_of;
-use crate::identity;
+use crate::identity::{self, Adoption};
 use cmi_driver::{Operation, ProviderSpec};
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::Context;
-use super::adoption::Adoption;
 use super::cause::Cause;
 use super::gather::Gathered;
 use super::object::{Annotation, Object};
@@ -21,7 +20,7 @@ use super::status::{self, RetryTiming};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
-use crate::identity;
+use crate::identity::{self, Adoption};
 use crate::reconciler::Action;
 use crate::retry;
 use crate::retry::jitter;

@@ -8,13 +8,13 @@ use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, PAUSED, State, reason};
-use crate::api::labels::{self, VmExistence};
+use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::{annotation_cause, pause_causes, pause_message};
 use crate::caches::machine_owner;
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
 use crate::hot_update::InPlaceUpdate;
-use crate::identity::{self, MachineId};
+use crate::identity::{self, Adoption, MachineId};
 use crate::reconciler::Requeue;
 use crate::retry::LONG_WAIT;
 use crate::wall_clock::remaining;
@@ -149,7 +149,9 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     if machine.is_healthy() {
         return Plan::Later(Requeue::OnChange);
     }
-    if observed.infra.is_some_and(waits_for_adoption) {
+    // It may run, and be a Node: in the place of the Machine that is to have it there would be another one.
+    let is_to_be_adopted = |infra| Adoption::of(infra) == Adoption::Asked;
+    if observed.infra.is_some_and(is_to_be_adopted) {
         return waiting(
             reason::WAITING_FOR_VIRTUAL_MACHINE,
             "the driver has not confirmed yet that the VM is there which the InfraMachine adopts: nothing is \
@@ -446,13 +448,6 @@ fn paused(
     causes.extend(annotation_cause("Machine", &machine.metadata));
     causes.extend(infra.into_iter().flat_map(|infra| pause_causes(infra, false)));
     pause_message(&causes)
-}
-
-/// Whether an administrator has asked for a VM to be adopted, and none was confirmed. It may run, and be a
-/// Node: in the place of the Machine that is to have it there would be another one.
-fn waits_for_adoption(infra: &InfraMachine) -> bool {
-    let is_asked = identity::annotation(infra, labels::ADOPT).is_some();
-    is_asked && identity::vm_existence(infra) == VmExistence::None
 }
 
 /// The VM of a Machine, if it is one that this provider has made and that is up; else why not.

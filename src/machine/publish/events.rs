@@ -4,7 +4,7 @@ use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
-use crate::machine::adoption::Adoption;
+use crate::identity::Adoption;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use cmi_driver::{Code, PowerState};
 
