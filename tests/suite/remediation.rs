@@ -601,7 +601,10 @@ async fn a_restart_that_is_in_flight_when_clusterctl_moves_the_machine_is_not_ma
     restarts(cloud, &name, 1).await?;
 
     source.move_to(target)?;
-    restarting_once(target, &name).await?;
+    let shown = restarting_once(target, &name).await;
+    let made = cloud.count(Operation::RestartMachine, &name)?;
+    ensure!(made == 1, "{made} restarts");
+    shown?;
     ensure!(ended_restarts(cloud)? == 0, "the restart was not in flight");
     cloud.fail(json!([]))?;
     eventually(DEADLINE, "the end of the restart", async || {
@@ -740,7 +743,7 @@ pub async fn restarts(cloud: &Cloud, machine: &str, times: usize) -> Result<()> 
     .await
 }
 
-/// How many restarts have ended, of whichever VM.
+/// How many restarts have ended, of any VM.
 fn ended_restarts(cloud: &Cloud) -> Result<usize> {
     let calls = cloud.calls()?;
     let is_end = |call: &&CallLine| call.operation == Operation::RestartMachine && call.phase == Phase::Ended;
