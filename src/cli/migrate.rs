@@ -21,6 +21,7 @@ use crate::api::labels;
 use crate::cli::terminal::{printable, say};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
+use crate::migration::health_checks::health_checks;
 use crate::migration::plan::{Target, plan};
 use crate::migration::source::{CLASS, Source};
 use crate::migration::write;
@@ -144,7 +145,10 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     let survey = write::survey(&client, &migration, matches!(from, Origin::Cluster { .. }))
         .await
         .map_err(CommandError::failed)?;
-    say(described(&migration, &survey, &target).trim_end());
+    let checks = health_checks(&client, &migration, &survey, &target)
+        .await
+        .map_err(CommandError::failed)?;
+    say(described(&migration, &survey, &target, &checks).trim_end());
     if args.dry_run {
         say("\nNothing was written (--dry-run).");
         return Ok(());

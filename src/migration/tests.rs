@@ -1,10 +1,16 @@
 //! What can be migrated, and what is said of what can't.
 
+use std::convert::Infallible;
+
+use http::{Request, Response, StatusCode};
+use kube::Client;
+use kube::client::Body;
 use serde_json::{Value, json};
 
+use super::health_checks::{HealthCheck, HealthChecks, health_checks};
 use super::plan::{DISABLE_MACHINE_CREATE, MIGRATED_FROM, Migration, Target, plan};
 use super::source::Source;
-use super::write::{differences, not_adopted};
+use super::write::{Survey, differences, not_adopted};
 use crate::api::labels;
 use cmi_driver::{Capabilities, tags};
 
@@ -460,4 +466,66 @@ fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() 
             .unwrap()
             .contains("not said anything")
     );
+}
+
+/// What is known of MachineHealthChecks where the API server answers this to a list of them.
+async fn checks_of(code: StatusCode, answer: Value) -> HealthChecks {
+    let service = tower::service_fn(move |request: Request<Body>| {
+        assert_eq!(
+            request.uri().path(),
+            "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machinehealthchecks"
+        );
+        let mut response = Response::new(Body::from(answer.to_string().into_bytes()));
+        *response.status_mut() = code;
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let client = Client::new(service, "default");
+    let migration = planned(objects(), None).unwrap();
+    let found = health_checks(&client, &migration, &Survey::default(), &target(None, false)).await;
+    found.unwrap()
+}
+
+#[tokio::test]
+async fn of_all_health_checks_those_count_that_are_at_work_on_the_machines() {
+    let of_pool = json!({"matchLabels": {"cluster.x-k8s.io/deployment-name": "pool"}});
+    let check = |name: &str, annotations: Value, cluster: &str, selector: &Value| {
+        json!({
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {"clusterName": cluster, "selector": selector},
+        })
+    };
+    let paused = json!({labels::PAUSED: "false"});
+    let of_other = json!({"matchLabels": {"cluster.x-k8s.io/deployment-name": "other"}});
+    let of_all = json!({"matchExpressions": [
+        {"key": "cluster.x-k8s.io/control-plane", "operator": "DoesNotExist"},
+    ]});
+    let unreadable = json!({"matchExpressions": [{"key": "a", "operator": "Of a later version"}]});
+    let list = json!({"metadata": {}, "items": [
+        check("of-pool", json!({}), "c", &of_pool),
+        check("paused", paused, "c", &of_pool),
+        check("of-another-cluster", json!({}), "d", &of_pool),
+        check("of-other-machines", json!({}), "c", &of_other),
+        check("of-all", json!({}), "c", &of_all),
+        check("unreadable", json!({}), "c", &unreadable),
+    ]});
+    let at_work = ["of-pool", "of-all", "unreadable"].map(|name| HealthCheck {
+        name: name.to_owned(),
+        machines: 1,
+    });
+    assert_eq!(
+        checks_of(StatusCode::OK, list).await,
+        HealthChecks::Known(at_work.into())
+    );
+}
+
+/// Neither a right nor a version of Cluster API that the migration itself does without.
+#[tokio::test]
+async fn health_checks_that_cannot_be_listed_are_not_known_and_stop_no_migration() {
+    for code in [StatusCode::FORBIDDEN, StatusCode::NOT_FOUND] {
+        let refusal = json!({
+            "kind": "Status", "status": "Failure", "code": code.as_u16(), "reason": "No", "message": "no",
+        });
+        let checks = checks_of(code, refusal).await;
+        assert_eq!(checks, HealthChecks::Unknown("no".to_owned()), "{code}");
+    }
 }

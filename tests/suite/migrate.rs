@@ -791,6 +791,7 @@ async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_w
     left.apply(left.deployment()?).await?;
     let vms = left.cloud.holds(2).await?;
 
+    warns_of_a_health_check(&left).await?;
     let planned = left.migrate(&["--dry-run"])?.map_err(|error| anyhow!(error))?;
     let [first, _] = left.names();
     for part in [
@@ -870,6 +871,46 @@ async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_w
     fleet.gone().await?;
     left.cloud.holds(0).await?;
     makes_nothing_again(&left).await
+}
+
+/// A MachineHealthCheck would look at Machines before their VMs are adopted: the plan names it until it is
+/// paused, as the plan says.
+async fn warns_of_a_health_check(left: &Left) -> Result<()> {
+    left.world
+        .apply(
+            r"
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: MachineHealthCheck
+metadata: {name: check, namespace: $NS}
+spec:
+  clusterName: md
+  selector: {matchLabels: {cluster.x-k8s.io/deployment-name: workers}}
+  checks:
+    unhealthyNodeConditions:
+    - {type: Ready, status: Unknown, timeoutSeconds: 300}
+",
+        )
+        .await?;
+    let planned = left.migrate(&["--dry-run"])?.map_err(|error| anyhow!(error))?;
+    let said = format!(
+        "kubectl annotate machinehealthcheck --namespace {} check cluster.x-k8s.io/paused=",
+        left.world.namespace
+    );
+    ensure!(
+        planned.contains("MachineHealthCheck check selects Machines of this migration (2)")
+            && planned.contains(&said),
+        "{planned}"
+    );
+    let pause = [
+        "annotate",
+        "machinehealthcheck",
+        "check",
+        "cluster.x-k8s.io/paused=",
+    ];
+    left.world.kubectl(&pause)?;
+    let planned = left.migrate(&["--dry-run"])?.map_err(|error| anyhow!(error))?;
+    ensure!(!planned.contains("MachineHealthCheck"), "{planned}");
+    Ok(())
 }
 
 /// The Secret of the class was copied, the bootstrap data apart from the credentials, and the machines are

@@ -2,12 +2,19 @@
 
 use std::fmt::Write as _;
 
+use crate::api::labels;
 use crate::cli::terminal::printable;
+use crate::migration::health_checks::{HealthCheck, HealthChecks};
 use crate::migration::plan::{Migration, Object, Target};
 use crate::migration::write::Survey;
 
-/// What is made, and what is there already.
-pub(super) fn described(migration: &Migration, survey: &Survey, target: &Target) -> String {
+/// What is made, what is there already, and what may get in the way.
+pub(super) fn described(
+    migration: &Migration,
+    survey: &Survey,
+    target: &Target,
+    checks: &HealthChecks,
+) -> String {
     let vms = migration.groups.iter().flat_map(|group| &group.machines);
     let vms = vms.filter(|object| object.kind == "InfraMachine").count();
     let mut text = format!(
@@ -44,7 +51,36 @@ pub(super) fn described(migration: &Migration, survey: &Survey, target: &Target)
             let _infallible = writeln!(text, "  note: {}", printable(note));
         }
     }
+    told_of(&mut text, checks, target);
     text
+}
+
+/// What to do about MachineHealthChecks.
+fn told_of(text: &mut String, checks: &HealthChecks, target: &Target) {
+    let all = match checks {
+        HealthChecks::Known(all) => all,
+        HealthChecks::Unknown(why) => {
+            let _infallible = writeln!(
+                text,
+                "\nnote: let no MachineHealthCheck select these Machines before they are Running; whether one \
+                    does can't be seen: {}",
+                printable(why)
+            );
+            return;
+        }
+    };
+    for HealthCheck { name, machines } in all {
+        let name = printable(name);
+        let _infallible = writeln!(
+            text,
+            "\nwarning: MachineHealthCheck {name} selects Machines of this migration ({machines}) and is not \
+                paused: it may have one deleted, and its Node drained, before its VM is adopted. Pause it, and \
+                take the annotation away when all Machines are Running:\n  kubectl annotate \
+                machinehealthcheck --namespace {} {name} {}=",
+            printable(&target.namespace),
+            labels::PAUSED
+        );
+    }
 }
 
 fn headed<'a>(text: &mut String, from: &str, objects: impl Iterator<Item = &'a Object>, survey: &Survey) {
@@ -62,5 +98,42 @@ fn headed<'a>(text: &mut String, from: &str, objects: impl Iterator<Item = &'a O
         };
         let line = format!("{} {}{note}", object.kind, object.name);
         let _infallible = writeln!(text, "  {what} {}", printable(&line));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(checks: &HealthChecks) -> String {
+        let target = Target {
+            namespace: "ns".to_owned(),
+            cluster: "c".to_owned(),
+            driver: "d".to_owned(),
+            bootstrap_secret: None,
+            secrets_of_other_namespaces: false,
+        };
+        let mut text = String::new();
+        told_of(&mut text, checks, &target);
+        text
+    }
+
+    #[test]
+    fn every_health_check_is_named_with_what_to_do_and_one_line_says_that_they_are_not_known() {
+        assert_eq!(told(&HealthChecks::Known(Vec::new())), "");
+        let check = |name: &str| HealthCheck {
+            name: name.to_owned(),
+            machines: 2,
+        };
+        let known = told(&HealthChecks::Known(vec![check("a"), check("b")]));
+        for name in ["a", "b"] {
+            let command = format!("--namespace ns {name} cluster.x-k8s.io/paused=\n");
+            assert!(known.contains(&command), "{known}");
+        }
+        let unknown = told(&HealthChecks::Unknown("for\nbidden".to_owned()));
+        assert!(
+            unknown.trim().lines().count() == 1 && unknown.contains("bidden"),
+            "{unknown}"
+        );
     }
 }

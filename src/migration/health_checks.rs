@@ -1,0 +1,102 @@
+//! MachineHealthChecks of the target. One that sees a Machine before its VM is adopted may have it deleted.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::core::{ApiResource, GroupVersionKind, Selector, SelectorExt as _};
+use kube::{Client, ResourceExt as _};
+use serde::Deserialize;
+
+use super::error::WriteError;
+use super::plan::{Migration, Target};
+use super::write::Survey;
+use crate::api::labels;
+
+/// The MachineHealthChecks that are at work on Machines of groups that are not done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HealthChecks {
+    /// All of them; as a rule there are none.
+    Known(Vec<HealthCheck>),
+    /// The API server does not say: why not.
+    Unknown(String),
+}
+
+/// A MachineHealthCheck that is not paused and selects Machines.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// Its name, in the namespace of the Cluster.
+    pub name: String,
+    /// How many of the Machines it selects.
+    pub machines: usize,
+}
+
+type Labels = BTreeMap<String, String>;
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    cluster_name: String,
+    selector: LabelSelector,
+}
+
+/// Looks for them. An operator need not be permitted to, and a management cluster need not have the kind in
+/// this version: what stands in no write's way is said, and is no error.
+///
+/// # Errors
+/// The API server can't be reached, or fails.
+pub async fn health_checks(
+    client: &Client,
+    migration: &Migration,
+    survey: &Survey,
+    target: &Target,
+) -> Result<HealthChecks, WriteError> {
+    let machines = machines(migration, survey);
+    if machines.is_empty() {
+        return Ok(HealthChecks::Known(Vec::new()));
+    }
+    let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), &target.namespace, &ApiResource::from_gvk(&kind));
+    match api.list(&ListParams::default()).await {
+        Ok(all) => {
+            let at_work = all.iter().filter_map(|check| at_work(check, &machines, target));
+            Ok(HealthChecks::Known(at_work.collect()))
+        }
+        Err(kube::Error::Api(refused)) if [403, 404].contains(&refused.code) => {
+            Ok(HealthChecks::Unknown(refused.message.clone()))
+        }
+        Err(error) => Err(WriteError::api("listing MachineHealthChecks", error)),
+    }
+}
+
+/// The labels of the Machines whose VMs may not be adopted yet.
+fn machines(migration: &Migration, survey: &Survey) -> Vec<Labels> {
+    let left = migration.groups.iter().filter(|group| !survey.is_done(group));
+    let machines = left.flat_map(|group| &group.machines);
+    machines
+        .filter(|object| object.kind == "Machine")
+        .map(|object| Labels::deserialize(&object.body["metadata"]["labels"]).unwrap_or_default())
+        .collect()
+}
+
+/// What a MachineHealthCheck is at work on; one whose selector can't be read may select all.
+fn at_work(check: &DynamicObject, machines: &[Labels], target: &Target) -> Option<HealthCheck> {
+    if check.annotations().contains_key(labels::PAUSED) {
+        return None;
+    }
+    let spec = Spec::deserialize(&check.data["spec"]);
+    if spec
+        .as_ref()
+        .is_ok_and(|spec| spec.cluster_name != target.cluster)
+    {
+        return None;
+    }
+    let selector = spec.ok().and_then(|spec| Selector::try_from(spec.selector).ok());
+    let selects = |labels: &&Labels| selector.as_ref().is_none_or(|selector| selector.matches(labels));
+    let machines = machines.iter().filter(selects).count();
+    (machines > 0).then(|| HealthCheck {
+        name: check.name_any(),
+        machines,
+    })
+}
