@@ -91,7 +91,7 @@ bench-libvirt: ## Measure what the libvirt driver takes to make and delete VMs, 
 .PHONY: e2e-libvirt
 e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
 	@drivers/libvirt/image/prepare.sh
-	$(CARGO) build --locked --bin capcmi
+	$(CARGO) build --locked --bin capcmi --example quickstart
 	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked --test kubelet -- --ignored --nocapture
 
 .PHONY: lint-python
