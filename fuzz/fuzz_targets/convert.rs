@@ -41,7 +41,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((kind, bytes)) = data.split_first() else {
         return;
     };
-    match kind % 25 {
+    match kind % 26 {
         0 => read::<cmi::v1::CreateMachineRequest, CreateMachineRequest>(bytes),
         1 => read::<cmi::v1::DeleteMachineRequest, DeleteMachineRequest>(bytes),
         2 => read::<cmi::v1::GetMachineStatusRequest, GetMachineStatusRequest>(bytes),
@@ -68,6 +68,7 @@ fuzz_target!(|data: &[u8]| {
         21 => read::<cmi::v1::GetVolumeIDsResponse, Vec<String>>(bytes),
         22 => read::<extended::v1::GetMachineRequest, GetMachineStatusRequest>(bytes),
         23 => read::<extended::v1::ListZonesRequest, ListZonesRequest>(bytes),
-        _ => read::<extended::v1::DescribeClassRequest, DescribeClassRequest>(bytes),
+        24 => read::<extended::v1::DescribeClassRequest, DescribeClassRequest>(bytes),
+        _ => read::<extended::v1::RestartMachineRequest, RestartMachineRequest>(bytes),
     }
 });
