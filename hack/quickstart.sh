@@ -56,7 +56,7 @@ This brings up Machines on a real Cluster API, with $how.
   1. cargo builds the provider                             first time: 6-8 min    later: seconds
   2. go builds etcd, Kubernetes and Cluster API            first time: 6-8 min    later: nothing to do
      (kept in ${XDG_CACHE_HOME:-$HOME/.cache}/capcmi)
-$(printf '%-57s' "  3. they and the provider start, with driver $DRIVER")about 15 s
+$(printf '%-59s' "  3. they and the provider start, with driver $DRIVER")about 15 s
   4. a MachineDeployment of 3 comes up and is scaled to 5                         $boot
 Ctrl-C ends everything and leaves nothing behind but what was built.
 

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::runtime::reflector::Lookup;
 
+use crate::api::ObjectMetaExt as _;
 use crate::apiserver::Error;
 use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError};
@@ -62,12 +63,12 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
         spec: impl FnOnce(&Capabilities) -> Result<ProviderSpec, E>,
         request: impl FnOnce(MachineClass) -> Q,
     ) -> Result<Option<QueryResult<Q::Response, E>>, Error> {
-        let namespace = self.object.namespace.as_deref().unwrap_or_default();
+        let namespace = self.object.namespace();
         let driver = match self.drivers.resolve(self.driver, namespace) {
             Ok(driver) => driver,
             Err(error) => return Ok(Some(QueryResult::NotResolved(error))),
         };
-        let requester = Requester::new(self.object.uid.as_deref().unwrap_or_default(), namespace);
+        let requester = Requester::new(self.object.uid(), namespace);
         match driver.try_acquire(Priority::Upkeep, requester, waker(self.wake, self.object)) {
             Some(permit) => self.ask_with(&permit, namespace, spec, request).await.map(Some),
             None => Ok(None),

@@ -115,6 +115,7 @@ const MAP: &[Rule] = &[
     rule(
         "driver_query",
         &[
+            "api",
             "retry",
             "apiserver",
             "credentials",
