@@ -1,6 +1,6 @@
 //! The hosts as an administrator sees them, and their guests from their own network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Program, Output};
@@ -32,13 +32,13 @@ pub struct Hosts<'a> {
 /// Everything that machines may leave on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
-    domains: Vec<String>,
-    networks: Vec<String>,
-    storage_pools: Vec<String>,
+    domains: BTreeSet<String>,
+    networks: BTreeSet<String>,
+    storage_pools: BTreeSet<String>,
     /// In every storage pool.
-    volumes: Vec<String>,
+    volumes: BTreeSet<String>,
     /// Network devices, those of bridges and guests among them.
-    links: Vec<String>,
+    links: BTreeSet<String>,
     /// Hardware addresses by what they were lent.
     leases: BTreeMap<String, String>,
 }
@@ -84,7 +84,7 @@ impl<'a> Hosts<'a> {
         Ok(config)
     }
 
-    /// What is on the hosts.
+    /// What is on the hosts. In sets: libvirt lists by hashes, in another order with each libvirtd.
     pub async fn inventory(&self) -> Result<Inventories> {
         let mut all = BTreeMap::new();
         for host in HOSTS {
@@ -95,20 +95,20 @@ impl<'a> Hosts<'a> {
 
     async fn inventory_of(&self, host: &str) -> Result<Inventory> {
         let mut connect = self.lab.connect(host)?;
-        let mut domains = Vec::new();
+        let mut domains = BTreeSet::new();
         for domain in connect.list_all_domains(0)? {
-            domains.push(domain.get_name()?);
+            domains.insert(domain.get_name()?);
         }
-        let mut networks = Vec::new();
+        let mut networks = BTreeSet::new();
         for network in connect.list_all_networks(0)? {
-            networks.push(network.get_name()?);
+            networks.insert(network.get_name()?);
         }
-        let (mut storage_pools, mut volumes) = (Vec::new(), Vec::new());
+        let (mut storage_pools, mut volumes) = (BTreeSet::new(), BTreeSet::new());
         for pool in connect.list_all_storage_pools(0)? {
-            storage_pools.push(pool.get_name()?);
+            storage_pools.insert(pool.get_name()?);
             pool.refresh(0)?;
             for volume in pool.list_all_volumes(0)? {
-                volumes.push(volume.get_path()?);
+                volumes.insert(volume.get_path()?);
             }
         }
         connect.close()?;
@@ -151,11 +151,11 @@ impl<'a> Hosts<'a> {
         eventually(DEADLINE, "hosts with these machines alone", async || {
             for host in HOSTS {
                 let here = vms.iter().filter(|vm| vm.host == host);
-                let expected: Vec<_> = here.map(|vm| vm.uuid.clone()).collect();
+                let expected: BTreeSet<_> = here.map(|vm| vm.uuid.clone()).collect();
                 let mut connect = self.lab.connect(host)?;
-                let mut there = Vec::new();
+                let mut there = BTreeSet::new();
                 for domain in connect.list_all_domains(0)? {
-                    there.push(domain.get_uuid_string()?);
+                    there.insert(domain.get_uuid_string()?);
                 }
                 connect.close()?;
                 ensure!(there == expected, "{host} has {there:?} and not {expected:?}");
