@@ -240,7 +240,7 @@ impl AdmissionPolicies {
             let leads = leadership.is_held();
             if leads {
                 self.since(Instant::now()).await;
-            } else if let Err(error) = self.look().await {
+            } else if let Err(error) = self.inspect().await {
                 self.saw(Err(advice(&error)));
             }
             let is_confirmed = *self.installation.borrow() == Installation::Seen;

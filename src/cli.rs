@@ -114,11 +114,11 @@ pub fn main() -> ExitCode {
     let ended = match command {
         Command::Run(args) => block_on(&log, run::run(*args)),
         Command::Driver(command) => block_on(&log, driver::execute(command)),
-        Command::Drivers(command) => block_on(&log, drivers::execute(command)),
-        Command::Orphans(command) => block_on(&log, orphans::execute(command)),
-        Command::Describe(command) => block_on(&log, describe::execute(command)),
-        Command::Plan(args) => block_on(&log, plan::execute(*args)),
-        Command::Migrate(args) => block_on(&log, migrate::execute(*args)),
+        Command::Drivers(command) => block_on(&log.of_command(), drivers::execute(command)),
+        Command::Orphans(command) => block_on(&log.of_command(), orphans::execute(command)),
+        Command::Describe(command) => block_on(&log.of_command(), describe::execute(command)),
+        Command::Plan(args) => block_on(&log.of_command(), plan::execute(*args)),
+        Command::Migrate(args) => block_on(&log.of_command(), migrate::execute(*args)),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::Failed),
         Command::Version => {

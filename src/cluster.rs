@@ -60,28 +60,18 @@ impl Context {
 /// # Errors
 /// The API server refused or could not be reached.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraCluster>>,
+    object: Arc<DeserializeGuard<InfraCluster>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
-    if ctx.is_for_another_provider(&guarded) {
+    if ctx.is_for_another_provider(&object) {
         // It may have been for this one, and wait for a driver.
-        ctx.drivers.forget(guarded.meta().uid());
+        ctx.drivers.forget(object.meta().uid());
         return Ok(Action::await_change());
     }
     let run = ctx
         .reconciler
-        .run(&guarded, |infra| reconcile_cluster(infra, &ctx));
+        .run(&object, |infra| reconcile_cluster(infra, &ctx));
     run.await
-}
-
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraCluster>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
-    ctx.reconciler.error_policy(&*guarded, error)
 }
 
 async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeue, Error> {
@@ -231,13 +221,13 @@ async fn publish(
         ctx.events.record(infra, note).await;
     }
     if let Some(transition) = transition {
-        ctx.events.record(infra, note(transition)).await;
+        ctx.events.record(infra, event(transition)).await;
     }
     Ok(())
 }
 
 /// The event of an outage, and the one of its end.
-fn note(transition: Transition) -> Note {
+fn event(transition: Transition) -> Note {
     let (warning, reason, text) = match transition {
         Transition::Lost(message) => (true, Code::Unavailable.name(), message),
         Transition::Back => (

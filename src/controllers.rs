@@ -35,7 +35,7 @@ use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
 use crate::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterDropped};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::inventory::{Presence, Report};
+use crate::inventory::{Presence, SurveyResult};
 use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, MachinePhase, Metrics};
@@ -348,7 +348,7 @@ impl Controllers {
             .and_all(|()| true)
             .run(
                 cluster::reconcile,
-                cluster::error_policy,
+                |object, error, ctx| ctx.reconciler.error_policy(object, error),
                 self.cluster_context(),
                 shutdown.clone(),
             );
@@ -360,19 +360,19 @@ impl Controllers {
         .and_all(|()| true)
         .run(
             template::reconcile,
-            template::error_policy,
+            |object, error, ctx| ctx.reconciler.error_policy(object, error),
             self.template_context(),
             shutdown.clone(),
         );
         let nodes = Runner::new(&caches.infra_machines, &self.node_trigger, workers.nodes).run(
             not_ready_taint::reconcile,
-            not_ready_taint::error_policy,
+            |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.taint_context),
             shutdown.clone(),
         );
         let drains = Runner::new(&caches.machines, &self.drain_trigger, workers.drains).run(
             volume_drain::reconcile,
-            volume_drain::error_policy,
+            |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.drain_context),
             shutdown.clone(),
         );
@@ -381,7 +381,7 @@ impl Controllers {
                 .and_all(|()| true)
                 .run(
                     remediation::reconcile,
-                    remediation::error_policy,
+                    |object, error, ctx| ctx.reconciler.error_policy(object, error),
                     self.remediation_context(remediations),
                     shutdown,
                 )
@@ -474,7 +474,7 @@ impl Controllers {
     }
 
     async fn run_inventory(&self) {
-        let context = inventory::Surveyor {
+        let context = inventory::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
@@ -484,8 +484,8 @@ impl Controllers {
             Arc::clone(&self.machine_context),
         );
         let cache = self.caches.infra_machines.clone();
-        let report = move |said: Report<'_>| match said {
-            Report::Contradicted(machine, presence) => {
+        let report = move |said: SurveyResult<'_>| match said {
+            SurveyResult::Contradicted(machine, presence) => {
                 let hint = match presence {
                     Presence::Missing => LookUpHint::Missing,
                     Presence::Back => LookUpHint::Back,
@@ -496,7 +496,7 @@ impl Controllers {
                     trigger.send_key(machine.key().clone());
                 }
             }
-            Report::Confirmed(confirmed) => {
+            SurveyResult::Confirmed(confirmed) => {
                 let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
                 machine_context.states.drop_list_hints(is_confirmed);
             }
@@ -505,7 +505,7 @@ impl Controllers {
     }
 
     async fn run_orphans(&self) {
-        let context = orphans::Scanner {
+        let context = orphans::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),

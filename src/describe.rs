@@ -1,4 +1,4 @@
-//! One page about a machine, or about a driver, for the person who has to put something right.
+//! One page about a machine, or about a driver, for the operator who has to put something right.
 //!
 //! What is known is gathered first; what the page says of it is pure. A part that can't be had is said to be
 //! missing and why, and keeps nothing else off the page.

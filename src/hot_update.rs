@@ -1,5 +1,5 @@
 //! What of a changed provider spec a living VM can take: the rule is the same for an InfraMachine that was
-//! changed, for a question of Cluster API beforehand, and for one of a person.
+//! changed, for a question of Cluster API beforehand, and for one of an operator.
 
 pub mod in_place;
 

@@ -24,7 +24,7 @@ use crate::listing::{self, ListError};
 use cmi_driver::ListedMachine;
 
 /// Surveys the drivers: what a survey works with.
-pub struct Surveyor {
+pub struct Context {
     /// Reads credentials.
     pub client: Client,
     /// The machines.
@@ -43,44 +43,44 @@ const REQUESTER: &str = "inventory";
 /// survey is a task, which ends with this future: to go through a whole fleet takes time that
 /// reconciles must not wait for.
 pub async fn run(
-    surveyor: Surveyor,
+    ctx: Context,
     interval: Duration,
-    report: impl Fn(Report<'_>) + Send + Sync + 'static,
+    report: impl Fn(SurveyResult<'_>) + Send + Sync + 'static,
 ) {
-    let (surveyor, report) = (Arc::new(surveyor), Arc::new(report));
+    let (ctx, report) = (Arc::new(ctx), Arc::new(report));
     let survey_driver = |driver: Arc<ConfiguredDriver>| {
-        let (surveyor, report) = (Arc::clone(&surveyor), Arc::clone(&report));
-        async move { keep_surveying(&surveyor, &driver, interval, &*report).await }
+        let (ctx, report) = (Arc::clone(&ctx), Arc::clone(&report));
+        async move { keep_surveying(&ctx, &driver, interval, &*report).await }
     };
-    surveyor.drivers.run_for_each(survey_driver).await;
+    ctx.drivers.run_for_each(survey_driver).await;
 }
 
 async fn keep_surveying(
-    surveyor: &Surveyor,
+    ctx: &Context,
     driver: &ConfiguredDriver,
     interval: Duration,
-    report: &(impl Fn(Report<'_>) + Send + Sync),
+    report: &(impl Fn(SurveyResult<'_>) + Send + Sync),
 ) {
-    let mut known = Known::default();
+    let mut known = SurveyState::default();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // The first tick comes at once, and a restart is no reason to list.
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(surveyor, driver, &mut known, interval, report).await;
+        survey(ctx, driver, &mut known, interval, report).await;
     }
 }
 
 /// What is known of a driver from one survey to the next.
 #[derive(Default)]
-struct Known {
+struct SurveyState {
     absences: Absences,
     groups: Groups,
 }
 
 /// What a list says of the machines that it answers for.
-pub enum Report<'a> {
+pub enum SurveyResult<'a> {
     /// It contradicts what is known of a machine.
     Contradicted(&'a CachedMachine, Presence),
     /// It says what is known of these, by UID.
@@ -91,16 +91,16 @@ pub enum Report<'a> {
 const SPREAD: u32 = 2;
 
 async fn survey(
-    surveyor: &Surveyor,
+    ctx: &Context,
     driver: &ConfiguredDriver,
-    known: &mut Known,
+    known: &mut SurveyState,
     interval: Duration,
-    report: &(impl Fn(Report<'_>) + Send + Sync),
+    report: &(impl Fn(SurveyResult<'_>) + Send + Sync),
 ) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let (caches, tag_path) = (&surveyor.caches, &capabilities.tag_path);
+    let (caches, tag_path) = (&ctx.caches, &capabilities.tag_path);
     let groups = known.groups.survey(caches, driver.name(), tag_path).await;
     let window = capabilities.consistency_window;
     let alive: HashSet<_> = groups.values().flatten().map(Entry::uid).collect();
@@ -118,8 +118,8 @@ async fn survey(
         }
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
         let asked = Instant::now();
-        let Some(ids) = list(surveyor, driver, &group).await else {
-            hanging.note(&group.namespace, asked.elapsed());
+        let Some(ids) = list(ctx, driver, &group).await else {
+            hanging.record(&group.namespace, asked.elapsed());
             continue;
         };
         let list = List {
@@ -142,11 +142,11 @@ async fn survey(
                         ?presence,
                         "the driver's list says otherwise; asking about the VM"
                     );
-                    report(Report::Contradicted(machine, presence));
+                    report(SurveyResult::Contradicted(machine, presence));
                 }
             }
         }
-        report(Report::Confirmed(&confirmed));
+        report(SurveyResult::Confirmed(&confirmed));
     }
 }
 
@@ -165,10 +165,10 @@ fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absence
 
 /// What stands for the ids of all VMs of a class; `None` when they can't be had, and nothing follows from
 /// that.
-async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
+async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
     let secret = group.secret.as_deref();
     let listed = listing::list(
-        &surveyor.client,
+        &ctx.client,
         driver,
         REQUESTER,
         &group.namespace,
@@ -177,12 +177,8 @@ async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> 
     );
     match listed.await {
         Ok(machines) => {
-            let number = |machine: &ListedMachine| {
-                surveyor
-                    .caches
-                    .infra_machines
-                    .number(&machine.provider_id.to_string())
-            };
+            let number =
+                |machine: &ListedMachine| ctx.caches.infra_machines.number(&machine.provider_id.to_string());
             Some(machines.iter().map(number).collect())
         }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).

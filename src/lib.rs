@@ -2,8 +2,9 @@
 //!
 //! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its
 //! wire, `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no
-//! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other: it knows no concrete
-//! driver. Arrows go one way; a test guards them:
+//! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other; layer 2 is the
+//! reconcilers, layer 3 what runs them. Only `cli` knows a concrete driver. Arrows go one way; a test guards
+//! them:
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, remediation, inventory, orphans,
@@ -39,13 +40,11 @@ pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs
 pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
-pub mod migration; // from machine-controller-manager to Cluster API
 pub mod reconciler; // what is around every reconcile
-pub mod runtime_extension; // what Cluster API asks before and while it updates machines in place
 pub mod telemetry; // logs
 pub mod workload_cluster; // visits of the API servers of workload clusters
 
-// Layer 1: reconcilers. None knows another.
+// Layer 2: reconcilers. None knows another.
 pub mod cluster; // InfraClusters
 pub mod inventory; // VMs that vanished, found by lists
 pub mod machine; // InfraMachines
@@ -55,8 +54,10 @@ pub mod remediation; // InfraMachineRemediations
 pub mod template; // InfraMachineTemplates
 pub mod volume_drain; // pods with volumes, evicted one after the other
 
-// What puts them together, and runs them.
+// Layer 3: what puts them together, and runs them.
 pub mod cli; // the commands, and the one place that names concrete drivers
 pub mod controllers; // what is watched, and what that wakes
 pub mod describe; // one page about a machine or a driver
 pub mod manager; // the process: election, health, metrics, an orderly end
+pub mod migration; // from machine-controller-manager to Cluster API
+pub mod runtime_extension; // what Cluster API asks before and while it updates machines in place

@@ -37,8 +37,8 @@ pub enum ListError {
 }
 
 impl ListError {
-    /// Whether only a person changes it: the Secret is not there, or the driver does not take this provider
-    /// spec.
+    /// Whether only an operator changes it: the Secret is not there, or the driver does not take this
+    /// provider spec.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NotOffered | Self::ProviderSpec(_) => true,
@@ -56,7 +56,7 @@ impl ListError {
         }
     }
 
-    /// What went wrong, for a person: of a driver's answer what the driver says, without its code.
+    /// What went wrong, for an operator: of a driver's answer what the driver says, without its code.
     pub fn message(&self) -> String {
         match self {
             Self::Driver(status) => status.message().to_owned(),

@@ -52,11 +52,11 @@ use crate::reconciler::{self, Action};
 
 /// One reconcile of one machine.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
+    object: Arc<DeserializeGuard<InfraMachine>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let reconcile = Box::pin(async {
-        match &guarded.0 {
+        match &object.0 {
             Ok(machine) => reconcile_machine(machine, &ctx).await,
             Err(invalid) => invalid_object::reconcile(invalid, &ctx).await,
         }
@@ -65,7 +65,7 @@ pub async fn reconcile(
         Kind::InfraMachine,
         &ctx.metrics,
         &ctx.drivers,
-        &*guarded,
+        &*object,
         reconcile,
     )
     .await
@@ -112,23 +112,18 @@ fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
     let meta = &queued.metadata;
     let reference = ObjectRef::new(meta.name()).within(meta.namespace());
     let found = ctx.caches.infra_machines.get(&reference);
-    let current = found.as_deref().and_then(|guarded| guarded.0.as_ref().ok());
+    let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
     // One of the same name that came later is another machine.
     let same = current.filter(|current| current.metadata.uid == meta.uid);
     Arc::new(same.unwrap_or(queued).clone())
 }
 
 /// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
-    let uid = guarded.meta().uid();
+pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
+    let uid = object.meta().uid();
     let attempt = ctx.states.count_error(uid);
     if matches!(error, Error::Gone { .. }) {
         ctx.states.forget(uid);
     }
-    reconciler::requeue(Kind::InfraMachine, &*guarded, error, attempt)
+    reconciler::requeue(Kind::InfraMachine, object, error, attempt)
 }

@@ -22,6 +22,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -33,10 +34,11 @@ use cmi_driver::Driver;
 use cmi_grpc::server::ServerTls;
 
 pub use client::{Protocol, RequestTimedOut, reading as reading_client};
-pub use controllers::{ControllerContext, ControllerOptions, OrphanOptions, Task, all as all_controllers};
+pub use controllers::{ControllerOptions, OrphanOptions};
 pub use elector::{Election, Timing, TimingError, holder_identity};
 pub use health::{Health, Pending};
 
+use controllers::{ControllerContext, Prepared, Task};
 use elector::Elector;
 use serve::Tls;
 use tasks::Tasks;
@@ -56,8 +58,6 @@ pub struct Setup {
     pub election: Option<Election>,
     /// What the controllers need to know.
     pub options: ControllerOptions,
-    /// Makes the controllers: [`all_controllers`], but for tests.
-    pub controllers: fn(&ControllerContext) -> Vec<Task>,
     /// Where `/healthz` and `/readyz` are answered.
     pub health: TcpListener,
     /// Where `/metrics` is answered.
@@ -106,19 +106,45 @@ pub enum Error {
     TaskEnded(&'static str),
 }
 
-/// Runs until `stop` resolves, then lets the running reconciles end, and hands over the lease.
+/// Runs the controllers until `stop` resolves, then lets the running reconciles end, and hands over the
+/// lease.
 ///
 /// # Errors
 /// [`Error`]: what could not be set up, or why this replica must not go on.
-pub async fn run(mut setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
+pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
+    let tasks = |context: &ControllerContext| {
+        let (prepared, mut tasks) = Prepared::new(context);
+        let context = context.clone();
+        let run = async move {
+            if prepared.is_to_begin(&context).await {
+                tracing::info!("reconciling");
+                let shutdown = context.stopping.cancelled_owned().shared();
+                prepared.controllers.run(shutdown).await;
+            }
+        };
+        tasks.push(Task {
+            name: "the controllers",
+            run: run.boxed(),
+        });
+        tasks
+    };
+    run_tasks(setup, tasks, stop).await
+}
+
+/// The process around the controllers, or around what a test has in their place.
+async fn run_tasks(
+    mut setup: Setup,
+    tasks: impl FnOnce(&ControllerContext) -> Vec<Task>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let leadership = match setup.election {
         Some(_) => Leadership::elected(),
         None => Leadership::unelected(),
     };
     let context = context(&mut setup, leadership.clone())?;
     // Before readiness is answered: the controllers say what it waits for.
-    let controllers = (setup.controllers)(&context);
-    let mut running = Running::start(setup, context, controllers)?;
+    let tasks = tasks(&context);
+    let mut running = Running::start(setup, context, tasks)?;
     let ended = tokio::select! {
         () = stop => Ok(()),
         () = leadership.lost() => Err(Error::LeadershipLost),
@@ -139,7 +165,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(setup: Setup, context: ControllerContext, all: Vec<Task>) -> Result<Self, Error> {
+    fn start(setup: Setup, context: ControllerContext, tasks: Vec<Task>) -> Result<Self, Error> {
         let own_client = || client::manager_client(setup.api_server.clone()).map_err(Error::Client);
         let leadership = context.leadership;
         let mut services = Tasks::default();
@@ -169,8 +195,8 @@ impl Running {
         // The lease has connections that nothing else uses.
         let lease_client = own_client()?;
         let mut controllers = Tasks::default();
-        for controller in all {
-            controllers.spawn(controller.name, controller.run);
+        for task in tasks {
+            controllers.spawn(task.name, task.run);
         }
         services.spawn(
             "the leader's gauge",

@@ -88,40 +88,30 @@ impl Context {
 /// # Errors
 /// The API server of the management cluster refused or could not be reached.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
+    object: Arc<DeserializeGuard<InfraMachine>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let run = ctx
         .reconciler
-        .run(&guarded, |machine| reconcile_node(machine, &ctx));
+        .run(&object, |machine| reconcile_node(machine, &ctx));
     run.await
 }
 
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
-    ctx.reconciler.error_policy(&*guarded, error)
-}
-
 async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue, Error> {
-    // Before the look, so that what comes during it leads to another.
+    // Before anything is read, so that what comes meanwhile leads to another reconcile.
     let node_changed = ctx.changed_nodes.remove(uid(machine));
-    let look = look(machine, ctx, node_changed).await;
-    if node_changed && !matches!(look, Ok(Look::Done)) {
+    let outcome = untaint(machine, ctx, node_changed).await;
+    if node_changed && !matches!(outcome, Ok(Outcome::Done)) {
         ctx.changed_nodes.insert(uid(machine));
     }
-    look.map(|look| match look {
-        Look::Done | Look::NotYet => Requeue::OnChange,
-        Look::Requeue(requeue) => requeue,
+    outcome.map(|outcome| match outcome {
+        Outcome::Done | Outcome::NotYet => Requeue::OnChange,
+        Outcome::Requeue(requeue) => requeue,
     })
 }
 
-/// What came of a look at a Node.
-enum Look {
+/// What came of a Node's taint.
+enum Outcome {
     /// There is nothing left to do.
     Done,
     /// Nothing can be done before something changes.
@@ -130,7 +120,7 @@ enum Look {
     Requeue(Requeue),
 }
 
-async fn look(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Result<Look, Error> {
+async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Result<Outcome, Error> {
     let (owner, cluster) = gather(machine, ctx);
     let observed = Observed {
         owner: owner.as_deref(),
@@ -138,7 +128,7 @@ async fn look(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Resu
         node_changed,
     };
     let (removal, cluster) = match plan(machine, &observed) {
-        Plan::NoOp => return Ok(Look::NotYet),
+        Plan::NoOp => return Ok(Outcome::NotYet),
         Plan::Remove(removal, cluster) => (removal, cluster),
     };
     let visit = async |connection: &_| remove_taint(connection, &removal, &ctx.leadership).await;
@@ -161,29 +151,29 @@ async fn publish(
     ctx: &Context,
     removal: &Removal,
     visited: Visit<TaintRemoval>,
-) -> Result<Look, Error> {
-    let later = |wait| Look::Requeue(Requeue::After(wait));
-    let (progress, look) = match visited {
+) -> Result<Outcome, Error> {
+    let later = |wait| Outcome::Requeue(Requeue::After(wait));
+    let (progress, outcome) = match visited {
         Visit::Busy => return Ok(later(workload_cluster::busy_wait(uid(machine)))),
         Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), later(retry_after)),
         Visit::Made(removal) => match removal {
             TaintRemoval::Raced | TaintRemoval::NotLeading => {
-                return Ok(Look::Requeue(Requeue::BackOff(Duration::ZERO)));
+                return Ok(Outcome::Requeue(Requeue::BackOff(Duration::ZERO)));
             }
-            TaintRemoval::Removed { node_uid } => (Progress::Removed(node_uid), Look::Done),
-            TaintRemoval::NotTainted { node_uid } => (Progress::NotTainted(node_uid), Look::Done),
-            TaintRemoval::RemovedBefore => (Progress::RemovedBefore, Look::Done),
+            TaintRemoval::Removed { node_uid } => (Progress::Removed(node_uid), Outcome::Done),
+            TaintRemoval::NotTainted { node_uid } => (Progress::NotTainted(node_uid), Outcome::Done),
+            TaintRemoval::RemovedBefore => (Progress::RemovedBefore, Outcome::Done),
             // Cluster API names a Node that is gone; another may come.
             TaintRemoval::NoNode => (Progress::NoNode, later(LONG_WAIT)),
             TaintRemoval::ForeignNode(provider_id) => (Progress::ForeignNode(provider_id), later(LONG_WAIT)),
             TaintRemoval::Refused(why) => (Progress::Refused(why), later(LONG_WAIT)),
         },
     };
-    if removal.is_done && !matches!(look, Look::Done) {
+    if removal.is_done && !matches!(outcome, Outcome::Done) {
         // That a Node can't be looked at says nothing of a taint that is gone.
-        return Ok(look);
+        return Ok(outcome);
     }
-    // Before the writes, which may fail: the next look finds no taint.
+    // Before the writes, which may fail: the next reconcile finds no taint.
     if let Some(note) = status::event(machine, removal, &progress) {
         let driver = identity::driver_name(machine);
         let condition = conditions::NOT_READY_TAINT_REMOVED;
@@ -201,7 +191,7 @@ async fn publish(
         &after,
     )
     .await?;
-    Ok(look)
+    Ok(outcome)
 }
 
 /// Records which Node was freed of which taint, and reads the object as it is then: another may have written

@@ -40,7 +40,7 @@ use crate::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine};
 
 /// Looks for orphans: what a pass works with.
-pub struct Scanner {
+pub struct Context {
     /// Live reads, and credentials.
     pub client: Client,
     /// What says which lists to make.
@@ -61,7 +61,7 @@ pub struct Scanner {
     pub options: Options,
 }
 
-impl Scanner {
+impl Context {
     /// The deletion of the InfraMachine of this identity, where it proves something.
     fn observed_deletion(&self, identity: &str) -> Option<ObservedDeletion> {
         self.deletion_log.of(identity, self.policies.epoch())
@@ -73,7 +73,7 @@ impl Scanner {
 pub struct Options {
     /// Whether those that are proven to be orphans are deleted.
     pub delete: bool,
-    /// Between two passes, and the least between two sightings of an orphan.
+    /// Between two passes, and the least between two observations of an orphan.
     pub interval: Duration,
     /// How old a VM has to be before it is deleted.
     pub min_age: Duration,
@@ -95,40 +95,40 @@ impl Default for Options {
 
 /// What is known of the VMs of a driver.
 #[derive(Default)]
-struct State {
+struct ScanState {
     reports: HashMap<Scope, ReportState>,
     rotation: Rotation,
 }
 
 /// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads:
-/// nothing is known then, so that nothing is reported or deleted before two sightings of its own.
+/// nothing is known then, so that nothing is reported or deleted before two observations of its own.
 ///
 /// Each driver is looked at by itself, in a task that ends with this future.
-pub async fn run(scanner: Scanner) {
-    let scanner = Arc::new(scanner);
+pub async fn run(ctx: Context) {
+    let ctx = Arc::new(ctx);
     let scan_driver = |driver: Arc<ConfiguredDriver>| {
-        let scanner = Arc::clone(&scanner);
-        async move { keep_scanning(&scanner, &driver).await }
+        let ctx = Arc::clone(&ctx);
+        async move { keep_scanning(&ctx, &driver).await }
     };
-    scanner.drivers.run_for_each(scan_driver).await;
+    ctx.drivers.run_for_each(scan_driver).await;
 }
 
-async fn keep_scanning(scanner: &Scanner, driver: &ConfiguredDriver) {
-    let mut state = State::default();
+async fn keep_scanning(ctx: &Context, driver: &ConfiguredDriver) {
+    let mut state = ScanState::default();
     loop {
         // A pause between passes rather than a fixed pace: two lists are at least so far apart.
-        tokio::time::sleep(scanner.options.interval).await;
-        pass(scanner, driver, &mut state).await;
-        count(scanner, driver, &state);
+        tokio::time::sleep(ctx.options.interval).await;
+        pass(ctx, driver, &mut state).await;
+        count(ctx, driver, &state);
     }
 }
 
-async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
+async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanState) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let (objects, retained) = (cached(&scanner.caches), scanner.deletion_log.classes());
-    let watched = watched_by(&objects, &scanner.drivers, driver, &capabilities, &retained).await;
+    let (objects, retained) = (cached(&ctx.caches), ctx.deletion_log.classes());
+    let watched = watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained).await;
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.reports.retain(|scope, _| scopes.contains(scope));
     let due = state.rotation.next(&watched, MAX_LISTS);
@@ -140,7 +140,7 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
             continue;
         }
         let is_due = |class| due.contains(&(scope.cluster.clone(), class));
-        let listed = lists(&scanner.client, driver, watched, is_due).await;
+        let listed = lists(&ctx.client, driver, watched, is_due).await;
         for why in &listed.failures {
             let cluster = scope.cluster.to_string();
             tracing::warn!(
@@ -150,18 +150,18 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
                 "VMs can't be listed; nothing is concluded of those"
             );
         }
-        give_up(scanner, driver, watched, &listed).await;
+        give_up(ctx, driver, watched, &listed).await;
         all.push(listed);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
     let is_all_owned = {
-        let known = live_of(&cached(&scanner.caches)).await;
+        let known = live_of(&cached(&ctx.caches)).await;
         all.iter().all(|listed| are_owned(listed, &known))
     };
     let live = if is_all_owned {
         None
     } else {
-        match live::read(&scanner.client, scanner.namespace.as_deref()).await {
+        match live::read(&ctx.client, ctx.namespace.as_deref()).await {
             Ok(live) => Some(live),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
@@ -175,15 +175,15 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
         }
     };
     let policy = DeletionPolicy {
-        delete: scanner.options.delete,
-        gap: scanner.options.interval.max(capabilities.consistency_window),
-        min_age: scanner.options.min_age,
+        delete: ctx.options.delete,
+        gap: ctx.options.interval.max(capabilities.consistency_window),
+        min_age: ctx.options.min_age,
     };
-    let mut deletes = scanner.options.most_deletes;
+    let mut deletes = ctx.options.most_deletes;
     for listed in &all {
         let known = state.reports.entry(listed.scope.clone()).or_default();
         match &live {
-            Some(live) => conclude(scanner, driver, listed, live, known, (policy, &mut deletes)).await,
+            Some(live) => conclude(ctx, driver, listed, live, known, (policy, &mut deletes)).await,
             None => known.all_owned(listed),
         }
     }
@@ -191,7 +191,7 @@ async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
 
 /// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every look, for ever.
-async fn give_up(scanner: &Scanner, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
+async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
     let of = |class: &Class| RetainedClass {
         driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),
@@ -200,19 +200,19 @@ async fn give_up(scanner: &Scanner, driver: &ConfiguredDriver, watched: &Watched
     let is_retained = |class: &&Class| watched.retained.contains(&class.id());
     for class in watched.classes.iter().filter(is_retained) {
         if !listed.unknown.contains(&class.id()) {
-            scanner.deletion_log.listed(&of(class));
+            ctx.deletion_log.listed(&of(class));
         }
     }
     for (class, why) in &listed.impossible {
-        if is_retained(&class) && scanner.deletion_log.unlistable(&of(class)) {
-            given_up(scanner, driver, &watched.scope, class, why).await;
+        if is_retained(&class) && ctx.deletion_log.unlistable(&of(class)) {
+            given_up(ctx, driver, &watched.scope, class, why).await;
         }
     }
 }
 
 /// Judges the VMs of a Cluster, reports what is new of them, and deletes those that may be.
 async fn conclude(
-    scanner: &Scanner,
+    ctx: &Context,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
     live: &Live,
@@ -224,31 +224,31 @@ async fn conclude(
         now: Timestamp::now(),
     };
     let is_gone = known.locate(listed);
-    let observed_deletion = |id: &str| scanner.observed_deletion(id).is_some();
+    let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
     let findings = judge(
         &listed.scope,
         &listed.vms,
         is_gone,
         live,
         observed_deletion,
-        &mut known.sightings,
+        &mut known.observations,
         (policy, clock),
     );
     let judged: Vec<_> = listed.vms.iter().zip(&findings).collect();
-    report(scanner, driver, &listed.scope, known, &judged).await;
+    report(ctx, driver, &listed.scope, known, &judged).await;
     for (vm, finding) in judged {
-        let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
-        if let (Finding::Orphan(keep_reasons), Some(sighting)) = (finding, sighting)
+        let observation = known.observations.get(vm.provider_id.as_str()).copied();
+        if let (Finding::Orphan(keep_reasons), Some(observation)) = (finding, observation)
             && keep_reasons.is_empty()
             && *deletes > 0
         {
             *deletes -= 1;
-            dispose::delete(scanner, driver, listed, vm, sighting, policy).await;
+            dispose::delete(ctx, driver, listed, vm, observation, policy).await;
         }
     }
 }
 
-fn count(scanner: &Scanner, driver: &ConfiguredDriver, state: &State) {
+fn count(ctx: &Context, driver: &ConfiguredDriver, state: &ScanState) {
     let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
     for (scope, known) in &state.reports {
         for (reason, count) in known.counts() {
@@ -256,7 +256,7 @@ fn count(scanner: &Scanner, driver: &ConfiguredDriver, state: &State) {
             *counts.entry((namespace, reason)).or_default() += count;
         }
     }
-    scanner.metrics.orphans(driver.name(), counts);
+    ctx.metrics.orphans(driver.name(), counts);
 }
 
 async fn watched_by(
@@ -284,9 +284,9 @@ fn cached(caches: &Caches) -> Objects {
 
 async fn live_of(objects: &Objects) -> Live {
     let mut machines = Vec::new();
-    for (index, guarded) in objects.infra_machines.all().enumerate() {
+    for (index, object) in objects.infra_machines.all().enumerate() {
         yield_periodically(index).await;
-        machines.push(LiveMachine::of(&guarded));
+        machines.push(LiveMachine::of(&object));
     }
     Live::new(machines, &objects.infra_clusters, &objects.clusters, false)
 }
@@ -314,7 +314,7 @@ pub struct Found {
 
 /// What one look finds.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct Scan {
     /// The VMs of all Clusters that are here.
     pub found: Vec<Found>,
     /// What could not be looked at, and why.
@@ -325,28 +325,28 @@ pub struct Look {
 ///
 /// # Errors
 /// The API server refused or could not be reached.
-pub async fn look(
+pub async fn scan(
     client: &Client,
     drivers: &ConfiguredDrivers,
     namespace: Option<&str>,
     watch_filter: Option<&str>,
-) -> Result<HashMap<String, Look>, Error> {
+) -> Result<HashMap<String, Scan>, Error> {
     let selector = watch_filter.map(|value| format!("{}={value}", labels::WATCH_FILTER));
     let objects = live::objects(client, namespace, selector.as_deref()).await?;
-    let mut looks = HashMap::new();
+    let mut scans = HashMap::new();
     let mut all = Vec::new();
     for driver in drivers.iter() {
-        let look: &mut Look = looks.entry(driver.name().to_owned()).or_default();
+        let scan: &mut Scan = scans.entry(driver.name().to_owned()).or_default();
         match listing::capabilities(driver, REQUESTER).await {
             Ok(Some(capabilities)) => {
                 for watched in watched_by(&objects, drivers, driver, &capabilities, &[]).await {
                     let mut listed = lists(client, driver, &watched, |_| true).await;
-                    look.failures.append(&mut listed.failures);
+                    scan.failures.append(&mut listed.failures);
                     all.push((driver.name(), listed));
                 }
             }
-            Ok(None) => look.failures.push("the driver does not list VMs".to_owned()),
-            Err(status) => look.failures.push(status.message().to_owned()),
+            Ok(None) => scan.failures.push("the driver does not list VMs".to_owned()),
+            Err(status) => scan.failures.push(status.message().to_owned()),
         }
     }
     let live = live::read(client, namespace).await?;
@@ -356,9 +356,9 @@ pub async fn look(
             vm: vm.clone(),
             finding: plan::at_a_glance(&listed.scope, vm, &listed.vms, &live),
         });
-        looks.entry(driver.to_owned()).or_default().found.extend(found);
+        scans.entry(driver.to_owned()).or_default().found.extend(found);
     }
-    Ok(looks)
+    Ok(scans)
 }
 
 #[cfg(test)]

@@ -176,7 +176,7 @@ impl Reconciler {
     /// Those of `reconcile`; [`Reconciler::error_policy`] says when to try again.
     pub async fn run<'a, K, F>(
         &self,
-        guarded: &'a DeserializeGuard<K>,
+        object: &'a DeserializeGuard<K>,
         reconcile: impl FnOnce(&'a K) -> F,
     ) -> Result<Action, Error>
     where
@@ -184,20 +184,20 @@ impl Reconciler {
         F: Future<Output = Result<Requeue, Error>>,
     {
         let run = async {
-            let requeue = match &guarded.0 {
+            let requeue = match &object.0 {
                 Ok(object) => reconcile(object).await?,
                 Err(invalid) => {
                     let note = Note::unreadable(&invalid.error);
-                    if self.events.record_once(guarded, note).await {
+                    if self.events.record_once(object, note).await {
                         let (kind, name) = (self.kind.name(), &invalid.metadata.name);
                         tracing::error!(kind, name, error = invalid.error, "an object can't be read");
                     }
                     Requeue::OnChange
                 }
             };
-            Ok(self.action(uid(guarded), requeue))
+            Ok(self.action(uid(object), requeue))
         };
-        run_one(self.kind, &self.metrics, &self.drivers, guarded, run).await
+        run_one(self.kind, &self.metrics, &self.drivers, object, run).await
     }
 
     fn action(&self, uid: &str, requeue: Requeue) -> Action {

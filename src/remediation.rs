@@ -59,23 +59,13 @@ pub struct Context {
 /// # Errors
 /// The API server refused or could not be reached.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachineRemediation>>,
+    object: Arc<DeserializeGuard<InfraMachineRemediation>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let run = ctx
         .reconciler
-        .run(&guarded, |remediation| reconcile_remediation(remediation, &ctx));
+        .run(&object, |remediation| reconcile_remediation(remediation, &ctx));
     run.await
-}
-
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachineRemediation>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
-    ctx.reconciler.error_policy(&*guarded, error)
 }
 
 async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Requeue, Error> {
@@ -93,12 +83,12 @@ async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) 
             publish_pause(remediation, ctx, &by).await?;
             Ok(Requeue::OnChange)
         }
-        Plan::Report(report) => {
+        Plan::Outcome(outcome) => {
             let record = Record::of(remediation.metadata.annotations.as_ref());
-            publish(&gathered, &remediation.metadata, ctx, record, &report).await?;
-            Ok(report.requeue)
+            publish(&gathered, &remediation.metadata, ctx, record, &outcome).await?;
+            Ok(outcome.requeue)
         }
-        Plan::Correct(record, report) => execute::correct(&gathered, ctx, record, &report).await,
+        Plan::Correct(record, outcome) => execute::correct(&gathered, ctx, record, &outcome).await,
         Plan::Restart(restart) => execute::restart(&gathered, ctx, *restart).await,
     }
 }

@@ -96,7 +96,7 @@ pub enum Disposition {
     /// Wait long; after a create or an initialization, let no other machine create from the same class with
     /// the same credentials meanwhile.
     AwaitCapacity,
-    /// Wait long, or until spec or annotations change: a person has to act. Secrets are not watched.
+    /// Wait long, or until spec or annotations change: an operator has to act. Secrets are not watched.
     NeedsIntervention,
     /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a
     /// call that is needed here.

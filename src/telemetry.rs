@@ -30,7 +30,8 @@ pub struct LogArgs {
     /// Form of the logs.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     logging_format: LogFormat,
-    /// Verbosity. 0-3: info; 4-5: also every driver call; 6 and above: everything.
+    /// Verbosity. 0: info, or warnings alone of a command that ends by itself; 1-3: info; 4-5: also every
+    /// driver call; 6 and above: everything.
     #[arg(
         long = "v",
         short = 'v',
@@ -44,10 +45,26 @@ pub struct LogArgs {
     log_level: Option<String>,
 }
 
+impl LogArgs {
+    /// Of a command that prints what it was asked for: by default, warnings alone go beside that.
+    #[must_use]
+    pub fn of_command(&self) -> Self {
+        let is_default = self.verbosity == 0 && self.log_level.as_deref().is_none_or(str::is_empty);
+        Self {
+            log_level: if is_default {
+                Some("warn,kube_client::client=off".to_owned())
+            } else {
+                self.log_level.clone()
+            },
+            ..self.clone()
+        }
+    }
+}
+
 /// Form of the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
-    /// A line for a person.
+    /// A line for an operator.
     Text,
     /// An object for a machine.
     Json,
@@ -146,6 +163,22 @@ mod tests {
             "kube_client::client=off,cmi_simulated=debug,cmi_driver=debug,cmi_grpc=debug,capcmi=debug,info"
         );
         assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
+    }
+
+    #[test]
+    fn a_command_logs_warnings_alone_unless_it_is_asked_for_more() {
+        let filter_of_command = |verbosity, log_level: Option<&str>| {
+            let args = LogArgs {
+                logging_format: LogFormat::Text,
+                verbosity,
+                log_level: log_level.map(str::to_owned),
+            };
+            filter(&args.of_command()).unwrap().to_string()
+        };
+        assert_eq!(filter_of_command(0, None), "kube_client::client=off,warn");
+        assert_eq!(filter_of_command(0, Some("")), "kube_client::client=off,warn");
+        assert_eq!(filter_of_command(1, None), "kube_client::client=off,info");
+        assert_eq!(filter_of_command(0, Some("debug")), "debug");
     }
 
     #[test]

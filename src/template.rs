@@ -44,23 +44,13 @@ pub struct Context {
 /// # Errors
 /// The API server refused or could not be reached.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
+    object: Arc<DeserializeGuard<InfraMachineTemplate>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let run = ctx
         .reconciler
-        .run(&guarded, |template| reconcile_template(template, &ctx));
+        .run(&object, |template| reconcile_template(template, &ctx));
     run.await
-}
-
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
-    ctx.reconciler.error_policy(&*guarded, error)
 }
 
 async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Requeue, Error> {

@@ -122,17 +122,11 @@ pub fn asks(infra: &DeserializeGuard<InfraMachine>) -> bool {
 /// # Errors
 /// The API server of the management cluster refused or could not be reached.
 pub async fn reconcile(machine: Arc<Machine>, ctx: Arc<Context>) -> Result<Action, Error> {
-    let guarded = DeserializeGuard(Ok(Machine::clone(&machine)));
+    let object = DeserializeGuard(Ok(Machine::clone(&machine)));
     let run = ctx
         .reconciler
-        .run(&guarded, |machine| reconcile_machine(machine, &ctx));
+        .run(&object, |machine| reconcile_machine(machine, &ctx));
     run.await
-}
-
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(machine: Arc<Machine>, error: &Error, ctx: Arc<Context>) -> Action {
-    ctx.reconciler.error_policy(&*machine, error)
 }
 
 async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Requeue, Error> {

@@ -89,7 +89,7 @@ impl UnconfirmedAnnotation<'_> {
 impl AdmissionPolicies {
     /// Looks at what guards identities, and changes nothing. The policies of any version will do: the replica
     /// that leads may be of another one, and waits for this one before it goes.
-    pub(super) async fn look(&self) -> Result<(), Error> {
+    pub(super) async fn inspect(&self) -> Result<(), Error> {
         let mut checks = self.checks.lock().await;
         let expected = checks.expected()?;
         let all = self.find_all(&expected, &mut Vec::new()).await?;
@@ -165,7 +165,7 @@ impl AdmissionPolicies {
         // before, it might be forged a moment later.
         let mut unknown = None;
         if until.is_some() {
-            let is_none = match identities::look(&self.client, self.namespace.as_deref()).await? {
+            let is_none = match identities::find(&self.client, self.namespace.as_deref()).await? {
                 Identities::Exist => false,
                 Identities::Nowhere => true,
                 // Another provider's annotation may be about identities elsewhere.

@@ -30,7 +30,7 @@ pub enum Identities {
 ///
 /// # Errors
 /// The API server could not be reached, or answered with anything but a refusal.
-pub async fn look(client: &Client, namespace: Option<&str>) -> Result<Identities, Error> {
+pub async fn find(client: &Client, namespace: Option<&str>) -> Result<Identities, Error> {
     match exist(client, None).await {
         Ok(true) => Ok(Identities::Exist),
         Ok(false) => Ok(Identities::Nowhere),

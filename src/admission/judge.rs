@@ -79,7 +79,7 @@ impl Expected {
         })
     }
 
-    /// Names it for people, and in a map.
+    /// Names it for operators, and in a map.
     pub fn key(&self) -> String {
         format!("{} {}", self.resource.kind, self.name)
     }

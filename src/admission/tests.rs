@@ -429,7 +429,7 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
     let server = Arc::new(Server::default());
     let standby = || policies_at(&server);
     let first = standby();
-    first.look().await.unwrap();
+    first.inspect().await.unwrap();
     let now = first.installation().borrow().clone();
     assert!(
         matches!(&now, Installation::NotYet(why) if why.contains("is missing")),
@@ -444,15 +444,15 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
     let leader = standby().of_version(&"0.0.1".parse().unwrap(), policies);
     assert_eq!(check(&leader).await, Enforcement::InForce);
     let written = *server.written.lock().unwrap();
-    first.look().await.unwrap();
+    first.inspect().await.unwrap();
     assert_eq!(*first.installation().borrow(), Installation::Seen);
     let epoch = first.epoch();
     assert!(epoch.is_some(), "what it sees now is proof when it leads");
     server.objects.lock().unwrap().remove(CARRIER);
-    first.look().await.unwrap();
+    first.inspect().await.unwrap();
     assert_eq!((first.epoch(), *server.written.lock().unwrap()), (None, written));
     assert_eq!(check(&leader).await, Enforcement::InForce);
-    first.look().await.unwrap();
+    first.inspect().await.unwrap();
     assert!(first.epoch().is_some() && first.epoch() != epoch);
 }
 
@@ -503,7 +503,7 @@ async fn identities_are_looked_for_page_by_page_among_unreadable_objects_and_no_
         async move { Ok::<_, Infallible>(Response::new(Body::from(list.into_bytes()))) }
     });
     let client = Client::new(service, "default");
-    assert_eq!(identities::look(&client, None).await.unwrap(), Identities::Exist);
+    assert_eq!(identities::find(&client, None).await.unwrap(), Identities::Exist);
     let asked = asked.lock().unwrap();
     assert_eq!(asked.len(), 4, "{asked:?}");
     let limit = format!("limit={}", pages::PAGE);

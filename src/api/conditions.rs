@@ -170,7 +170,7 @@ pub mod reason {
 
 /// The three states of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ConditionStatus {
     /// Holds.
     True,
     /// Does not hold.
@@ -179,7 +179,7 @@ pub enum State {
     Unknown,
 }
 
-impl State {
+impl ConditionStatus {
     /// The text in `condition.status`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -190,7 +190,7 @@ impl State {
     }
 }
 
-impl From<bool> for State {
+impl From<bool> for ConditionStatus {
     fn from(holds: bool) -> Self {
         if holds { Self::True } else { Self::False }
     }
@@ -206,7 +206,7 @@ pub const MAX_MESSAGE: usize = 4096;
 pub fn set(
     conditions: &mut Vec<Condition>,
     type_: &str,
-    state: State,
+    state: ConditionStatus,
     reason: &str,
     message: &str,
     generation: Option<i64>,
@@ -237,7 +237,7 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
 
 /// Whether the condition of a type is there and True.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
-    get(conditions, type_).is_some_and(|c| c.status == State::True.as_str())
+    get(conditions, type_).is_some_and(|c| c.status == ConditionStatus::True.as_str())
 }
 
 #[cfg(test)]
@@ -251,13 +251,13 @@ mod tests {
     #[test]
     fn the_transition_time_moves_only_with_the_status() {
         let mut all = Vec::new();
-        set(&mut all, READY, State::False, "A", "a", Some(1), at(1));
-        set(&mut all, READY, State::False, "B", "b", Some(2), at(2));
+        set(&mut all, READY, ConditionStatus::False, "A", "a", Some(1), at(1));
+        set(&mut all, READY, ConditionStatus::False, "B", "b", Some(2), at(2));
         assert_eq!(
             (all[0].last_transition_time.0, all[0].reason.as_str()),
             (at(1), "B")
         );
-        set(&mut all, READY, State::True, "C", "c", Some(2), at(3));
+        set(&mut all, READY, ConditionStatus::True, "C", "c", Some(2), at(3));
         assert_eq!((all.len(), all[0].last_transition_time.0), (1, at(3)));
         assert!(is_true(&all, READY));
     }

@@ -47,7 +47,7 @@ pub const VOLUME_DRAIN: &str = "infrastructure.capcmi.io/volume-drain";
 pub const VOLUME_DRAIN_EVICTION: &str = "infrastructure.capcmi.io/volume-drain-eviction";
 /// Annotation of a Machine: Cluster API does not drain its Node before the provider takes it away.
 pub const VOLUME_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/capcmi-volume-drain";
-/// The value of [`VOLUME_DRAIN_HOOK`]: what takes it away, for people.
+/// The value of [`VOLUME_DRAIN_HOOK`]: what takes it away, for operators.
 pub const VOLUME_DRAIN_HOOK_OWNER: &str = "cluster-api-provider-cmi";
 /// Annotation of a Machine, any value: Cluster API does not drain its Node.
 pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";

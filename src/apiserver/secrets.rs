@@ -53,7 +53,7 @@ impl Scrubber {
     }
 }
 
-/// Why the secrets of a call can't be put together; a person has to act.
+/// Why the secrets of a call can't be put together; an operator has to act.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSecret {
     /// It is not there (yet).

@@ -42,8 +42,8 @@ pub trait Cached: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'st
         None
     }
 
-    /// The same number for objects whose texts are much alike.
-    fn kin(&self) -> u64 {
+    /// The same number for objects whose texts are much alike: they are packed by one dictionary.
+    fn dictionary_group(&self) -> u64 {
         0
     }
 
@@ -250,10 +250,10 @@ impl<K: Cached> Cache<K> {
     }
 
     fn packed(&self, object: &K) -> Option<Packed> {
-        let (kin, text) = (object.kin(), object.pack()?);
+        let (group, text) = (object.dictionary_group(), object.pack()?);
         let dictionaries = self.shared.dictionaries.lock();
         let mut dictionaries = dictionaries.unwrap_or_else(PoisonError::into_inner);
-        Some(dictionaries.pack(kin, &text))
+        Some(dictionaries.pack(group, &text))
     }
 
     /// All objects, unpacked: not of kinds that there may be many of.

@@ -1,16 +1,17 @@
 //! Objects at rest, as small as they can be.
 //!
 //! The machines of one template are the same text but for names, ids and times. So an object is kept as its
-//! JSON, and of that only what it does not have in common with one of its kin, which all of them share: LZ4
-//! with that one as its dictionary. A tenth of the JSON is left, which is a tenth of the object.
+//! JSON, and of that only what it does not have in common with one that is much like it, which all of a
+//! group share: LZ4 with that one as its dictionary. A tenth of the JSON is left, which is a tenth of the
+//! object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use lz4_flex::block::{DecompressError, compress_with_dict, decompress_with_dict};
 
-/// A dictionary that is no good to an object is replaced, but not before so many have it: kin that are not
-/// alike must not have one each.
+/// A dictionary that is no good to an object is replaced, but not before so many have it: groups whose
+/// objects are not alike must not have one each.
 const LEAST_USES: usize = 64;
 /// Dictionaries that no object has are dropped when there are so many.
 const DICTIONARIES: usize = 1024;
@@ -66,29 +67,29 @@ impl Packed {
     }
 }
 
-/// What objects are compressed against, by their kin.
+/// What objects are compressed against, by their group.
 #[derive(Debug, Default)]
 pub(super) struct Dictionaries {
     /// None where one object was seen so far: with a dictionary it would only take twice as much.
-    of_kin: HashMap<u64, Option<Arc<[u8]>>>,
-    /// Of the first object of all, for those that are the first of their kin: what all objects of a kind have
-    /// in common is in it.
+    of_group: HashMap<u64, Option<Arc<[u8]>>>,
+    /// Of the first object of all, for those that are the first of their group: what all objects of a kind
+    /// have in common is in it.
     first: Option<Arc<[u8]>>,
 }
 
 impl Dictionaries {
     /// Packs an object's text.
-    pub(super) fn pack(&mut self, kin: u64, text: &[u8]) -> Packed {
-        if self.of_kin.len() >= DICTIONARIES {
-            self.of_kin.retain(|_, dictionary| {
+    pub(super) fn pack(&mut self, group: u64, text: &[u8]) -> Packed {
+        if self.of_group.len() >= DICTIONARIES {
+            self.of_group.retain(|_, dictionary| {
                 dictionary
                     .as_ref()
                     .is_some_and(|shared| Arc::strong_count(shared) > 1)
             });
         }
         let first = self.first.get_or_insert_with(|| text.into());
-        let Some(dictionary) = self.of_kin.get_mut(&kin) else {
-            self.of_kin.insert(kin, None);
+        let Some(dictionary) = self.of_group.get_mut(&group) else {
+            self.of_group.insert(group, None);
             return Packed::of(text, Some(first));
         };
         let packed = Packed::of(text, Some(dictionary.get_or_insert_with(|| text.into())));
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn kin_share_what_they_have_in_common() {
+    fn objects_of_a_group_share_what_they_have_in_common() {
         let mut dictionaries = Dictionaries::default();
         let sizes: Vec<_> = (0..100)
             .map(|number| dictionaries.pack(1, &machine(number)).bytes.len())
@@ -151,7 +152,7 @@ mod tests {
         }
     }
 
-    /// Texts with their kin.
+    /// Texts, each with its group.
     fn texts() -> impl Strategy<Value = Vec<(u64, Vec<u8>)>> {
         let text = proptest::collection::vec(any::<u8>(), 0..400);
         proptest::collection::vec((0_u64..3, text), 1..20)
@@ -162,7 +163,7 @@ mod tests {
         #[test]
         fn what_is_packed_is_what_comes_out(texts in texts()) {
             let mut dictionaries = Dictionaries::default();
-            let packed: Vec<_> = texts.iter().map(|(kin, text)| dictionaries.pack(*kin, text)).collect();
+            let packed: Vec<_> = texts.iter().map(|(group, text)| dictionaries.pack(*group, text)).collect();
             for ((_, text), packed) in texts.iter().zip(packed) {
                 prop_assert_eq!(&packed.text().unwrap(), text);
             }

@@ -10,7 +10,7 @@ use super::CommandError;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
 use crate::cli::terminal::say;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Priority, Settings};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Introspection, Priority, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{Driver, Operation, Readiness};
@@ -138,14 +138,15 @@ fn check_file(path: &Path) -> Result<(), CommandError> {
 /// Whether a driver is ready, and what it says of itself, in a line.
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, String)> {
     let permit = driver.acquire(Priority::Upkeep, "check").await;
-    let driver = permit.driver();
-    let readiness = Readiness::from_probe(driver.probe().await)?;
+    let Introspection {
+        info,
+        readiness,
+        capabilities,
+    } = permit.introspect().await?;
     let shown = match readiness {
         Readiness::Ready => "ready",
         Readiness::NotYet => "not ready yet",
     };
-    let info = driver.info().await?;
-    let capabilities = permit.ask_capabilities().await?;
     let calls: Vec<_> = Operation::ALL
         .into_iter()
         .filter(|operation| capabilities.offers(*operation))

@@ -22,7 +22,7 @@ use crate::cli::terminal::{printable, say};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
 use crate::migration::health_checks::health_checks;
-use crate::migration::plan::{Target, plan};
+use crate::migration::plan::{Destination, plan};
 use crate::migration::source::{CLASS, Source};
 use crate::migration::write;
 use cmi_driver::{Capabilities, Driver, GenerateMachineClassRequest, MachineClassKind, Operation};
@@ -114,7 +114,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
         )));
     }
     convert(&mut source, &driver_name, &*driver, &capabilities).await?;
-    let target = Target {
+    let target = Destination {
         namespace: args.namespace.clone(),
         cluster: args.cluster.clone(),
         driver: driver_name,
@@ -287,7 +287,7 @@ async fn convert(
 }
 
 /// The machines become part of a Cluster that is there, with all that Cluster API wants of it.
-async fn ensure_cluster_exists(client: &Client, target: &Target) -> Result<(), CommandError> {
+async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<(), CommandError> {
     let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "Cluster");
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &target.namespace, &ApiResource::from_gvk(&kind));

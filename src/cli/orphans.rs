@@ -13,7 +13,7 @@ use super::{CommandError, drivers};
 use crate::cli::terminal::say;
 use crate::manager;
 use crate::orphans::plan::Finding;
-use crate::orphans::{self, Found, Look};
+use crate::orphans::{self, Found, Scan};
 
 /// Look for VMs that no InfraMachine has.
 #[derive(Debug, Subcommand)]
@@ -86,21 +86,23 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
         .await
         .map_err(CommandError::Misconfigured)?;
     let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
-    let looks = orphans::look(
+    let scans = orphans::scan(
         &client,
         &drivers,
         args.namespace.as_deref(),
         args.watch_filter.as_deref(),
     );
-    let looks = looks.await.map_err(CommandError::failed)?;
-    let rows = rows(&looks, args.all);
+    let scans = scans.await.map_err(CommandError::failed)?;
+    let rows = rows(&scans, args.all);
     match args.output {
+        Output::Table if rows.is_empty() && args.all => say("No driver lists a VM of these Clusters."),
+        Output::Table if rows.is_empty() => say("No orphans."),
         Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
         Output::Json => say(&serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?),
     }
-    let failures: Vec<_> = looks
+    let failures: Vec<_> = scans
         .iter()
-        .flat_map(|(driver, look)| look.failures.iter().map(move |why| format!("{driver}: {why}")))
+        .flat_map(|(driver, scan)| scan.failures.iter().map(move |why| format!("{driver}: {why}")))
         .collect();
     if failures.is_empty() {
         return Ok(());
@@ -110,11 +112,11 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
 }
 
 /// The rows, by driver, Cluster and name.
-fn rows(looks: &HashMap<String, Look>, all: bool) -> Vec<Row> {
-    let by_driver: BTreeMap<_, _> = looks.iter().collect();
+fn rows(scans: &HashMap<String, Scan>, all: bool) -> Vec<Row> {
+    let by_driver: BTreeMap<_, _> = scans.iter().collect();
     let mut rows: Vec<Row> = by_driver
         .into_iter()
-        .flat_map(|(driver, look)| look.found.iter().filter_map(|found| row(driver, found, all)))
+        .flat_map(|(driver, scan)| scan.found.iter().filter_map(|found| row(driver, found, all)))
         .collect();
     rows.sort_by(|one, other| {
         let key = |row: &Row| {
@@ -234,23 +236,23 @@ mod tests {
         NamespacedName::new("ns", name)
     }
 
-    fn looks() -> HashMap<String, Look> {
+    fn scans() -> HashMap<String, Scan> {
         let found = vec![
             found("left", Finding::Orphan(vec![KeepReason::NoIdentity])),
             found("a", Finding::Duplicate(key("a"))),
             found("owned", Finding::Owned(key("owned"))),
             found("theirs", Finding::Foreign),
         ];
-        let look = Look {
+        let scan = Scan {
             found,
             failures: vec![],
         };
-        [("pool".to_owned(), look)].into()
+        [("pool".to_owned(), scan)].into()
     }
 
     #[test]
     fn orphans_and_duplicates_are_listed_and_owned_vms_on_request() {
-        let names = |all| -> Vec<String> { rows(&looks(), all).into_iter().map(|row| row.name).collect() };
+        let names = |all| -> Vec<String> { rows(&scans(), all).into_iter().map(|row| row.name).collect() };
         assert_eq!(names(false), ["a", "left"]);
         assert_eq!(names(true), ["a", "left", "owned"]);
     }
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn a_table_says_whose_vm_it_was_how_old_it_is_and_why_it_is_kept() {
         let now = Timestamp::from_second(7_200).unwrap();
-        let text = text(&rows(&looks(), false), now);
+        let text = text(&rows(&scans(), false), now);
         assert_eq!(
             text,
             "FINDING     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\

@@ -218,7 +218,6 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
         drivers,
         election,
         options: args.work.options(args.namespace, args.watch_filter),
-        controllers: manager::all_controllers,
         health: args
             .servers
             .health_addr
@@ -341,7 +340,7 @@ impl WorkArgs {
     }
 }
 
-/// The pod's name, as a rule; only a person reads it.
+/// The pod's name, as a rule; only an operator reads it.
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

@@ -1,4 +1,4 @@
-//! Files that people write.
+//! Files that operators write.
 
 use garde::Validate;
 use serde::de::DeserializeOwned;

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::api::cluster_api::Cluster;
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
 use crate::retry::is_same_or_both_transient;
@@ -113,9 +113,9 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     match plan {
         Plan::NoOp => {}
         // Paused: what the rest of the status says is still of the generation that it was made from.
-        Plan::Pause(by) => draft.set(conditions::PAUSED, State::True, reason::PAUSED, by),
+        Plan::Pause(by) => draft.set(conditions::PAUSED, ConditionStatus::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
-            draft.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+            draft.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
             draft.asked(zones, *awaits_endpoint);
             draft.status.observed_generation = infra.metadata.generation;
         }
@@ -133,11 +133,12 @@ pub fn new_failure<'a>(
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let shown = |conditions: &'a [Condition]| {
         let shown = conditions::get(conditions, conditions::FAILURE_DOMAINS_UP_TO_DATE)?;
-        (shown.status == State::False.as_str()).then_some((shown.reason.as_str(), shown.message.as_str()))
+        (shown.status == ConditionStatus::False.as_str())
+            .then_some((shown.reason.as_str(), shown.message.as_str()))
     };
     let (reason, message) = shown(&after.conditions)?;
     let is_said = conditions::get(before, conditions::FAILURE_DOMAINS_UP_TO_DATE).is_some_and(|shown| {
-        shown.status == State::False.as_str() && is_same_or_both_transient(&shown.reason, reason)
+        shown.status == ConditionStatus::False.as_str() && is_same_or_both_transient(&shown.reason, reason)
     });
     let is_outage = matches!(zones, Zones::Failed(error) if error.code().is_outage());
     let is_in_use = after.initialization.is_some();
@@ -175,8 +176,9 @@ pub fn report_connectivity(
 ) -> (InfraClusterStatus, Option<Transition>) {
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let shown = conditions::get(before, conditions::DRIVER_REACHABLE).cloned();
-    let is_lost =
-        |shown: &Condition| shown.status == State::False.as_str() && shown.reason == Code::Unavailable.name();
+    let is_lost = |shown: &Condition| {
+        shown.status == ConditionStatus::False.as_str() && shown.reason == Code::Unavailable.name()
+    };
     let was_lost = shown.as_ref().is_some_and(is_lost);
     let mut set = |state, reason: &str, message: &str| {
         conditions::set(
@@ -193,11 +195,11 @@ pub fn report_connectivity(
         // It is not configured, and that is what is said.
         (_, Zones::NotConfigured(_)) => None,
         (Connectivity::Lost(message), _) => {
-            set(State::False, Code::Unavailable.name(), message);
+            set(ConditionStatus::False, Code::Unavailable.name(), message);
             (!was_lost).then(|| Transition::Lost(message.clone()))
         }
         (Connectivity::Kept, _) => {
-            set(State::True, reason::REACHABLE, "");
+            set(ConditionStatus::True, reason::REACHABLE, "");
             was_lost.then_some(Transition::Back)
         }
         (Connectivity::Unsettled, _) => {
@@ -207,7 +209,7 @@ pub fn report_connectivity(
                 // Another driver, or the same one that is configured again.
                 (_, Some(shown)) if shown.reason == reason::DRIVER_NOT_CONFIGURED => {}
                 (Some(place), Some(shown)) => status.conditions[place] = shown,
-                (Some(place), None) if status.conditions[place].status == State::False.as_str() => {
+                (Some(place), None) if status.conditions[place].status == ConditionStatus::False.as_str() => {
                     status.conditions.remove(place);
                 }
                 (Some(_) | None, None) | (None, Some(_)) => {}
@@ -219,7 +221,7 @@ pub fn report_connectivity(
 }
 
 impl Draft<'_> {
-    fn set(&mut self, type_: &str, state: State, reason: &str, message: &str) {
+    fn set(&mut self, type_: &str, state: ConditionStatus, reason: &str, message: &str) {
         let generation = self.infra.metadata.generation;
         conditions::set(
             &mut self.status.conditions,
@@ -258,18 +260,28 @@ impl Draft<'_> {
     }
 
     fn reachable(&mut self) {
-        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        self.set(
+            conditions::DRIVER_REACHABLE,
+            ConditionStatus::True,
+            reason::REACHABLE,
+            "",
+        );
     }
 
     fn unreachable(&mut self, reason: &str, message: &str) {
-        self.set(conditions::DRIVER_REACHABLE, State::False, reason, message);
+        self.set(
+            conditions::DRIVER_REACHABLE,
+            ConditionStatus::False,
+            reason,
+            message,
+        );
     }
 
     fn answered(&mut self, domains: Vec<FailureDomain>, awaits_endpoint: bool) {
         self.reachable();
         self.set(
             conditions::FAILURE_DOMAINS_UP_TO_DATE,
-            State::True,
+            ConditionStatus::True,
             reason::UP_TO_DATE,
             "",
         );
@@ -281,13 +293,13 @@ impl Draft<'_> {
     fn not_asked(&mut self, reason: &str, message: &str) {
         self.set(
             conditions::FAILURE_DOMAINS_UP_TO_DATE,
-            State::False,
+            ConditionStatus::False,
             reason,
             message,
         );
         // What was provisioned stays so: a driver that can't be asked says nothing about the Cluster.
         if !self.is_provisioned() {
-            self.set(conditions::READY, State::False, reason, message);
+            self.set(conditions::READY, ConditionStatus::False, reason, message);
         }
     }
 
@@ -307,9 +319,9 @@ impl Draft<'_> {
             let message = "it is not known where the control plane is reached: set spec.controlPlaneEndpoint \
                 here or of the Cluster, unless the control plane brings its own";
             let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
-            self.set(conditions::READY, State::False, reason, message);
+            self.set(conditions::READY, ConditionStatus::False, reason, message);
         } else {
-            self.set(conditions::READY, State::True, reason::READY, "");
+            self.set(conditions::READY, ConditionStatus::True, reason::READY, "");
         }
     }
 }

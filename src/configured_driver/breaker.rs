@@ -5,10 +5,10 @@
 //! capacity is exhausted opens it, and creates are refused without a call. It is half open when there may be
 //! room again: its time is over, a VM that was made with the same credentials is gone (a quota is as a rule
 //! one of an account, and a driver does not say of which classes), a create that was under way succeeded, a
-//! person asks for a try, or a process that has just started has a machine that was refused before. Then one
-//! create is let through. When it succeeds the circuit recovers: those that wait are woken, two
-//! for each create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling
-//! numbers. When it does not the circuit is open again, and hints that prove wrong count for less and less.
+//! operator asks for a try, or a process that has just started has a machine that was refused before. Then
+//! one create is let through. When it succeeds the circuit recovers: those that wait are woken, two for each
+//! create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers.
+//! When it does not the circuit is open again, and hints that prove wrong count for less and less.
 
 mod circuit;
 mod key;
@@ -37,7 +37,7 @@ pub(super) struct Breakers {
 /// Why a breaker lets a create through that it would else refuse: it is half open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HalfOpenReason {
-    /// A person has changed something, to have it tried at once.
+    /// An operator has changed something, to have it tried at once.
     pub requested: bool,
     /// The machine was refused before, perhaps by the driver of a process before this one.
     pub recalled: bool,

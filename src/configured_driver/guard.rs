@@ -98,7 +98,7 @@ impl GuardedDriver {
         let answer = match attempt.as_ref().map_or(Ok(()), Attempt::check) {
             Ok(()) => {
                 let answer = self.caller.send(request).await;
-                self.prober.note(&answer);
+                self.prober.observe(&answer);
                 answer
             }
             Err(status) => Err(status),

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use self::priority::PerPriority;
 pub use self::priority::Priority;
-use self::queue::{Queue, Tenant, Waiter};
+use self::queue::{Flow, Queue, Waiter};
 use super::waker::Waker;
 
 /// What wants a permit.
@@ -179,16 +179,16 @@ impl Permits {
             priority,
             in_use: *queue.held.of(priority),
             waiting: queue
-                .tenants
+                .flows
                 .values()
-                .map(|tenant| tenant.waiting.of(priority).len())
+                .map(|flow| flow.waiting.of(priority).len())
                 .sum(),
         })
     }
 
     /// Whether there is a permit for this namespace besides the reserved ones.
     fn has_room(&self, queue: &Queue, namespace: &str, priority: Priority) -> bool {
-        let of_it = queue.tenants.get(namespace).map_or(0, Tenant::permits);
+        let of_it = queue.flows.get(namespace).map_or(0, Flow::permits);
         let is_free =
             queue.held.sum() + queue.reserved.sum() < self.limits.upkeep && of_it < self.per_namespace.upkeep;
         match priority {
@@ -199,9 +199,9 @@ impl Permits {
 
     fn has_room_to_create(&self, queue: &Queue, namespace: &str) -> bool {
         let of_it = queue
-            .tenants
+            .flows
             .get(namespace)
-            .map_or(0, |tenant| tenant.permits_of(Priority::Create));
+            .map_or(0, |flow| flow.permits_of(Priority::Create));
         queue.held.create + queue.reserved.create < self.limits.create && of_it < self.per_namespace.create
     }
 
@@ -219,11 +219,11 @@ impl Permits {
     /// that has the fewest, and of these the one whose last grant is the longest ago.
     fn next(&self, queue: &Queue) -> Option<(Arc<str>, Priority)> {
         Priority::ALL.into_iter().find_map(|priority| {
-            let waiting = queue.tenants.iter().filter(|(namespace, tenant)| {
-                !tenant.waiting.of(priority).is_empty() && self.has_room(queue, namespace, priority)
+            let waiting = queue.flows.iter().filter(|(namespace, flow)| {
+                !flow.waiting.of(priority).is_empty() && self.has_room(queue, namespace, priority)
             });
-            let (namespace, _) = waiting
-                .min_by_key(|(_, tenant)| (tenant.permits_of(priority), *tenant.last_grant.of(priority)))?;
+            let (namespace, _) =
+                waiting.min_by_key(|(_, flow)| (flow.permits_of(priority), *flow.last_grant.of(priority)))?;
             Some((Arc::clone(namespace), priority))
         })
     }

@@ -244,7 +244,7 @@ impl Prober {
 
     /// Takes note of the answer to a call. It is a hint: the probe has the word, so that a call that fails
     /// here and succeeds there does not turn the driver on and off.
-    pub(super) fn note<T>(&self, answer: &Result<T>) {
+    pub(super) fn observe<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
             // Nothing is known of the driver from a call that was given up or failed for an unknown reason.

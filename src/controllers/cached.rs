@@ -53,7 +53,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
     }
 
     /// Those of one template, as far as that can be told.
-    fn kin(&self) -> u64 {
+    fn dictionary_group(&self) -> u64 {
         let Ok(infra) = &self.0 else { return 0 };
         fingerprint((
             &infra.metadata.namespace,
@@ -104,7 +104,7 @@ impl Cached for Machine {
         is_same.then_some(text)
     }
 
-    fn kin(&self) -> u64 {
+    fn dictionary_group(&self) -> u64 {
         fingerprint((
             &self.metadata.namespace,
             &self.spec.cluster_name,

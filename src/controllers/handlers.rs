@@ -172,9 +172,9 @@ impl Controllers {
                     infra_cluster_trigger.send(ObjectRef::new(&infra.name).within(&namespace));
                 }
             }
-            for guarded in caches.infra_machine_templates.state() {
-                if concerned.owns(guarded.meta()) || concerned.labels(guarded.meta()) {
-                    template_trigger.send(ObjectRef::from_obj(&*guarded));
+            for object in caches.infra_machine_templates.state() {
+                if concerned.owns(object.meta()) || concerned.labels(object.meta()) {
+                    template_trigger.send(ObjectRef::from_obj(&*object));
                 }
             }
             let labelled = caches.infra_machines.select(|entry| {
@@ -220,31 +220,31 @@ impl Controllers {
                 }
                 let (before, now) = (change.before(), change.there());
                 states.ids.changed(
-                    before.and_then(|guarded| guarded.0.as_ref().ok()),
-                    now.and_then(|guarded| guarded.0.as_ref().ok()),
+                    before.and_then(|object| object.0.as_ref().ok()),
+                    now.and_then(|object| object.0.as_ref().ok()),
                 );
                 match change {
-                    Change::Deleted(guarded) => {
-                        states.forget(uid(&**guarded));
-                        taint_context.changed_nodes.remove(uid(&**guarded));
-                        machine_context.drivers.forget(uid(&**guarded));
-                        let cluster = machine_context.caches.labelled_cluster(guarded.meta());
+                    Change::Deleted(object) => {
+                        states.forget(uid(&**object));
+                        taint_context.changed_nodes.remove(uid(&**object));
+                        machine_context.drivers.forget(uid(&**object));
+                        let cluster = machine_context.caches.labelled_cluster(object.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
                         deletion_log.record(
-                            guarded,
+                            object,
                             is_frozen,
                             Timestamp::now(),
                             machine_context.policies.epoch(),
                         );
                     }
-                    Change::Added(guarded) | Change::Updated { now: guarded, .. } => {
+                    Change::Added(object) | Change::Updated { now: object, .. } => {
                         if matches!(change, Change::Added(_)) {
-                            deletion_log.remove(guarded);
+                            deletion_log.remove(object);
                         }
-                        if let Ok(machine) = &guarded.0 {
+                        if let Ok(machine) = &object.0 {
                             states.caught_up(uid(machine), machine);
                             if taint_context.awaits_look(machine) {
-                                node_trigger.send(ObjectRef::from_obj(&**guarded));
+                                node_trigger.send(ObjectRef::from_obj(&**object));
                             }
                         }
                     }
@@ -344,8 +344,8 @@ fn awaits_look(
     taint_context: &not_ready_taint::Context,
     entry: &Entry<DeserializeGuard<InfraMachine>>,
 ) -> bool {
-    entry.object().is_some_and(|guarded| {
-        let machine = guarded.0.as_ref();
+    entry.object().is_some_and(|object| {
+        let machine = object.0.as_ref();
         machine.is_ok_and(|machine| taint_context.awaits_look(machine))
     })
 }
@@ -374,9 +374,9 @@ impl Remediations {
     }
 
     fn wake_those_of(&self, concerned: &Concerned<'_>) {
-        for guarded in self.cache.state() {
-            if concerned.labels(guarded.meta()) {
-                self.trigger.send(ObjectRef::from_obj(&*guarded));
+        for object in self.cache.state() {
+            if concerned.labels(object.meta()) {
+                self.trigger.send(ObjectRef::from_obj(&*object));
             }
         }
     }
@@ -387,7 +387,7 @@ impl Remediations {
 fn erased(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
     let changes = update.changes.iter().filter(|_| !update.listed);
     let gone = changes.filter_map(|change| match change {
-        Change::Deleted(guarded) => guarded.0.as_ref().ok(),
+        Change::Deleted(object) => object.0.as_ref().ok(),
         Change::Added(_) | Change::Updated { .. } => None,
     });
     gone.filter(|last| machine::was_deleted_despite_finalizer(last))
@@ -435,15 +435,15 @@ fn what_counts_of_a_machine_for_a_drain(machine: &Machine) -> u64 {
 
 /// Of an InfraMachine: not what the provider itself writes while it drains. Cluster API makes it with one
 /// owner, the MachineSet, and then has the Machine take its place, which may be cached long before that.
-fn what_counts_of_an_infra_machine_for_a_drain(guarded: &DeserializeGuard<InfraMachine>) -> u64 {
-    let meta = guarded.meta();
+fn what_counts_of_an_infra_machine_for_a_drain(object: &DeserializeGuard<InfraMachine>) -> u64 {
+    let meta = object.meta();
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
     fingerprint((
         annotation(labels::VOLUME_DRAIN),
         annotation(labels::PAUSED),
         machine_owner(meta).map(|owner| &owner.uid),
         meta.deletion_timestamp.is_some(),
-        guarded.0.as_ref().is_ok_and(volume_drain::awaits_vm),
+        object.0.as_ref().is_ok_and(volume_drain::awaits_vm),
     ))
 }
 
@@ -458,8 +458,8 @@ fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
     ))
 }
 
-fn why_not_provisioned(guarded: &DeserializeGuard<InfraCluster>) -> Option<&str> {
-    guarded.0.as_ref().ok()?.why_not_provisioned()
+fn why_not_provisioned(object: &DeserializeGuard<InfraCluster>) -> Option<&str> {
+    object.0.as_ref().ok()?.why_not_provisioned()
 }
 
 fn infra_machine_of(machine: &Machine) -> ObjectRef<DeserializeGuard<InfraMachine>> {

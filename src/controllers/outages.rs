@@ -148,7 +148,7 @@ impl Controllers {
         for (index, entry) in self.all_machines_of(driver).into_iter().enumerate() {
             yield_periodically(index).await;
             let object = entry.object();
-            if object.is_some_and(|guarded| guarded.0.as_ref().is_ok_and(&which)) {
+            if object.is_some_and(|object| object.0.as_ref().is_ok_and(&which)) {
                 found.push(entry.key().reference());
             }
         }
@@ -174,8 +174,8 @@ impl Controllers {
             });
             labelled.collect()
         });
-        for guarded in self.caches.infra_clusters.state() {
-            if let Ok(infra) = &guarded.0
+        for object in self.caches.infra_clusters.state() {
+            if let Ok(infra) = &object.0
                 && (self.is_served_by(
                     driver,
                     infra.spec.driver.as_deref(),
@@ -186,18 +186,18 @@ impl Controllers {
                     name.is_some_and(|name| labelled.contains(&name))
                 }))
             {
-                self.infra_cluster_trigger.send(ObjectRef::from_obj(&*guarded));
+                self.infra_cluster_trigger.send(ObjectRef::from_obj(&*object));
             }
         }
     }
 
     fn reconcile_templates_of(&self, driver: &str) {
-        for guarded in self.caches.infra_machine_templates.state() {
-            if let Ok(template) = &guarded.0
+        for object in self.caches.infra_machine_templates.state() {
+            if let Ok(template) = &object.0
                 && let named = template.spec.template.spec.driver.as_deref()
                 && self.is_served_by(driver, named, namespace_of(&template.metadata))
             {
-                self.template_trigger.send(ObjectRef::from_obj(&*guarded));
+                self.template_trigger.send(ObjectRef::from_obj(&*object));
             }
         }
     }
@@ -283,12 +283,12 @@ impl Retries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::conditions::State;
+    use crate::api::conditions::ConditionStatus;
     use crate::api::v1alpha1::{InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
 
     #[test]
     fn a_machine_that_says_already_that_its_driver_is_reachable_is_not_reconciled_for_that() {
-        let machine = |shown: Option<State>| {
+        let machine = |shown: Option<ConditionStatus>| {
             let mut status = InfraMachineStatus {
                 initialization: Some(InfraMachineInitialization {
                     provisioned: Some(true),
@@ -306,8 +306,8 @@ mod tests {
         let unreachable = StableReachability::Unreachable("down".into());
         for (shown, back, away) in [
             (None, true, true),
-            (Some(State::False), true, true),
-            (Some(State::True), false, true),
+            (Some(ConditionStatus::False), true, true),
+            (Some(ConditionStatus::True), false, true),
         ] {
             let machine = machine(shown);
             assert_eq!(has_to_publish(&machine, &StableReachability::Reachable), back);

@@ -120,7 +120,7 @@ impl<K: Cached> Runner<K> {
     pub(super) async fn run<C, E, F>(
         self,
         reconcile: impl Fn(Arc<K>, Arc<C>) -> F,
-        error_policy: impl Fn(Arc<K>, &E, Arc<C>) -> Action,
+        error_policy: impl Fn(&K, &E, &C) -> Action,
         context: Arc<C>,
         shutdown: impl Future<Output = ()>,
     ) where
@@ -140,7 +140,7 @@ impl<K: Cached> Runner<K> {
             async move {
                 let action = match reconciled.await {
                     Ok(action) => action,
-                    Err(error) => error_policy(object, &error, context),
+                    Err(error) => error_policy(&object, &error, &context),
                 };
                 (key, action)
             }

@@ -254,9 +254,9 @@ pub(super) fn slim<K: Resource>(object: &mut K) {
 
 /// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than
 /// it found: a fifth of the object.
-pub(super) fn slim_infra_machine(guarded: &mut DeserializeGuard<InfraMachine>) {
-    slim(guarded);
-    let Ok(machine) = &mut guarded.0 else { return };
+pub(super) fn slim_infra_machine(object: &mut DeserializeGuard<InfraMachine>) {
+    slim(object);
+    let Ok(machine) = &mut object.0 else { return };
     if let Some(status) = &mut machine.status {
         status.conditions.shrink_to_fit();
         status.addresses.shrink_to_fit();
@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_cached_infra_machine_has_no_room_for_what_does_not_come() {
-        let mut guarded: DeserializeGuard<InfraMachine> = serde_json::from_value(json!({
+        let mut object: DeserializeGuard<InfraMachine> = serde_json::from_value(json!({
             "metadata": {"name": "a", "finalizers": ["f"], "managedFields": [{"manager": "m"}],
             "ownerReferences": [
                 {"apiVersion": "v", "kind": "k", "name": "n", "uid": "u"},
@@ -471,8 +471,8 @@ mod tests {
             },
         }))
         .unwrap();
-        slim_infra_machine(&mut guarded);
-        let machine = guarded.0.unwrap();
+        slim_infra_machine(&mut object);
+        let machine = object.0.unwrap();
         let status = machine.status.unwrap();
         let capacities = [
             machine.metadata.finalizers.unwrap().capacity(),

@@ -1,4 +1,4 @@
-//! What a person should do next. Pure.
+//! What an operator should do next. Pure.
 
 use std::collections::HashSet;
 
@@ -6,18 +6,18 @@ use jiff::Timestamp;
 
 use super::machine::MachineFacts;
 use super::vm::SeenVm;
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{ObjectMetaExt as _, labels};
 use crate::identity::{self, driver_name};
 use cmi_driver::Code;
 
-/// What a person should do for a machine, what matters most first; never nothing.
+/// What an operator should do for a machine, what matters most first; never nothing.
 pub(super) fn steps(facts: &MachineFacts, now: Timestamp) -> Vec<String> {
     let machine = &facts.machine;
     let status = machine.status.clone().unwrap_or_default();
     let shown = |type_| conditions::get(&status.conditions, type_);
-    let is_false = |type_| shown(type_).filter(|shown| shown.status == State::False.as_str());
+    let is_false = |type_| shown(type_).filter(|shown| shown.status == ConditionStatus::False.as_str());
     let mut steps = Vec::new();
     if conditions::is_true(&status.conditions, conditions::PAUSED) {
         steps.push(of_pause(facts));

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 use kube::api::ListParams;
 use kube::{Client, Resource};
@@ -17,10 +16,10 @@ use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, Parts};
 use crate::apiserver::{in_words, pages};
-use crate::configured_driver::{ConfiguredDrivers, Priority};
+use crate::configured_driver::{ConfiguredDrivers, Introspection, Priority};
 use crate::identity::driver_name;
 use crate::machine::{phase, phase_reason};
-use cmi_driver::{Capabilities, PluginInfo, Readiness, Status};
+use cmi_driver::Status;
 
 /// The most InfraClusters that a page shows.
 const MAX_CLUSTERS: usize = 20;
@@ -68,14 +67,7 @@ pub enum DriverAnswer {
     /// It does not answer.
     Failed(Status),
     /// This.
-    Says {
-        /// Name and version.
-        info: PluginInfo,
-        /// Whether it is ready.
-        readiness: Readiness,
-        /// What it offers.
-        capabilities: Arc<Capabilities>,
-    },
+    Says(Introspection),
 }
 
 /// Reads what there is to know of a driver, in a namespace or in all. With `drivers`, it is asked what it is.
@@ -147,17 +139,10 @@ async fn answer(drivers: Option<&ConfiguredDrivers>, name: &str) -> DriverAnswer
         return DriverAnswer::NotAsked;
     };
     let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
-    let asked = async {
-        let readiness = Readiness::from_probe(permit.driver().probe().await)?;
-        let info = permit.driver().info().await?;
-        let capabilities = permit.ask_capabilities().await?;
-        Ok(DriverAnswer::Says {
-            info,
-            readiness,
-            capabilities,
-        })
-    };
-    asked.await.unwrap_or_else(DriverAnswer::Failed)
+    match permit.introspect().await {
+        Ok(introspection) => DriverAnswer::Says(introspection),
+        Err(status) => DriverAnswer::Failed(status),
+    }
 }
 
 async fn orphans(client: &Client, namespace: Option<&str>) -> Result<Vec<SeenEvent>, kube::Error> {

@@ -9,6 +9,7 @@ use super::machine_page::summary;
 use super::page::{Page, or_none};
 use super::scrape::Scrape;
 use crate::api::{ObjectMetaExt as _, conditions};
+use crate::configured_driver::Introspection;
 use crate::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 
@@ -63,7 +64,7 @@ fn configured(page: &mut Page, facts: &DriverFacts) {
     }
 }
 
-/// What a person should do for a driver; never nothing.
+/// What an operator should do for a driver; never nothing.
 fn steps(facts: &DriverFacts) -> Vec<String> {
     let mut steps = Vec::new();
     if facts.configured == Some(Configured::No) {
@@ -85,11 +86,10 @@ fn steps(facts: &DriverFacts) -> Vec<String> {
                 status.code()
             ));
         }
-        DriverAnswer::Says {
-            readiness: Readiness::NotYet,
-            ..
-        } => steps.push("It answers and is not ready yet: wait, or see its own logs.".to_owned()),
-        DriverAnswer::Says { .. } | DriverAnswer::NotAsked => {}
+        DriverAnswer::Says(said) if said.readiness == Readiness::NotYet => {
+            steps.push("It answers and is not ready yet: wait, or see its own logs.".to_owned());
+        }
+        DriverAnswer::Says(_) | DriverAnswer::NotAsked => {}
     }
     let is_troubled = |(phase, _): &&(String, String)| phase != MachinePhase::Provisioned.name();
     for (_, why) in facts.machines.keys().filter(is_troubled) {
@@ -130,11 +130,11 @@ fn answer(page: &mut Page, answer: &DriverAnswer) {
         DriverAnswer::Failed(status) => {
             page.row("Failed", &format!("{}: {}", status.code(), status.message()));
         }
-        DriverAnswer::Says {
+        DriverAnswer::Says(Introspection {
             info,
             readiness,
             capabilities,
-        } => {
+        }) => {
             page.row("Name", &info.name);
             page.row("Version", &info.version);
             let ready = match readiness {

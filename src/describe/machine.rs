@@ -85,8 +85,8 @@ async fn infra_machine(client: &Client, namespace: &str, name: &str) -> Result<I
             .get_opt(name)
             .await
             .map_err(Error::api("reading the InfraMachine"))?;
-        let read = |guarded: DeserializeGuard<InfraMachine>| {
-            guarded.0.map_err(|invalid| Error::Unreadable {
+        let read = |object: DeserializeGuard<InfraMachine>| {
+            object.0.map_err(|invalid| Error::Unreadable {
                 name: name.to_owned(),
                 why: invalid.error,
             })

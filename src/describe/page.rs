@@ -1,4 +1,4 @@
-//! How a page is laid out: sections of rows, and times as a person reads them.
+//! How a page is laid out: sections of rows, and times as an operator reads them.
 
 use jiff::Timestamp;
 

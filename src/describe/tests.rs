@@ -17,6 +17,7 @@ use super::vm::SeenVm;
 use super::{driver_page, machine_page};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::configured_driver::Introspection;
 use crate::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, PowerState, Readiness};
 
@@ -176,7 +177,7 @@ fn driver_facts(scrape: Option<Scrape>) -> DriverFacts {
         configured: Some(Configured::Yes {
             max_concurrent_calls: 32,
         }),
-        answer: DriverAnswer::Says {
+        answer: DriverAnswer::Says(Introspection {
             info: PluginInfo {
                 name: "pool.example.com".to_owned(),
                 version: "1.2.3".to_owned(),
@@ -188,7 +189,7 @@ fn driver_facts(scrape: Option<Scrape>) -> DriverFacts {
                 zones: true,
                 ..Capabilities::minimal()
             }),
-        },
+        }),
         machines,
         unnamed: 1,
         clusters: vec![infra_cluster(true), infra_cluster(false)],

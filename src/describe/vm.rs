@@ -5,12 +5,11 @@ use kube::Client;
 use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets::SECRET_REF;
-use crate::configured_driver::{ConfiguredDrivers, Permit, Priority};
+use crate::configured_driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
 use crate::driver_resolution::driver_of;
 use crate::{credentials, identity};
 use cmi_driver::{
-    Code, GetMachineStatusRequest, ListMachinesRequest, Machine, MachineClass, MachineRef, Operation,
-    ProviderSpec, Status,
+    Code, ListMachinesRequest, Machine, MachineClass, MachineRef, Operation, ProviderSpec, Status,
 };
 
 /// What the driver says of the VM.
@@ -90,17 +89,12 @@ async fn ask(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -
     }
     if capabilities.offers(Operation::GetMachineStatus) {
         let provider_id = identity::provider_id(machine).and_then(|id| id.parse().ok());
-        let request = GetMachineStatusRequest {
-            machine: MachineRef::new(name, class),
-            provider_id,
-        };
-        return match permit.driver().get_machine_status(request).await {
-            Ok(vm) => SeenVm::There(Box::new(vm)),
-            Err(status) => match (status.code(), status.machine()) {
-                (Code::NotFound, _) => SeenVm::Absent,
-                (Code::Uninitialized, Some(vm)) => SeenVm::Uninitialized(Box::new(vm.clone())),
-                _ => SeenVm::failed(Operation::GetMachineStatus, &status),
-            },
+        let observed = permit.observe_vm(MachineRef::new(name, class), provider_id).await;
+        return match observed {
+            Ok(ObservedVm::There(vm)) => SeenVm::There(Box::new(vm)),
+            Ok(ObservedVm::Uninitialized(vm)) => SeenVm::Uninitialized(Box::new(vm)),
+            Ok(ObservedVm::Absent) => SeenVm::Absent,
+            Err(status) => SeenVm::failed(Operation::GetMachineStatus, &status),
         };
     }
     if capabilities.offers(Operation::ListMachines) {

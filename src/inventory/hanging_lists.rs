@@ -16,7 +16,7 @@ pub struct HangingLists(HashMap<String, u32>);
 
 impl HangingLists {
     /// A list of this namespace failed after so long.
-    pub fn note(&mut self, namespace: &str, took: Duration) {
+    pub fn record(&mut self, namespace: &str, took: Duration) {
         if took >= HANGS_AFTER {
             *self.0.entry(namespace.to_owned()).or_default() += 1;
         }
@@ -38,8 +38,8 @@ mod tests {
         let mut hanging = HangingLists::default();
         for _ in 0..MAX_HANGING {
             assert!(!hanging.are_too_many("a"));
-            hanging.note("a", HANGS_AFTER);
-            hanging.note("b", Duration::from_secs(1));
+            hanging.record("a", HANGS_AFTER);
+            hanging.record("b", Duration::from_secs(1));
         }
         assert!(hanging.are_too_many("a"));
         assert!(!hanging.are_too_many("b") && !hanging.are_too_many("c"));

@@ -88,7 +88,7 @@ pub async fn execute<'a>(
         return Ok(Execution::without_permit(outcome));
     };
     let during = step.during();
-    let outcome = match call(ctx, object, &mut permit, step).await {
+    let outcome = match execute_step(ctx, object, &mut permit, step).await {
         Ok(outcome) => outcome.unless_not_leading(),
         Err(ExecuteError::Secret(cause)) => Outcome::NoSecrets { during, cause },
         Err(ExecuteError::Unfinished(error)) => return Err(error),
@@ -122,7 +122,7 @@ async fn restore_finalizer(object: &mut Object<'_>, ownership: &Ownership) -> Re
     Ok(())
 }
 
-async fn call(
+async fn execute_step(
     ctx: &Context,
     object: &mut Object<'_>,
     permit: &mut Permit<'_>,

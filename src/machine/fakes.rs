@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// As a watch gives it.
-    pub fn guarded(&self) -> Arc<DeserializeGuard<InfraMachine>> {
+    pub fn infra_machine(&self) -> Arc<DeserializeGuard<InfraMachine>> {
         let text = self.0.lock().unwrap().to_string();
         Arc::new(serde_json::from_str(&text).unwrap())
     }

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::cause::Cause;
 use super::ownership::Ownership;
-use super::plan::{self, Observed, Owner, Plan, Rival};
+use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
 use super::runtime_state::{Answered, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
 };
-use crate::api::conditions::{self, State};
+use crate::api::conditions::{self, ConditionStatus};
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
@@ -193,7 +193,7 @@ impl MachineFixture {
         self
     }
 
-    pub fn condition(self, type_: &str, state: State, reason: &str) -> Self {
+    pub fn condition(self, type_: &str, state: ConditionStatus, reason: &str) -> Self {
         self.status(|status| {
             conditions::set(&mut status.conditions, type_, state, reason, "", Some(1), now());
         })
@@ -208,8 +208,12 @@ impl MachineFixture {
         self.identified()
             .provider_id("sim://1")
             .observed(1)
-            .condition(conditions::READY, State::True, "Ready")
-            .condition(conditions::VIRTUAL_MACHINE_CREATED, State::True, "Created")
+            .condition(conditions::READY, ConditionStatus::True, "Ready")
+            .condition(
+                conditions::VIRTUAL_MACHINE_CREATED,
+                ConditionStatus::True,
+                "Created",
+            )
             .status(|status| {
                 status.ready = true;
                 status.initialization = Some(InfraMachineInitialization {
@@ -274,7 +278,7 @@ pub struct World {
     reachable: Option<bool>,
     driver_is: DriverIs,
     violation: Option<String>,
-    rival: Rival,
+    conflict: ProviderIdConflict,
     pub state: RuntimeState,
     instant: Instant,
     now: Timestamp,
@@ -313,7 +317,7 @@ pub fn world() -> World {
         reachable: Some(true),
         driver_is: DriverIs::Known,
         violation: None,
-        rival: Rival::None,
+        conflict: ProviderIdConflict::None,
         state: RuntimeState::default(),
         instant: Instant::now(),
         now: now(),
@@ -431,19 +435,19 @@ impl World {
     }
 
     pub fn rivalled_by(mut self, other: &str) -> Self {
-        self.rival = Rival::Named(other.to_owned());
+        self.conflict = ProviderIdConflict::Named(other.to_owned());
         self
     }
 
     /// Another one has the id, for a VM that is yet to be made.
     pub fn rivalled_by_a_create_of(mut self, other: &str) -> Self {
-        self.rival = Rival::Unconfirmed(other.to_owned());
+        self.conflict = ProviderIdConflict::Unconfirmed(other.to_owned());
         self
     }
 
     /// The cache does not have the machine as it is.
     pub fn not_cached_yet(mut self) -> Self {
-        self.rival = Rival::Unknown;
+        self.conflict = ProviderIdConflict::Unknown;
         self
     }
 
@@ -570,7 +574,7 @@ impl World {
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
             driver: driver.as_ref(),
             violation: self.violation.clone(),
-            rival: self.rival.clone(),
+            conflict: self.conflict.clone(),
             state: &state,
             inputs: INPUTS,
             connection_generation: CONNECTION_GENERATION,

@@ -12,7 +12,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
 use super::outcome::Outcome;
-use super::plan::{Observed, Owner, Rival, restored};
+use super::plan::{Observed, Owner, ProviderIdConflict, restored};
 use super::runtime_state::{RuntimeState, Until};
 use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
@@ -36,7 +36,7 @@ pub struct Gathered {
     cluster_id: Option<String>,
     driver: Resolved,
     violation: Option<String>,
-    rival: Rival,
+    conflict: ProviderIdConflict,
     state: RuntimeState,
     inputs: u64,
     connection_generation: u64,
@@ -76,7 +76,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
             .map_or(0, |(driver, _)| driver.connection_generation()),
         driver,
         violation,
-        rival: rival(ctx, machine),
+        conflict: conflict(ctx, machine),
         state,
         now,
         instant,
@@ -97,7 +97,7 @@ impl Gathered {
             cluster_id: self.cluster_id.clone(),
             driver: self.driver.as_ref().map(|(_, state)| state),
             violation: self.violation.clone(),
-            rival: self.rival.clone(),
+            conflict: self.conflict.clone(),
             state: &self.state,
             inputs: self.inputs,
             connection_generation: self.connection_generation,
@@ -204,12 +204,12 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
 /// with all that was written before it, so that the later one always sees the earlier one: no delay of the
 /// cache and no change of the leader lets both have it. A version that the cache does not have yet, such as
 /// one of our own writing, says nothing of others.
-fn rival(ctx: &Context, machine: &InfraMachine) -> Rival {
+fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     let Some(wanted) = machine.spec.provider_id.as_ref() else {
-        return Rival::None;
+        return ProviderIdConflict::None;
     };
     if Adoption::of(machine) != Adoption::Asked {
-        return Rival::None;
+        return ProviderIdConflict::None;
     }
     let namespace = machine.metadata.namespace();
     let name = machine.metadata.name();
@@ -221,26 +221,26 @@ fn rival(ctx: &Context, machine: &InfraMachine) -> Rival {
         let meta = cached.meta();
         meta.uid == machine.metadata.uid && meta.resource_version == machine.metadata.resource_version
     });
-    let is_rival = |other: &InfraMachine| {
+    let is_conflicting = |other: &InfraMachine| {
         other.spec.provider_id.as_ref() == Some(wanted) && other.metadata.uid != machine.metadata.uid
     };
     let cache = &ctx.caches.infra_machines;
     let number = cache.number(wanted);
     let others = cache.select(|other| other.mark() == Some(number));
-    let rival = others.iter().find_map(|other| {
-        let guarded = other.object()?;
-        let rival = guarded.0.as_ref().ok().filter(|other| is_rival(other))?;
+    let conflict = others.iter().find_map(|other| {
+        let object = other.object()?;
+        let named = object.0.as_ref().ok().filter(|other| is_conflicting(other))?;
         let key = format!("{}/{}", other.key().namespace(), other.key().name());
-        Some(if identity::is_id_unconfirmed(rival) {
-            Rival::Unconfirmed(key)
+        Some(if identity::is_id_unconfirmed(named) {
+            ProviderIdConflict::Unconfirmed(key)
         } else {
-            Rival::Named(key)
+            ProviderIdConflict::Named(key)
         })
     });
-    match rival {
-        Some(rival) => rival,
-        None if is_cached => Rival::None,
-        None => Rival::Unknown,
+    match conflict {
+        Some(conflict) => conflict,
+        None if is_cached => ProviderIdConflict::None,
+        None => ProviderIdConflict::Unknown,
     }
 }
 

@@ -34,14 +34,14 @@ use crate::reconciler::Action;
 /// once what is wrong with it, and events and the log what becomes of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name();
-    let guarded = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
+    let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
     let note = Note::unreadable(&invalid.error);
-    if ctx.events.record_once(&guarded, note).await {
+    if ctx.events.record_once(&object, note).await {
         tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
     }
     if invalid.metadata.deletion_timestamp.is_none() {
         // As every machine does whose VM only the status has confirmed.
-        if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &guarded) {
+        if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
             let machine = Arc::new(live(ctx, invalid).await?);
             // The status decides what is written, and may be forged where the policies are not in force.
             if ctx.policies.since(Instant::now()).await != Enforcement::InForce {
@@ -75,10 +75,10 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-fn is_paused(ctx: &Context, guarded: &DeserializeGuard<InfraMachine>) -> bool {
-    let owner = ctx.caches.owner_machine(guarded.meta());
-    let cluster = cluster_of(ctx, guarded.meta(), owner.as_deref());
-    paused_by(guarded, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
+fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {
+    let owner = ctx.caches.owner_machine(object.meta());
+    let cluster = cluster_of(ctx, object.meta(), owner.as_deref());
+    paused_by(object, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
 }
 
 /// The object as it is now, with what can be read of the spec and of the status: the deletion may need the

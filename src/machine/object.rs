@@ -305,7 +305,7 @@ impl<'a> Object<'a> {
     }
 
     /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what
-    /// is under way and since when: a person who looks must not find a machine of which nothing is known.
+    /// is under way and since when: an operator who looks must not find a machine of which nothing is known.
     ///
     /// The call goes on beside the write, which is made once. Where it can't be made, the log says so: what
     /// the answer leads to says the rest.

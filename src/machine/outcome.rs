@@ -16,7 +16,7 @@ use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Statu
 #[cfg(test)]
 mod tests;
 
-/// How a person ends a wait for capacity that the provider can't see the end of.
+/// How an operator ends a wait for capacity that the provider can't see the end of.
 pub const RETRY_NOW_HINT: &str = "once there is room, any annotation on this object has it tried at once";
 
 /// What came of a plan.
@@ -326,8 +326,8 @@ impl Failure {
         retry::asked(&self.status)
     }
 
-    /// What a person reads: the call, what the driver said, and what can be done where the wait is for a
-    /// person to end.
+    /// What an operator reads: the call, what the driver said, and what can be done where the wait is for a
+    /// operator to end.
     pub fn message(&self) -> String {
         let said = self.said();
         if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {

@@ -60,7 +60,7 @@ pub struct Observed<'a> {
     /// What violates a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
     /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
-    pub rival: Rival,
+    pub conflict: ProviderIdConflict,
     /// What is remembered of the last reconciles.
     pub state: &'a RuntimeState,
     /// Fingerprint of all that may change the outcome of a failed call.
@@ -75,7 +75,7 @@ pub struct Observed<'a> {
 
 /// Another InfraMachine with the providerID of one that is to adopt the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rival {
+pub enum ProviderIdConflict {
     /// There is none.
     None,
     /// The cache does not have the object as it is now, and may lack the other as well.
@@ -111,7 +111,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         Owner::Missing => return plan_unowned(machine, observed, &owner_is_missing(machine)),
         Owner::Found(owner) => owner,
     };
-    // Before anything else that there is to say: a person who paused it looks for this.
+    // Before anything else that there is to say: an operator who paused it looks for this.
     if let Some(block) = paused(machine, observed.cluster) {
         return Outcome::Blocked(block).into();
     }

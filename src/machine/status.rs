@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
@@ -125,7 +125,12 @@ fn draft(
         Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
         Outcome::Deleting { reason, message, .. } => {
-            draft.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+            draft.set(
+                conditions::DRIVER_REACHABLE,
+                ConditionStatus::True,
+                reason::REACHABLE,
+                "",
+            );
             draft.deleting(reason, message);
         }
     }
@@ -157,16 +162,21 @@ pub fn with_secret_movability(
                     it {}=\"\"",
                 labels::MOVE
             );
-            draft.set(type_, State::False, reason::MOVE_LABEL_MISSING, &message);
+            draft.set(
+                type_,
+                ConditionStatus::False,
+                reason::MOVE_LABEL_MISSING,
+                &message,
+            );
         }
-        SecretMovability::Movable if is_shown => draft.set(type_, State::True, reason::MOVABLE, ""),
+        SecretMovability::Movable if is_shown => draft.set(type_, ConditionStatus::True, reason::MOVABLE, ""),
         SecretMovability::Movable | SecretMovability::Unread => {}
     }
     draft.status
 }
 
 impl Draft<'_> {
-    fn set(&mut self, type_: &str, state: State, reason: &str, message: &str) {
+    fn set(&mut self, type_: &str, state: ConditionStatus, reason: &str, message: &str) {
         let generation = self.machine.metadata.generation;
         conditions::set(
             &mut self.status.conditions,
@@ -183,16 +193,31 @@ impl Draft<'_> {
     /// machine is not ready any more.
     fn paused(&mut self, block: &Blocked) {
         self.calls_nothing();
-        self.set(conditions::PAUSED, State::True, block.reason, &block.message);
+        self.set(
+            conditions::PAUSED,
+            ConditionStatus::True,
+            block.reason,
+            &block.message,
+        );
         if self.machine.metadata.deletion_timestamp.is_some() {
-            self.set(conditions::DELETING, State::True, block.reason, &block.message);
-            self.set(conditions::READY, State::False, block.reason, &block.message);
+            self.set(
+                conditions::DELETING,
+                ConditionStatus::True,
+                block.reason,
+                &block.message,
+            );
+            self.set(
+                conditions::READY,
+                ConditionStatus::False,
+                block.reason,
+                &block.message,
+            );
         }
     }
 
     /// Not paused, and an earlier refusal is history: a machine that gets here is being worked on.
     fn working(&mut self) {
-        self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+        self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
         self.status.failure_message = None;
     }
@@ -231,7 +256,7 @@ impl Draft<'_> {
     /// Takes back that it is paused, where that was said.
     fn unpaused(&mut self) {
         if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
-            self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+            self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
         }
     }
 
@@ -249,7 +274,7 @@ impl Draft<'_> {
         } else if !self.machine.is_provisioned() {
             self.set(
                 conditions::READY,
-                State::False,
+                ConditionStatus::False,
                 reason::WAITING_FOR_DRIVER,
                 message,
             );
@@ -305,7 +330,7 @@ impl Draft<'_> {
         );
         self.set(
             conditions::READY,
-            State::False,
+            ConditionStatus::False,
             reason::WAITING_FOR_CAPACITY,
             &message,
         );
@@ -314,7 +339,7 @@ impl Draft<'_> {
     fn blocked(&mut self, block: &Blocked) {
         self.working();
         self.calls_nothing();
-        let state = State::from(block.condition == conditions::DELETING);
+        let state = ConditionStatus::from(block.condition == conditions::DELETING);
         self.set(block.condition, state, block.reason, &block.message);
         if block.reason == reason::DRIVER_NOT_CONFIGURED {
             self.driver_is_missing(&block.message);
@@ -327,7 +352,12 @@ impl Draft<'_> {
             self.status.addresses.clear();
         }
         if block.condition == conditions::DELETING {
-            self.set(conditions::READY, State::False, block.reason, &block.message);
+            self.set(
+                conditions::READY,
+                ConditionStatus::False,
+                block.reason,
+                &block.message,
+            );
         }
     }
 
@@ -335,7 +365,7 @@ impl Draft<'_> {
     fn driver_is_missing(&mut self, message: &str) {
         let (type_, why) = (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
         if conditions::get(&self.status.conditions, type_).is_some() {
-            self.set(type_, State::False, why, message);
+            self.set(type_, ConditionStatus::False, why, message);
         }
     }
 
@@ -380,7 +410,7 @@ impl Draft<'_> {
             // The VM is as it was: only the new spec is refused.
             self.set(
                 conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                State::False,
+                ConditionStatus::False,
                 code.name(),
                 message,
             );
@@ -390,11 +420,11 @@ impl Draft<'_> {
         self.status.failure_message = Some(message.chars().take(conditions::MAX_MESSAGE).collect());
         self.set(
             conditions::VIRTUAL_MACHINE_CREATED,
-            State::False,
+            ConditionStatus::False,
             code.name(),
             message,
         );
-        self.set(conditions::READY, State::False, code.name(), message);
+        self.set(conditions::READY, ConditionStatus::False, code.name(), message);
     }
 
     fn provisioned(&mut self, vm: &cmi_driver::Machine) {
@@ -407,17 +437,22 @@ impl Draft<'_> {
         self.describe(vm);
         self.set(
             conditions::VIRTUAL_MACHINE_CREATED,
-            State::True,
+            ConditionStatus::True,
             reason::CREATED,
             "",
         );
         self.set(
             conditions::VIRTUAL_MACHINE_INITIALIZED,
-            State::True,
+            ConditionStatus::True,
             reason::INITIALIZED,
             "",
         );
-        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        self.set(
+            conditions::DRIVER_REACHABLE,
+            ConditionStatus::True,
+            reason::REACHABLE,
+            "",
+        );
         if first {
             self.up_to_date();
             self.succeeded(OperationType::Create, None);
@@ -426,12 +461,12 @@ impl Draft<'_> {
             let message = "the driver says that the VM will not run again";
             self.set(
                 conditions::READY,
-                State::False,
+                ConditionStatus::False,
                 reason::VIRTUAL_MACHINE_FAILED,
                 message,
             );
         } else {
-            self.set(conditions::READY, State::True, reason::READY, "");
+            self.set(conditions::READY, ConditionStatus::True, reason::READY, "");
         }
     }
 
@@ -477,14 +512,29 @@ impl Draft<'_> {
             StableReachability::Unreachable(why) => {
                 let message = format!("the driver can't be reached: {why}; the VM is left as it is");
                 let code = Code::Unavailable.name();
-                self.set(conditions::DRIVER_REACHABLE, State::False, code, &message);
+                self.set(
+                    conditions::DRIVER_REACHABLE,
+                    ConditionStatus::False,
+                    code,
+                    &message,
+                );
             }
             StableReachability::Reachable if requeue_after.is_none() || !self.is_without_secrets() => {
-                self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+                self.set(
+                    conditions::DRIVER_REACHABLE,
+                    ConditionStatus::True,
+                    reason::REACHABLE,
+                    "",
+                );
             }
             // It is configured again, and has said what it can do.
             StableReachability::Unsettled if shown == Some(reason::DRIVER_NOT_CONFIGURED) => {
-                self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+                self.set(
+                    conditions::DRIVER_REACHABLE,
+                    ConditionStatus::True,
+                    reason::REACHABLE,
+                    "",
+                );
             }
             // Nothing is settled, or it answers and could not be asked after this VM: still open.
             StableReachability::Reachable | StableReachability::Unsettled => {}
@@ -504,7 +554,7 @@ impl Draft<'_> {
             };
             self.set(
                 conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                State::False,
+                ConditionStatus::False,
                 reason::NOT_HOT_UPDATABLE,
                 &message,
             );
@@ -515,8 +565,8 @@ impl Draft<'_> {
     fn up_to_date(&mut self) {
         let type_ = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
         match identity::changed_secret(self.machine) {
-            Some(changed) => self.set(type_, State::False, reason::SECRET_CHANGED, &changed),
-            None => self.set(type_, State::True, reason::UP_TO_DATE, ""),
+            Some(changed) => self.set(type_, ConditionStatus::False, reason::SECRET_CHANGED, &changed),
+            None => self.set(type_, ConditionStatus::True, reason::UP_TO_DATE, ""),
         }
     }
 
@@ -539,7 +589,7 @@ impl Draft<'_> {
         let is_said = conditions::get(&self.status.conditions, type_)
             .is_some_and(|shown| shown.reason == reason::SECRET_CHANGED);
         let is_up_to_date = conditions::get(&self.status.conditions, type_)
-            .is_none_or(|shown| shown.status == State::True.as_str());
+            .is_none_or(|shown| shown.status == ConditionStatus::True.as_str());
         match identity::changed_secret(self.machine) {
             Some(_) if is_said || is_up_to_date => self.up_to_date(),
             None if is_said => self.up_to_date(),
@@ -550,7 +600,12 @@ impl Draft<'_> {
     fn updated(&mut self) {
         self.working();
         self.up_to_date();
-        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        self.set(
+            conditions::DRIVER_REACHABLE,
+            ConditionStatus::True,
+            reason::REACHABLE,
+            "",
+        );
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }
 
@@ -566,21 +621,26 @@ impl Draft<'_> {
             "the driver confirmed that the VM `{id}` is gone; it is not created again under this Machine"
         );
         self.status.power_state = None;
-        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        self.set(
+            conditions::DRIVER_REACHABLE,
+            ConditionStatus::True,
+            reason::REACHABLE,
+            "",
+        );
         self.set(
             conditions::READY,
-            State::False,
+            ConditionStatus::False,
             reason::VIRTUAL_MACHINE_VANISHED,
             &message,
         );
     }
 
     fn deleting(&mut self, reason: &str, message: &str) {
-        self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
-        self.set(conditions::DELETING, State::True, reason, message);
+        self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
+        self.set(conditions::DELETING, ConditionStatus::True, reason, message);
         self.set(
             conditions::READY,
-            State::False,
+            ConditionStatus::False,
             conditions::reason::DELETING,
             message,
         );

@@ -36,7 +36,7 @@ fn deleted() -> MachineFixture {
 /// Reconciles once more, whatever has to be waited for.
 async fn again(server: &Server, ctx: &Arc<Context>) {
     server.ask_again();
-    reconcile(server.guarded(), Arc::clone(ctx)).await.unwrap();
+    reconcile(server.infra_machine(), Arc::clone(ctx)).await.unwrap();
 }
 
 /// It has no status that would count.
@@ -46,7 +46,7 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
     object["spec"]["providerSpec"] = json!("no object");
     object["status"] = Value::Null;
     let server = Server::holding(object);
-    assert!(server.guarded().0.is_err());
+    assert!(server.infra_machine().0.is_err());
     let vms = Vms::default();
     vms.add("sim://1", "m1", None);
     let offers = [Operation::ShutDownMachine, Operation::GetMachineStatus];
@@ -72,7 +72,7 @@ async fn of_an_object_that_cannot_be_read_the_vm_that_only_the_status_confirms_i
     let mut object = serde_json::to_value(deleted.build()).unwrap();
     object["spec"]["providerSpec"] = json!("no object");
     let server = Server::holding(object);
-    assert!(server.guarded().0.is_err());
+    assert!(server.infra_machine().0.is_err());
     let vms = Vms::default();
     vms.add("sim://1", "renamed", None);
     let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
@@ -98,7 +98,7 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     }
     assert!(server.annotation(labels::MACHINE_ID).is_some());
     let version = server.version();
-    reconcile(server.guarded(), Arc::clone(&ctx)).await.unwrap();
+    reconcile(server.infra_machine(), Arc::clone(&ctx)).await.unwrap();
     assert_eq!(server.version(), version, "written once");
 }
 
@@ -115,7 +115,7 @@ async fn an_object_that_cannot_be_read_holds_clusterctl_up_while_its_status_is_n
     let mut ctx = server.context(Vec::new());
     let unchecked = AdmissionPolicies::new(ctx.client.clone(), Arc::clone(&ctx.metrics));
     ctx.policies = Arc::new(unchecked);
-    let action = reconcile(server.guarded(), Arc::new(ctx)).await.unwrap();
+    let action = reconcile(server.infra_machine(), Arc::new(ctx)).await.unwrap();
     assert_eq!(action, Action::requeue(admission::EVERY));
     for left in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
         assert!(server.annotation(left).is_some(), "{left}");
@@ -211,7 +211,7 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
     assert!(!server.is_kept());
 }
 
-/// Nothing is done for it for ten minutes: a person who looks meanwhile has to find why.
+/// Nothing is done for it for ten minutes: an operator who looks meanwhile has to find why.
 #[tokio::test]
 async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_reconcile() {
     let server = Server::with(&machine().build());

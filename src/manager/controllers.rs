@@ -7,7 +7,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use tokio::sync::watch::Receiver;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Health, Pending};
 use crate::admission::Installation;
@@ -47,46 +47,73 @@ pub struct Task {
     pub run: BoxFuture<'static, ()>,
 }
 
-/// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the
-/// reconcilers, which begin when it does.
-pub fn all(context: &ControllerContext) -> Vec<Task> {
-    let (controllers, watches) = Controllers::new(
-        context.client.clone(),
-        context.options.as_ref().clone(),
-        context.drivers.clone(),
-        Arc::clone(&context.metrics),
-        context.leadership.clone(),
-    );
-    context.metrics.machines(controllers.machine_counter());
-    let context = context.clone();
-    // The watches go on until the last reconcile is done: what it wrote has to come back to it.
-    let done = CancellationToken::new();
-    let caches = context.health.wait_for("the caches");
-    let (policies, leadership) = (controllers.policies(), context.leadership.clone());
-    let in_force = context.health.wait_for("the admission policies to be in force");
-    let shown = show_policies(policies.installation(), in_force);
-    let keep = async move { policies.keep(&leadership).await };
-    vec![
-        Task {
-            name: "the check of the admission policies",
-            run: until_done(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
-        },
-        Task {
-            name: "the watches",
-            run: until_done(watches, done.clone()).boxed(),
-        },
-        Task {
-            name: "the controllers",
-            run: async move {
-                if is_to_begin(&context, &controllers, caches).await {
-                    tracing::info!("reconciling");
-                    controllers.run(context.stopping.cancelled_owned().shared()).await;
-                }
-                done.cancel();
+/// The controllers before they begin.
+pub(super) struct Prepared {
+    pub controllers: Controllers,
+    caches: Pending,
+    /// Ends the tasks beside them. It goes with the controllers: what the last reconcile wrote has to come
+    /// back to it by a watch.
+    _done: DropGuard,
+}
+
+impl Prepared {
+    /// With the tasks beside the controllers: the watches, which fill the caches before this replica leads,
+    /// and the check of the admission policies.
+    pub fn new(context: &ControllerContext) -> (Self, Vec<Task>) {
+        let (controllers, watches) = Controllers::new(
+            context.client.clone(),
+            context.options.as_ref().clone(),
+            context.drivers.clone(),
+            Arc::clone(&context.metrics),
+            context.leadership.clone(),
+        );
+        context.metrics.machines(controllers.machine_counter());
+        let done = CancellationToken::new();
+        let caches = context.health.wait_for("the caches");
+        let (policies, leadership) = (controllers.policies(), context.leadership.clone());
+        let in_force = context.health.wait_for("the admission policies to be in force");
+        let shown = show_policies(policies.installation(), in_force);
+        let keep = async move { policies.keep(&leadership).await };
+        let tasks = vec![
+            Task {
+                name: "the check of the admission policies",
+                run: until_done(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
+            },
+            Task {
+                name: "the watches",
+                run: until_done(watches, done.clone()).boxed(),
+            },
+        ];
+        let prepared = Self {
+            controllers,
+            caches,
+            _done: done.drop_guard(),
+        };
+        (prepared, tasks)
+    }
+
+    /// Waits until the caches are filled and this replica leads; false where it is to end before.
+    pub async fn is_to_begin(&self, context: &ControllerContext) -> bool {
+        let begin = async {
+            if let Err(error) = self
+                .controllers
+                .synced(|kinds| self.caches.set_reason(kinds))
+                .await
+            {
+                tracing::error!(%error, "a cache can't be filled");
+                return false;
             }
-            .boxed(),
-        },
-    ]
+            self.caches.ready();
+            context.leadership.acquired().await;
+            // So that a start does not say of every machine that nothing is known of the policies.
+            self.controllers.policies().since(Instant::now()).await;
+            true
+        };
+        tokio::select! {
+            leads = begin => leads,
+            () = context.stopping.cancelled() => false,
+        }
+    }
 }
 
 /// Makes readiness wait until identities are guarded: what is restored or moved here when this replica is
@@ -110,24 +137,5 @@ async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToke
     tokio::select! {
         _ = futures::future::select_all(watches) => {}
         () = done.cancelled() => {}
-    }
-}
-
-/// Waits until the caches are filled and this replica leads; false where it is to end before.
-async fn is_to_begin(context: &ControllerContext, controllers: &Controllers, caches: Pending) -> bool {
-    let begin = async {
-        if let Err(error) = controllers.synced(|kinds| caches.set_reason(kinds)).await {
-            tracing::error!(%error, "a cache can't be filled");
-            return false;
-        }
-        caches.ready();
-        context.leadership.acquired().await;
-        // So that a start does not say of every machine that nothing is known of the policies.
-        controllers.policies().since(Instant::now()).await;
-        true
-    };
-    tokio::select! {
-        leads = begin => leads,
-        () = context.stopping.cancelled() => false,
     }
 }

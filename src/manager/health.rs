@@ -65,7 +65,7 @@ impl Pending {
     }
 
     /// It is done.
-    pub fn ready(self) {
+    pub fn ready(&self) {
         lock(&self.health.0.pending).remove(&self.id);
     }
 }

@@ -47,7 +47,7 @@ async fn get(address: std::net::SocketAddr, path: &str) -> (String, String) {
     (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
-async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
+async fn setup() -> Setup {
     Setup {
         api_server: kube::Config::new("http://127.0.0.1:9".parse().unwrap()),
         protocol: Protocol::Http2,
@@ -66,7 +66,6 @@ async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
             orphans: OrphanOptions::default(),
             reporter: "test".to_owned(),
         },
-        controllers,
         health: listener().await,
         diagnostics: Diagnostics::Insecure(listener().await),
         runtime_extension: None,
@@ -99,14 +98,14 @@ async fn eventually(address: std::net::SocketAddr, path: &str, status: &str) {
 
 #[tokio::test]
 async fn a_manager_becomes_ready_shows_metrics_and_ends_in_peace_when_it_is_asked_to() {
-    let setup = setup(patient).await;
+    let setup = setup().await;
     let health = setup.health.local_addr().unwrap();
     let Diagnostics::Insecure(listener) = &setup.diagnostics else {
         unreachable!()
     };
     let diagnostics = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let manager = tokio::spawn(run(setup, async move {
+    let manager = tokio::spawn(run_tasks(setup, patient, async move {
         let _ = stopped.await;
     }));
     let (line, body) = get(health, "/readyz").await;
@@ -140,10 +139,10 @@ async fn readiness_is_not_answered_before_the_controllers_have_said_what_it_wait
         ANSWERED.store(answered, Ordering::SeqCst);
         patient(context)
     }
-    let setup = setup(slow).await;
+    let setup = setup().await;
     HEALTH.set(setup.health.local_addr().unwrap()).unwrap();
     let health = *HEALTH.get().unwrap();
-    let manager = tokio::spawn(run(setup, std::future::pending()));
+    let manager = tokio::spawn(run_tasks(setup, slow, std::future::pending()));
     eventually(health, "/readyz", "200").await;
     assert!(!ANSWERED.load(Ordering::SeqCst), "it was answered");
     manager.abort();
@@ -158,7 +157,9 @@ async fn a_controller_that_dies_ends_the_manager_with_its_name() {
             run,
         }]
     }
-    let error = run(setup(weak).await, std::future::pending()).await.unwrap_err();
+    let error = run_tasks(setup().await, weak, std::future::pending())
+        .await
+        .unwrap_err();
     assert_eq!(error.to_string(), "the weak controller ended unexpectedly");
 }
 
@@ -183,7 +184,7 @@ async fn running_work_is_waited_for_and_dropped_after_the_grace_period() {
         }]
     }
     let start = tokio::time::Instant::now();
-    run(setup(endless).await, async {}).await.unwrap();
+    run_tasks(setup().await, endless, async {}).await.unwrap();
     assert!(start.elapsed() >= Duration::from_secs(30));
     assert!(DROPPED.load(Ordering::SeqCst));
 }

@@ -9,7 +9,7 @@ use kube::{Client, ResourceExt as _};
 use serde::Deserialize;
 
 use super::error::WriteError;
-use super::plan::{Migration, Target};
+use super::plan::{Destination, Migration};
 use super::write::Survey;
 use crate::api::labels;
 
@@ -49,7 +49,7 @@ pub async fn health_checks(
     client: &Client,
     migration: &Migration,
     survey: &Survey,
-    target: &Target,
+    target: &Destination,
 ) -> Result<HealthChecks, WriteError> {
     let machines = machines(migration, survey);
     if machines.is_empty() {
@@ -81,7 +81,7 @@ fn machines(migration: &Migration, survey: &Survey) -> Vec<Labels> {
 }
 
 /// What a MachineHealthCheck is at work on; one whose selector can't be read may select all.
-fn at_work(check: &DynamicObject, machines: &[Labels], target: &Target) -> Option<HealthCheck> {
+fn at_work(check: &DynamicObject, machines: &[Labels], target: &Destination) -> Option<HealthCheck> {
     if check.annotations().contains_key(labels::PAUSED) {
         return None;
     }

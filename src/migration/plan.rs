@@ -34,7 +34,7 @@ pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-creat
 
 /// What the operator has to say.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct Destination {
     /// The namespace of the Cluster.
     pub namespace: String,
     /// The Cluster that the machines become part of.
@@ -47,7 +47,7 @@ pub struct Target {
     pub secrets_of_other_namespaces: bool,
 }
 
-impl Target {
+impl Destination {
     /// The value of [`MIGRATED_TO`].
     pub fn mark(&self) -> String {
         format!("{}/{}", self.namespace, self.cluster)
@@ -104,7 +104,7 @@ pub struct Object {
     pub kind: &'static str,
     /// Its name.
     pub name: String,
-    /// What is worth knowing of it, for a person.
+    /// What is worth knowing of it, for an operator.
     pub note: String,
     /// The whole of it.
     pub body: Value,
@@ -202,7 +202,11 @@ struct Converted {
 ///
 /// # Errors
 /// Each says what is wrong where, and what to do.
-pub fn plan(source: &Source, target: &Target, capabilities: &Capabilities) -> Result<Migration, Vec<String>> {
+pub fn plan(
+    source: &Source,
+    target: &Destination,
+    capabilities: &Capabilities,
+) -> Result<Migration, Vec<String>> {
     let mut problems = Vec::new();
     let (mut classes, mut converted) = (Vec::new(), BTreeMap::new());
     for key in source.used_classes() {
@@ -267,7 +271,7 @@ fn is_marked(source: &Source, key: &ClassKey) -> bool {
 }
 
 /// What was migrated to another Cluster: two of them would have its VMs.
-fn marked_by_others(source: &Source, target: &Target) -> Vec<String> {
+fn marked_by_others(source: &Source, target: &Destination) -> Vec<String> {
     let machines = source.machines.iter().map(|found| ("Machine", &found.metadata));
     let sets = source.sets.iter().map(|found| ("MachineSet", &found.metadata));
     let deployments = source.deployments.iter();

@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::health_checks::{HealthCheck, HealthChecks, health_checks};
-use super::plan::{DISABLE_MACHINE_CREATE, MIGRATED_FROM, Migration, Target, plan};
+use super::plan::{DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Migration, plan};
 use super::source::Source;
 use super::write::{Survey, differences, not_adopted};
 use crate::api::labels;
@@ -84,8 +84,8 @@ fn planned_with(
     plan(&source, &target, &Capabilities::minimal())
 }
 
-fn target(bootstrap: Option<&str>, secrets_of_other_namespaces: bool) -> Target {
-    Target {
+fn target(bootstrap: Option<&str>, secrets_of_other_namespaces: bool) -> Destination {
+    Destination {
         namespace: "default".to_owned(),
         cluster: "c".to_owned(),
         driver: "pool".to_owned(),

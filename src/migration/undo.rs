@@ -15,7 +15,7 @@ use serde_json::Value;
 pub use self::release::{pause, release};
 
 use super::error::WriteError;
-use super::plan::{Group, MIGRATED_FROM, Migration, Object, Target, UNDOING};
+use super::plan::{Destination, Group, MIGRATED_FROM, Migration, Object, UNDOING};
 use super::source::text;
 use super::write::{self, differences_at, marker, read};
 use crate::api::{self, conditions, labels};
@@ -59,7 +59,11 @@ impl Remains {
     ///
     /// # Errors
     /// The API server's.
-    pub async fn of(client: &Client, migration: &Migration, target: &Target) -> Result<Self, WriteError> {
+    pub async fn of(
+        client: &Client,
+        migration: &Migration,
+        target: &Destination,
+    ) -> Result<Self, WriteError> {
         let mut remains = Self::default();
         let of_groups = migration.groups.iter().flat_map(Group::objects);
         let of_classes = migration.classes.iter().flat_map(|class| &class.objects);

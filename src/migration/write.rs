@@ -75,7 +75,7 @@ pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Resu
     for group in &migration.groups {
         let (mut is_unfinished, mut of_group) = (false, Vec::new());
         for object in group.objects() {
-            if let Some(found) = look(client, object, &mut survey, &mut taken).await? {
+            if let Some(found) = find(client, object, &mut survey, &mut taken).await? {
                 is_unfinished |= found.annotations().contains_key(UNFINISHED);
                 if found.annotations().contains_key(UNDOING) {
                     undone.push(format!("{} {}", object.kind, object.name));
@@ -110,7 +110,7 @@ pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Resu
     for class in &migration.classes {
         if survey.needs(migration, &class.key) {
             for object in &class.objects {
-                if let Some(found) = look(client, object, &mut survey, &mut taken).await? {
+                if let Some(found) = find(client, object, &mut survey, &mut taken).await? {
                     differ.extend(differences(object, &found.data));
                 }
             }
@@ -230,7 +230,7 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
     all
 }
 
-async fn look(
+async fn find(
     client: &Client,
     object: &Object,
     survey: &mut Survey,
@@ -338,7 +338,7 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
     loop {
         let all = api(client, &first.body).list(&of_cluster).await;
         let all = all.map_err(|error| WriteError::api("listing the InfraMachines", error))?;
-        // One that is gone has been deleted by a person.
+        // One that is gone has been deleted by an operator.
         let own = all
             .iter()
             .filter(|found| names.contains(found.name_any().as_str()));
@@ -428,7 +428,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
             let found = api(client, &machine.body).get_opt(&machine.name).await;
             let found =
                 found.map_err(|error| WriteError::api(format!("reading Machine {}", machine.name), error))?;
-            // One that is gone has been deleted by a person.
+            // One that is gone has been deleted by an operator.
             let owners = found.iter().flat_map(kube::ResourceExt::owner_references);
             let is_owned = owners
                 .into_iter()

@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
     use crate::api::cluster_api::MachineSpec;
-    use crate::api::conditions::{State, reason};
+    use crate::api::conditions::{ConditionStatus, reason};
 
     fn machine() -> InfraMachine {
         let mut machine: InfraMachine = serde_json::from_value(json!({
@@ -131,11 +131,11 @@ mod tests {
             "status": {"initialization": {"provisioned": true}},
         }))
         .unwrap();
-        set(&mut machine, conditions::READY, State::True);
+        set(&mut machine, conditions::READY, ConditionStatus::True);
         machine
     }
 
-    fn set(machine: &mut InfraMachine, condition: &str, state: State) {
+    fn set(machine: &mut InfraMachine, condition: &str, state: ConditionStatus) {
         let conditions = &mut machine.status.get_or_insert_default().conditions;
         let now = Timestamp::UNIX_EPOCH;
         conditions::set(conditions, condition, state, reason::READY, "", None, now);
@@ -181,7 +181,7 @@ mod tests {
             false
         }));
         assert!(!removed_from_node(|machine, _, _| {
-            set(machine, conditions::READY, State::False);
+            set(machine, conditions::READY, ConditionStatus::False);
             false
         }));
         assert!(!removed_from_node(|machine, _, _| {
@@ -210,7 +210,11 @@ mod tests {
     #[test]
     fn a_node_that_was_freed_is_looked_at_again_when_it_came_back_or_is_another() {
         let record = |machine: &mut InfraMachine| {
-            set(machine, conditions::NOT_READY_TAINT_REMOVED, State::True);
+            set(
+                machine,
+                conditions::NOT_READY_TAINT_REMOVED,
+                ConditionStatus::True,
+            );
             let annotations = machine.metadata.annotations.get_or_insert_default();
             let value = super::record("n-1", "node.machine.sapcloud.io/instance-not-ready");
             annotations.insert(labels::NOT_READY_TAINT_REMOVED_FROM.to_owned(), value);
@@ -232,7 +236,11 @@ mod tests {
         // Killed between the record and the condition, or moved without its status.
         assert!(removed_from_node(|machine, _, _| {
             record(machine);
-            set(machine, conditions::NOT_READY_TAINT_REMOVED, State::False);
+            set(
+                machine,
+                conditions::NOT_READY_TAINT_REMOVED,
+                ConditionStatus::False,
+            );
             false
         }));
     }

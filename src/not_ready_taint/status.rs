@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::plan::Removal;
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::Note;
 use crate::workload_cluster::Unreachable;
@@ -68,38 +68,38 @@ pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> 
         }
     };
     is_new.then(|| Note {
-        warning: state != State::True,
+        warning: state != ConditionStatus::True,
         reason: reason.to_owned(),
         action: "RemoveTaint",
         text,
     })
 }
 
-fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, String) {
+fn condition(removal: &Removal, progress: &Progress) -> (ConditionStatus, &'static str, String) {
     let Removal { key, node, .. } = removal;
     match progress {
         Progress::RemovedBefore => (
-            State::True,
+            ConditionStatus::True,
             reason::NOT_READY_TAINT_REMOVED,
             format!("the Node {node} was looked at before: a taint {key} that it has came later"),
         ),
         Progress::NoNode => (
-            State::False,
+            ConditionStatus::False,
             reason::NODE_NOT_FOUND,
             format!("the workload cluster has no Node {node}, which Cluster API found for the Machine"),
         ),
         Progress::Refused(why) => (
-            State::False,
+            ConditionStatus::False,
             reason::WORKLOAD_CLUSTER_REFUSED,
             format!("the taint {key} is still on the Node {node}: {why}"),
         ),
         Progress::Removed(_) => (
-            State::True,
+            ConditionStatus::True,
             reason::NOT_READY_TAINT_REMOVED,
             format!("the taint {key} was removed from the Node {node}"),
         ),
         Progress::NotTainted(_) => (
-            State::True,
+            ConditionStatus::True,
             reason::NOT_READY_TAINT_REMOVED,
             format!("the Node {node} has no taint {key}"),
         ),
@@ -110,7 +110,7 @@ fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, St
                 "the Node {node} has {other}, and the machine has {}: its taints are left alone",
                 removal.provider_id
             );
-            (State::False, reason::FOREIGN_NODE, message)
+            (ConditionStatus::False, reason::FOREIGN_NODE, message)
         }
         Progress::Unreachable(cause) => {
             let reason = match **cause {
@@ -125,7 +125,7 @@ fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, St
                 "the taint {key} may still be on the Node {node}: {}",
                 Chain(&**cause)
             );
-            (State::False, reason, message)
+            (ConditionStatus::False, reason, message)
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct ClusterListing {
     pub classes: HashMap<ProviderId, Class>,
     /// The classes whose list is not known now: nothing follows from it that a VM is in none of the others.
     pub unknown: HashSet<ClassId>,
-    /// Those of them whose list can't be made until a person acts, and why.
+    /// Those of them whose list can't be made until an operator acts, and why.
     pub impossible: Vec<(Class, String)>,
     /// Why a list is missing that was asked for.
     pub failures: Vec<String>,

@@ -113,7 +113,7 @@ impl DeletionLog {
         self.lock().classes.listed(class);
     }
 
-    /// The list of a class can't be made until a person acts. Whether that is now
+    /// The list of a class can't be made until an operator acts. Whether that is now
     /// believed, and the class forgotten.
     pub fn unlistable(&self, class: &RetainedClass) -> bool {
         self.lock().classes.unlistable(class)

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::cluster_listing::{ClusterListing, REQUESTER};
-use super::plan::{Clock, DeletionPolicy, Sighting, may_still_be_deleted};
+use super::plan::{Clock, DeletionPolicy, Observation, may_still_be_deleted};
 use super::report::record_event;
-use super::{Scanner, live};
+use super::{Context, live};
 use crate::admission;
 use crate::api::conditions::reason;
 use crate::configured_driver::{ConfiguredDriver, Priority};
@@ -17,21 +17,21 @@ use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
 pub async fn delete(
-    scanner: &Scanner,
+    ctx: &Context,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
     vm: &ListedMachine,
-    sighting: Sighting,
+    observation: Observation,
     policy: DeletionPolicy,
 ) {
-    match try_delete(scanner, driver, listed, vm, sighting, policy).await {
+    match try_delete(ctx, driver, listed, vm, observation, policy).await {
         Ok(Done::Deleted) => {
             let text = format!(
                 "VM {} of machine `{}` was an orphan and is deleted",
                 vm.provider_id, vm.machine_name
             );
             tracing::warn!(cluster = %listed.scope.cluster, driver = driver.name(), "{text}");
-            record_event(scanner, &listed.scope, reason::ORPHAN_DELETED, text).await;
+            record_event(ctx, &listed.scope, reason::ORPHAN_DELETED, text).await;
         }
         Ok(Done::Kept) => {
             tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
@@ -49,12 +49,14 @@ enum Done {
     Kept,
 }
 
+/// It is no [`crate::driver_query`]: the permit is waited for, and the last look at the objects comes between
+/// the credentials and the call.
 async fn try_delete(
-    scanner: &Scanner,
+    ctx: &Context,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
     vm: &ListedMachine,
-    sighting: Sighting,
+    observation: Observation,
     policy: DeletionPolicy,
 ) -> Result<Done, String> {
     let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
@@ -68,7 +70,7 @@ async fn try_delete(
         .ok_or("the class that it was listed with is not known")?;
     let namespace = listed.scope.cluster.namespace();
     let class = listing::class(
-        &scanner.client,
+        &ctx.client,
         driver,
         namespace,
         class.secret.as_deref(),
@@ -77,7 +79,7 @@ async fn try_delete(
     let class = class.await.map_err(|error| error.message())?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
     // The last things before the call: nothing else is waited for in between but the driver's rate.
-    let live = live::read(&scanner.client, scanner.namespace.as_deref())
+    let live = live::read(&ctx.client, ctx.namespace.as_deref())
         .await
         .map_err(|error| error.to_string())?;
     let clock = Clock {
@@ -86,17 +88,17 @@ async fn try_delete(
     };
     // A machine whose identity was taken away looks as if it had no VM. The check says so also
     // of what was seen before it.
-    if let admission::Enforcement::Unguarded(why) = scanner.policies.since(clock.asked).await {
+    if let admission::Enforcement::Unguarded(why) = ctx.policies.since(clock.asked).await {
         return Err(why.to_string());
     }
-    let observed_deletion = |id: &str| scanner.observed_deletion(id).is_some();
+    let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
     if !may_still_be_deleted(
         &listed.scope,
         vm,
         &listed.vms,
         &live,
         observed_deletion,
-        sighting,
+        observation,
         (policy, clock),
     ) {
         return Ok(Done::Kept);

@@ -71,10 +71,10 @@ pub struct LiveMachine {
 
 impl LiveMachine {
     /// What counts of an object, also of one that can't be read.
-    pub fn of(guarded: &DeserializeGuard<InfraMachine>) -> Self {
-        let meta = guarded.meta();
+    pub fn of(object: &DeserializeGuard<InfraMachine>) -> Self {
+        let meta = object.meta();
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key).cloned();
-        let readable = guarded.0.as_ref().ok();
+        let readable = object.0.as_ref().ok();
         Self {
             key: NamespacedName::of(meta),
             uid: meta.uid().to_owned(),
@@ -148,7 +148,7 @@ impl Live {
         };
         let infra: HashMap<NamespacedName, &DeserializeGuard<InfraCluster>> = infra_clusters
             .iter()
-            .map(|guarded| (NamespacedName::of(guarded.as_ref().meta()), guarded.as_ref()))
+            .map(|object| (NamespacedName::of(object.as_ref().meta()), object.as_ref()))
             .collect();
         let mut members: HashMap<NamespacedName, Vec<&LiveMachine>> = HashMap::new();
         for machine in &machines {

@@ -97,7 +97,7 @@ impl fmt::Display for KeepReason {
 pub struct DeletionPolicy {
     /// Whether orphans are deleted at all.
     pub delete: bool,
-    /// How far apart two sightings have to be: the longer of the interval and the
+    /// How far apart two observations have to be: the longer of the interval and the
     /// driver's consistency window.
     pub gap: Duration,
     /// How old an orphan has to be.
@@ -115,7 +115,7 @@ pub struct Clock {
 
 /// Since when a VM is known to be unowned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sighting {
+pub struct Observation {
     /// When the first list that had it was asked for.
     pub first: Instant,
     /// The same by the calendar.
@@ -125,7 +125,7 @@ pub struct Sighting {
 }
 
 /// The VMs of one scope and driver that are known to be unowned, by provider id.
-pub type Sightings = HashMap<String, Sighting>;
+pub type Observations = HashMap<String, Observation>;
 
 /// What becomes of a listed VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,16 +156,16 @@ pub fn judge(
     is_gone: impl Fn(&str) -> bool,
     live: &Live,
     observed_deletion: impl Fn(&str) -> bool,
-    sightings: &mut Sightings,
+    observations: &mut Observations,
     (policy, clock): (DeletionPolicy, Clock),
 ) -> Vec<Finding> {
     let listed: HashSet<_> = vms.iter().map(|vm| vm.provider_id.as_str()).collect();
-    sightings.retain(|id, _| listed.contains(id.as_str()) || !is_gone(id));
+    observations.retain(|id, _| listed.contains(id.as_str()) || !is_gone(id));
     vms.iter()
         .map(|vm| {
             let id = vm.provider_id.as_str();
-            let (owner, keep_reasons) = (owner_of(scope, vm, vms, live), |sighting| {
-                keep_reasons(scope, vm, live, &observed_deletion, sighting, (policy, clock))
+            let (owner, keep_reasons) = (owner_of(scope, vm, vms, live), |observation| {
+                keep_reasons(scope, vm, live, &observed_deletion, observation, (policy, clock))
             });
             let unowned = match owner {
                 OwnerLookup::Owned(key) => Err(Finding::Owned(key)),
@@ -177,30 +177,30 @@ pub fn judge(
             let duplicate = match unowned {
                 Ok(duplicate) => duplicate,
                 Err(finding) => {
-                    sightings.remove(id);
+                    observations.remove(id);
                     return finding;
                 }
             };
-            let sighting = sight(sightings, id, policy.gap, clock);
+            let observation = sight(observations, id, policy.gap, clock);
             match duplicate {
-                _ if !sighting.is_confirmed => Finding::SeenOnce,
+                _ if !observation.is_confirmed => Finding::SeenOnce,
                 Some(key) => Finding::Duplicate(key),
-                None => Finding::Orphan(keep_reasons(sighting)),
+                None => Finding::Orphan(keep_reasons(observation)),
             }
         })
         .collect()
 }
 
-/// Counts a sighting.
-fn sight(sightings: &mut Sightings, id: &str, gap: Duration, clock: Clock) -> Sighting {
-    let sighting = sightings.entry(id.to_owned()).or_insert(Sighting {
+/// Counts a observation.
+fn sight(observations: &mut Observations, id: &str, gap: Duration, clock: Clock) -> Observation {
+    let observation = observations.entry(id.to_owned()).or_insert(Observation {
         first: clock.asked,
         since: clock.now,
         is_confirmed: false,
     });
-    let passed = clock.asked.saturating_duration_since(sighting.first);
-    sighting.is_confirmed |= passed > Duration::ZERO && passed >= gap;
-    *sighting
+    let passed = clock.asked.saturating_duration_since(observation.first);
+    observation.is_confirmed |= passed > Duration::ZERO && passed >= gap;
+    *observation
 }
 
 /// Whether an orphan may still be deleted, by what the API server says immediately before.
@@ -210,12 +210,12 @@ pub fn may_still_be_deleted(
     siblings: &[ListedMachine],
     live: &Live,
     observed_deletion: impl Fn(&str) -> bool,
-    sighting: Sighting,
+    observation: Observation,
     at: (DeletionPolicy, Clock),
 ) -> bool {
     owner_of(scope, vm, siblings, live) == OwnerLookup::Unowned
-        && sighting.is_confirmed
-        && keep_reasons(scope, vm, live, &observed_deletion, sighting, at).is_empty()
+        && observation.is_confirmed
+        && keep_reasons(scope, vm, live, &observed_deletion, observation, at).is_empty()
 }
 
 /// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
@@ -236,7 +236,7 @@ pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine]
                 asked: Instant::now(),
                 now: Timestamp::now(),
             };
-            let sighting = Sighting {
+            let observation = Observation {
                 first: clock.asked,
                 since: clock.now,
                 is_confirmed: true,
@@ -246,20 +246,20 @@ pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine]
                 vm,
                 live,
                 &|_| true,
-                sighting,
+                observation,
                 (policy, clock),
             ))
         }
     }
 }
 
-/// What keeps a VM without an owner from being deleted: all that does, so that a person sees it at once.
+/// What keeps a VM without an owner from being deleted: all that does, so that an operator sees it at once.
 fn keep_reasons(
     scope: &Scope,
     vm: &ListedMachine,
     live: &Live,
     observed_deletion: &impl Fn(&str) -> bool,
-    sighting: Sighting,
+    observation: Observation,
     (policy, clock): (DeletionPolicy, Clock),
 ) -> Vec<KeepReason> {
     let when = |keep_reasons: bool, keep_reason: KeepReason| keep_reasons.then_some(keep_reason);
@@ -272,7 +272,7 @@ fn keep_reasons(
         when(vm.cluster_id.is_none(), KeepReason::NoCluster),
         when(vm.machine_name.is_empty(), KeepReason::NoName),
         when(
-            age(vm, sighting, clock) < policy.min_age,
+            age(vm, observation, clock) < policy.min_age,
             KeepReason::TooYoung {
                 least: policy.min_age,
             },
@@ -288,10 +288,10 @@ fn keep_reasons(
 }
 
 /// How old a VM is: by the back end's clock, or else for as long as it is known to be unowned.
-fn age(vm: &ListedMachine, sighting: Sighting, clock: Clock) -> Duration {
+fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     match vm.created_at {
         Some(made) => elapsed(made, clock.now).unwrap_or_default(),
-        None => clock.asked.saturating_duration_since(sighting.first),
+        None => clock.asked.saturating_duration_since(observation.first),
     }
 }
 

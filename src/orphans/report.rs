@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::ObjectRef;
 
-use super::Scanner;
+use super::Context;
 use super::cluster_listing::ClusterListing;
 use super::deletion_log::ObservedDeletion;
 use super::owner::Scope;
-use super::plan::{Finding, Sightings};
+use super::plan::{Finding, Observations};
 use super::scope::{Class, ClassId};
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
@@ -26,7 +26,7 @@ const MAX_EVENTS: usize = 10;
 #[derive(Debug, Default)]
 pub struct ReportState {
     /// Those that are known to be unowned.
-    pub sightings: Sightings,
+    pub observations: Observations,
     /// Those that were reported, by provider id: as what, and when the last time.
     reported: HashMap<String, (OrphanReason, Instant)>,
     /// The class in whose list each of them was the last time, by provider id.
@@ -52,7 +52,7 @@ impl ReportState {
 
     /// Forgets all of it, as when the Cluster is paused.
     pub fn clear(&mut self) {
-        self.sightings.clear();
+        self.observations.clear();
         self.reported.clear();
         self.lists.clear();
     }
@@ -77,15 +77,15 @@ impl ReportState {
     pub fn all_owned(&mut self, listed: &ClusterListing) {
         let is_gone = self.locate(listed);
         let is_listed = |id: &str| listed.classes.keys().any(|listed| listed.as_str() == id);
-        self.sightings.retain(|id, _| !is_listed(id) && !is_gone(id));
+        self.observations.retain(|id, _| !is_listed(id) && !is_gone(id));
         self.forget();
     }
 
     /// Forgets what is not known to be unowned any more.
     fn forget(&mut self) {
-        let sightings = &self.sightings;
-        self.reported.retain(|id, _| sightings.contains_key(id));
-        self.lists.retain(|id, _| sightings.contains_key(id));
+        let observations = &self.observations;
+        self.reported.retain(|id, _| observations.contains_key(id));
+        self.lists.retain(|id, _| observations.contains_key(id));
     }
 
     /// What is new of these VMs, or was reported long ago. Those that are neither orphans nor
@@ -162,13 +162,13 @@ fn orphan(
 
 /// Reports what is new of the VMs of a Cluster.
 pub async fn report(
-    scanner: &Scanner,
+    ctx: &Context,
     driver: &ConfiguredDriver,
     scope: &Scope,
     known: &mut ReportState,
     judged: &[(&ListedMachine, &Finding)],
 ) {
-    let mut announcements = known.announcements(judged, |id| scanner.observed_deletion(id), Instant::now());
+    let mut announcements = known.announcements(judged, |id| ctx.observed_deletion(id), Instant::now());
     for Announcement { reason, text } in &announcements {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
@@ -176,11 +176,11 @@ pub async fn report(
     let left = announcements.len().saturating_sub(MAX_EVENTS);
     announcements.truncate(MAX_EVENTS);
     for Announcement { reason, text } in announcements {
-        record_event(scanner, scope, event_reason(reason), text).await;
+        record_event(ctx, scope, event_reason(reason), text).await;
     }
     if left > 0 {
         let text = format!("{left} more VMs are orphans or duplicates: see `capcmi orphans list`");
-        record_event(scanner, scope, event_reason(OrphanReason::Orphan), text).await;
+        record_event(ctx, scope, event_reason(OrphanReason::Orphan), text).await;
     }
 }
 
@@ -193,7 +193,7 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
 
 /// Reports that a list of deleted machines can't be made, and will not be tried again: what they may have
 /// left behind is not found.
-pub async fn given_up(scanner: &Scanner, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
+pub async fn given_up(ctx: &Context, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
     let account = match class.secret.as_deref() {
         Some("") | None => "the provider's credentials".to_owned(),
         Some(name) => format!("the credentials of Secret `{name}`"),
@@ -203,32 +203,31 @@ pub async fn given_up(scanner: &Scanner, driver: &ConfiguredDriver, scope: &Scop
             the back end yourself for what they may have left behind"
     );
     tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
-    record_event(scanner, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
+    record_event(ctx, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
 }
 
 /// Records an event on the InfraCluster, or on the Cluster where that is not ours.
-pub(super) async fn record_event(scanner: &Scanner, scope: &Scope, reason: &str, text: String) {
+pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, text: String) {
     let note = Note {
         warning: true,
         reason: reason.to_owned(),
         action: "ListMachines",
         text,
     };
-    let Some(cluster) = scanner
+    let Some(cluster) = ctx
         .caches
         .cluster(scope.cluster.namespace(), scope.cluster.name())
     else {
         return;
     };
     let infra = super::owner::infra_cluster_of(&cluster).and_then(|key| {
-        scanner
-            .caches
+        ctx.caches
             .infra_clusters
             .get(&ObjectRef::new(key.name()).within(key.namespace()))
     });
     match infra {
-        Some(infra) => scanner.events.record(&*infra, note).await,
-        None => scanner.events.record(&*cluster, note).await,
+        Some(infra) => ctx.events.record(&*infra, note).await,
+        None => ctx.events.record(&*cluster, note).await,
     }
 }
 
@@ -236,7 +235,7 @@ pub(super) async fn record_event(scanner: &Scanner, scope: &Scope, reason: &str,
 mod tests {
     use jiff::Timestamp;
 
-    use super::super::plan::{KeepReason, Sighting};
+    use super::super::plan::{KeepReason, Observation};
     use super::*;
     use crate::admission::EnforcementEpoch;
     use crate::caches::NamespacedName;
@@ -253,13 +252,13 @@ mod tests {
     }
 
     fn known() -> ReportState {
-        let sighting = Sighting {
+        let observation = Observation {
             first: Instant::now(),
             since: Timestamp::UNIX_EPOCH,
             is_confirmed: true,
         };
         ReportState {
-            sightings: [("p".to_owned(), sighting)].into(),
+            observations: [("p".to_owned(), observation)].into(),
             ..ReportState::default()
         }
     }

@@ -121,9 +121,9 @@ pub async fn watched(
         cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id)
             && found.entry(key).or_default().insert(class)
     };
-    for (index, guarded) in objects.infra_machines.all().enumerate() {
+    for (index, object) in objects.infra_machines.all().enumerate() {
         yield_periodically(index).await;
-        if let Ok(machine) = &guarded.0
+        if let Ok(machine) = &object.0
             && identity::recorded_driver(machine) == Some(driver)
             && let Some((cluster, class)) = class_of_machine(machine, tag_path)
         {
@@ -173,7 +173,7 @@ pub async fn watched(
 }
 
 fn readable<K>(all: &[Arc<DeserializeGuard<K>>]) -> impl Iterator<Item = &K> {
-    all.iter().filter_map(|guarded| guarded.0.as_ref().ok())
+    all.iter().filter_map(|object| object.0.as_ref().ok())
 }
 
 /// The Clusters, with their ids and whether they are paused.
@@ -181,12 +181,12 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
     let infra: HashMap<NamespacedName, &DeserializeGuard<InfraCluster>> = objects
         .infra_clusters
         .iter()
-        .map(|guarded| (NamespacedName::of(guarded.meta()), &**guarded))
+        .map(|object| (NamespacedName::of(object.meta()), &**object))
         .collect();
     let mut siblings: HashMap<NamespacedName, String> = HashMap::new();
-    for (index, guarded) in objects.infra_machines.all().enumerate() {
+    for (index, object) in objects.infra_machines.all().enumerate() {
         yield_periodically(index).await;
-        let Ok(machine) = &guarded.0 else { continue };
+        let Ok(machine) = &object.0 else { continue };
         let id = identity::annotation(machine, labels::CLUSTER_ID);
         if let (Some(id), Some(name), Some(_)) = (id, cluster_name(&machine.metadata), MachineId::of(machine))
         {
@@ -310,7 +310,7 @@ mod tests {
         Arc::new(serde_json::from_value(value).unwrap())
     }
 
-    fn guarded<K: serde::de::DeserializeOwned>(value: Value) -> Arc<DeserializeGuard<K>> {
+    fn readable<K: serde::de::DeserializeOwned>(value: Value) -> Arc<DeserializeGuard<K>> {
         Arc::new(DeserializeGuard(Ok(serde_json::from_value(value).unwrap())))
     }
 
@@ -323,7 +323,7 @@ mod tests {
     }
 
     fn infra_cluster(name: &str, id: &str) -> Arc<DeserializeGuard<InfraCluster>> {
-        guarded(json!({
+        readable(json!({
             "metadata": {"namespace": "ns", "name": name, "annotations": {labels::CLUSTER_ID: id}},
             "spec": {},
         }))
@@ -337,7 +337,7 @@ mod tests {
             .as_object_mut()
             .unwrap()
             .extend(tag_map.as_object().unwrap().clone());
-        guarded(json!({
+        readable(json!({
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
             "annotations": {
                 labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     fn template(name: &str, size: &str, labelled: &str) -> Arc<DeserializeGuard<InfraMachineTemplate>> {
-        guarded(json!({
+        readable(json!({
             "metadata": {"namespace": "ns", "name": name, "labels": {labels::CLUSTER_NAME: labelled}},
             "spec": {"template": {"spec": {"providerSpec": {"size": size},
             "secretRef": {"name": "account"}}}},

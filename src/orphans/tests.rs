@@ -149,15 +149,15 @@ where
 
 /// Looks at the VMs of a Cluster with these templates.
 struct Looks {
-    scanner: Scanner,
-    state: State,
+    ctx: Context,
+    state: ScanState,
     notes: Arc<Mutex<Vec<String>>>,
 }
 
 impl Looks {
     fn new(cloud: &Cloud, templates: Vec<Value>) -> Self {
         let (client, notes) = api_server();
-        let scanner = Scanner {
+        let ctx = Context {
             client: client.clone(),
             caches: Caches {
                 clusters: filled(vec![cluster()]),
@@ -179,8 +179,8 @@ impl Looks {
             },
         };
         Self {
-            scanner,
-            state: State::default(),
+            ctx,
+            state: ScanState::default(),
             notes,
         }
     }
@@ -201,17 +201,17 @@ impl Looks {
             "spec": {"providerSpec": {}},
         }))
         .unwrap();
-        let guarded = DeserializeGuard(Ok(machine));
-        let during = self.scanner.policies.epoch();
-        self.scanner
+        let object = DeserializeGuard(Ok(machine));
+        let during = self.ctx.policies.epoch();
+        self.ctx
             .deletion_log
-            .record(&guarded, false, Timestamp::now(), during);
+            .record(&object, false, Timestamp::now(), during);
     }
 
     async fn look(&mut self, times: usize) {
-        let driver = Arc::clone(self.scanner.drivers.iter().next().unwrap());
+        let driver = Arc::clone(self.ctx.drivers.iter().next().unwrap());
         for _ in 0..times {
-            pass(&self.scanner, &driver, &mut self.state).await;
+            pass(&self.ctx, &driver, &mut self.state).await;
         }
     }
 
@@ -258,7 +258,7 @@ async fn a_list_that_no_look_can_make_is_reported_once_and_keeps_no_orphan_of_an
             "{why}"
         );
         assert_eq!(looks.notes(why), 1, "{:?}", looks.notes.lock().unwrap());
-        let classes = looks.scanner.deletion_log.classes();
+        let classes = looks.ctx.deletion_log.classes();
         assert!(
             classes.len() == 1 && classes[0].class.spec.contains("kept"),
             "{classes:?}"

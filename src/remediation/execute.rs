@@ -10,7 +10,7 @@ use serde_json::json;
 use super::Context;
 use super::answer::RestartResult;
 use super::gather::Gathered;
-use super::plan::{Report, Restart, hand_over, not_done, restarted, unanswered};
+use super::plan::{Outcome, Restart, hand_over, not_done, restarted, unanswered};
 use super::publish::{publish, record_failure};
 use super::record::Record;
 use crate::admission::{self, Enforcement};
@@ -27,6 +27,9 @@ use crate::retry::{self, Stage};
 use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
 /// Restarts the VM, as far as that may be done now, and says how it went.
+///
+/// It is no [`crate::driver_query`]: between the permit and the call it locks the VM and writes the restart
+/// down.
 ///
 /// # Guarantees
 /// The restart is written down before the driver is called, on the version of the object that the plan was
@@ -51,12 +54,12 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     let unwritten = &remediation.metadata;
     let class = match prepared(gathered, ctx, infra, &permit, &restart).await? {
         Ok(class) => class,
-        Err(report) => {
-            publish(gathered, unwritten, ctx, restart.before, &report).await?;
-            return Ok(report.requeue);
+        Err(outcome) => {
+            publish(gathered, unwritten, ctx, restart.before, &outcome).await?;
+            return Ok(outcome.requeue);
         }
     };
-    let noted = note(ctx, gathered.namespace(), unwritten, restart.record).await?;
+    let written = write_record(ctx, gathered.namespace(), unwritten, restart.record).await?;
     let request = RestartMachineRequest {
         machine: MachineRef::new(infra.metadata.name().to_owned(), class),
         provider_id: restart.provider_id.clone(),
@@ -69,19 +72,19 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     };
     let (record, metadata) = match RestartResult::of(&answer) {
         RestartResult::NotMade => {
-            let taken_back = note(ctx, gathered.namespace(), &noted, restart.before).await?;
+            let taken_back = write_record(ctx, gathered.namespace(), &written, restart.before).await?;
             (restart.before, taken_back)
         }
         RestartResult::Made | RestartResult::MayBeMade | RestartResult::NotPossible => {
-            (restart.record, noted)
+            (restart.record, written)
         }
     };
-    let report = outcome(remediation, restart.record, answer, Timestamp::now());
-    if report.phase != RemediationPhase::Replacing {
-        record_failure(gathered, ctx, event(&report)).await;
+    let outcome = outcome(remediation, restart.record, answer, Timestamp::now());
+    if outcome.phase != RemediationPhase::Replacing {
+        record_failure(gathered, ctx, event(&outcome)).await;
     }
-    publish(gathered, &metadata, ctx, record, &report).await?;
-    Ok(report.requeue)
+    publish(gathered, &metadata, ctx, record, &outcome).await?;
+    Ok(outcome.requeue)
 }
 
 /// Writes down restarts of which the record was wrong, and says how it stands.
@@ -89,12 +92,12 @@ pub async fn correct(
     gathered: &Gathered,
     ctx: &Context,
     record: Record,
-    report: &Report,
+    outcome: &Outcome,
 ) -> Result<Requeue, Error> {
     let metadata = &gathered.remediation.metadata;
-    let noted = note(ctx, gathered.namespace(), metadata, record).await?;
-    publish(gathered, &noted, ctx, record, report).await?;
-    Ok(report.requeue)
+    let written = write_record(ctx, gathered.namespace(), metadata, record).await?;
+    publish(gathered, &written, ctx, record, outcome).await?;
+    Ok(outcome.requeue)
 }
 
 /// The class for the call, when it may be made and would leave this process; else what is to be said.
@@ -104,7 +107,7 @@ async fn prepared(
     infra: &InfraMachine,
     permit: &Permit<'_>,
     restart: &Restart,
-) -> Result<Result<MachineClass, Report>, Error> {
+) -> Result<Result<MachineClass, Outcome>, Error> {
     if let Enforcement::Unguarded(why) = ctx.policies.since(gathered.read_before).await {
         let requeue = Requeue::After(admission::EVERY);
         return Ok(Err(not_done(
@@ -138,7 +141,7 @@ async fn prepared(
 }
 
 /// Writes down which restarts there were, over the version that was read.
-async fn note(
+async fn write_record(
     ctx: &Context,
     namespace: &str,
     metadata: &ObjectMeta,
@@ -159,7 +162,7 @@ fn outcome(
     record: Record,
     answer: Result<(), Status>,
     now: Timestamp,
-) -> Report {
+) -> Outcome {
     let result = RestartResult::of(&answer);
     let Err(status) = answer else {
         return restarted(remediation, record, now);
@@ -175,13 +178,13 @@ fn outcome(
     }
 }
 
-fn not_sent(status: &Status) -> Report {
+fn not_sent(status: &Status) -> Outcome {
     let requeue = Requeue::BackOff(retry::asked(status).unwrap_or_default());
     not_done(status.code().name(), said(status), requeue)
 }
 
 /// The driver says that nothing was restarted: it is asked again by the table of codes.
-fn not_made(status: &Status) -> Report {
+fn not_made(status: &Status) -> Outcome {
     let message = format!("{}; no restart was made, and none counts for it", said(status));
     not_done(
         status.code().name(),
@@ -194,12 +197,12 @@ fn said(status: &Status) -> String {
     format!("{}: {}", Operation::RestartMachine, status.message())
 }
 
-fn event(report: &Report) -> Note {
+fn event(outcome: &Outcome) -> Note {
     Note {
-        warning: report.reason != reason::RESTARTED,
-        reason: report.reason.clone(),
+        warning: outcome.reason != reason::RESTARTED,
+        reason: outcome.reason.clone(),
         action: Operation::RestartMachine.name(),
-        text: report.message.clone(),
+        text: outcome.message.clone(),
     }
 }
 

@@ -105,7 +105,7 @@ fn cached(queued: &InfraMachineRemediation, ctx: &Context) -> InfraMachineRemedi
     let meta = &queued.metadata;
     let reference = ObjectRef::new(meta.name()).within(meta.namespace());
     let found = ctx.remediations.get(&reference);
-    let current = found.as_deref().and_then(|guarded| guarded.0.as_ref().ok());
+    let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
     // One of the same name that came later is about another time that the Machine was unhealthy.
     let same = current.filter(|current| current.metadata.uid == meta.uid);
     same.unwrap_or(queued).clone()

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
-use crate::api::conditions::{self, PAUSED, State, reason};
+use crate::api::conditions::{self, ConditionStatus, PAUSED, reason};
 use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::{annotation_cause, pause_causes, pause_message};
@@ -64,20 +64,20 @@ pub enum Plan {
     /// Paused; the status says by what.
     Pause(String),
     /// To say how it stands, here and on the Machine.
-    Report(Report),
+    Outcome(Outcome),
     /// To write down these restarts, as the record was wrong, and then to say how it stands.
-    Correct(Record, Report),
+    Correct(Record, Outcome),
     /// The VM is restarted.
     Restart(Box<Restart>),
 }
 
 /// How a remediation stands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct Outcome {
     /// How far it has come.
     pub phase: RemediationPhase,
     /// Whether it goes on.
-    pub ready: State,
+    pub ready: ConditionStatus,
     /// Why, or why not.
     pub reason: String,
     /// In words.
@@ -189,7 +189,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
         return if driver.is_current {
             let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
             unless_healthy(remediation, machine, observed.now, || {
-                Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, message))
+                Plan::Outcome(hand_over(reason::RESTART_NOT_POSSIBLE, message))
             })
         } else {
             Plan::Later(Requeue::After(PERMIT_WAIT))
@@ -206,10 +206,10 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
 }
 
 /// The Machine is left to its owner.
-pub fn hand_over(reason: &'static str, message: String) -> Report {
-    Report {
+pub fn hand_over(reason: &'static str, message: String) -> Outcome {
+    Outcome {
         phase: RemediationPhase::Replacing,
-        ready: State::True,
+        ready: ConditionStatus::True,
         reason: reason.to_owned(),
         message: format!("{message}; the Machine is left to its owner, which replaces it"),
         verdict: Some(OwnerRemediation {
@@ -222,11 +222,11 @@ pub fn hand_over(reason: &'static str, message: String) -> Report {
 }
 
 /// The restart of this number was asked for.
-pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Report {
+pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Outcome {
     let message = format!("{}; {}", number(remediation, record), until(remediation, record));
-    Report {
+    Outcome {
         phase: RemediationPhase::Restarting,
-        ready: State::True,
+        ready: ConditionStatus::True,
         reason: reason::RESTARTED.to_owned(),
         verdict: Some(OwnerRemediation {
             owner_must_remediate: false,
@@ -244,10 +244,10 @@ pub fn unanswered(
     record: Record,
     (reason, why): (&str, &str),
     now: Timestamp,
-) -> Report {
-    Report {
+) -> Outcome {
+    Outcome {
         phase: RemediationPhase::Restarting,
-        ready: State::False,
+        ready: ConditionStatus::False,
         reason: reason.to_owned(),
         message: format!(
             "{}: {why}; {}",
@@ -260,10 +260,10 @@ pub fn unanswered(
 }
 
 /// Nothing was done, and why.
-pub fn not_done(reason: &str, message: String, requeue: Requeue) -> Report {
-    Report {
+pub fn not_done(reason: &str, message: String, requeue: Requeue) -> Outcome {
+    Outcome {
         phase: RemediationPhase::Waiting,
-        ready: State::False,
+        ready: ConditionStatus::False,
         reason: reason.to_owned(),
         message,
         verdict: None,
@@ -272,7 +272,7 @@ pub fn not_done(reason: &str, message: String, requeue: Requeue) -> Report {
 }
 
 fn refused(reason: &str, message: String, requeue: Requeue) -> Plan {
-    Plan::Report(not_done(reason, message, requeue))
+    Plan::Outcome(not_done(reason, message, requeue))
 }
 
 fn waiting(reason: &str, message: &str) -> Plan {
@@ -284,9 +284,9 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
     if status.and_then(|status| status.phase) == Some(RemediationPhase::Replacing) {
         return Plan::Later(Requeue::OnChange);
     }
-    Plan::Report(Report {
+    Plan::Outcome(Outcome {
         phase: RemediationPhase::Replacing,
-        ready: State::True,
+        ready: ConditionStatus::True,
         reason: reason::LEFT_TO_OWNER.to_owned(),
         message: "the Machine's owner replaces it, or it is being deleted".to_owned(),
         verdict: None,
@@ -313,7 +313,7 @@ fn without_vm(
             Requeue::After(left),
         ),
         None => unless_healthy(remediation, machine, now, || {
-            Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned()))
+            Plan::Outcome(hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned()))
         }),
     }
 }
@@ -326,7 +326,7 @@ fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine,
             remediation.spec.retry_limit(),
             remediation.spec.timeout().as_secs()
         );
-        Plan::Report(hand_over(reason::RESTARTS_EXHAUSTED, message))
+        Plan::Outcome(hand_over(reason::RESTARTS_EXHAUSTED, message))
     })
 }
 
@@ -382,7 +382,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
     if shown == Some(record.count) && phase == Some(RemediationPhase::Restarting) {
         return Plan::Later(Requeue::After(left));
     }
-    Plan::Report(unshown(remediation, record, left))
+    Plan::Outcome(unshown(remediation, record, left))
 }
 
 /// The time of the last restart is one that no clock shows yet: it counts as made now, once, else the Node
@@ -395,15 +395,15 @@ fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timesta
 }
 
 /// The restarts that are written down, of which nothing else is known.
-fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Report {
+fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Outcome {
     let message = format!(
         "{}, and its answer is not known; {}",
         number(remediation, record),
         until(remediation, record)
     );
-    Report {
+    Outcome {
         phase: RemediationPhase::Restarting,
-        ready: State::Unknown,
+        ready: ConditionStatus::Unknown,
         reason: reason::RESTARTED.to_owned(),
         message,
         verdict: None,

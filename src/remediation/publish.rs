@@ -8,10 +8,10 @@ use serde_json::json;
 use super::Context;
 use super::gather::{Gathered, machine_of, machines};
 use super::owner::{OwnerRemediation, RemediatedMachine};
-use super::plan::Report;
+use super::plan::Outcome;
 use super::record::Record;
 use crate::api::ObjectMetaExt as _;
-use crate::api::conditions::{self, PAUSED, READY, State, reason};
+use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, reason};
 use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
 use crate::apiserver::{Error, Note, patch_params, publish_status};
 
@@ -25,15 +25,15 @@ pub async fn publish(
     metadata: &ObjectMeta,
     ctx: &Context,
     record: Record,
-    report: &Report,
+    outcome: &Outcome,
 ) -> Result<(), Error> {
-    if let (Some(machine), Some(verdict)) = (gathered.machine(), &report.verdict) {
+    if let (Some(machine), Some(verdict)) = (gathered.machine(), &outcome.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
         if is_new && verdict.owner_must_remediate {
-            record_failure(gathered, ctx, given_up(report)).await;
+            record_failure(gathered, ctx, given_up(outcome)).await;
         }
     }
-    let status = status(&gathered.remediation, record, report, Timestamp::now());
+    let status = status(&gathered.remediation, record, outcome, Timestamp::now());
     write(&gathered.remediation, metadata, ctx, &status).await
 }
 
@@ -45,12 +45,12 @@ pub async fn record_failure(gathered: &Gathered, ctx: &Context, note: Note) {
 }
 
 /// The event of a Machine that its owner has to replace.
-fn given_up(report: &Report) -> Note {
+fn given_up(outcome: &Outcome) -> Note {
     Note {
         warning: true,
-        reason: report.reason.clone(),
+        reason: outcome.reason.clone(),
         action: "Replace",
-        text: report.message.clone(),
+        text: outcome.message.clone(),
     }
 }
 
@@ -67,7 +67,7 @@ pub async fn publish_pause(
     conditions::set(
         &mut status.conditions,
         PAUSED,
-        State::True,
+        ConditionStatus::True,
         paused,
         by,
         generation,
@@ -86,7 +86,7 @@ pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Con
         return Ok(());
     }
     let (generation, now) = (remediation.metadata.generation, Timestamp::now());
-    let (holds, reason) = (State::False, reason::NOT_PAUSED);
+    let (holds, reason) = (ConditionStatus::False, reason::NOT_PAUSED);
     conditions::set(&mut status.conditions, PAUSED, holds, reason, "", generation, now);
     write(remediation, &remediation.metadata, ctx, &status).await
 }
@@ -156,7 +156,7 @@ async fn write(
 fn status(
     remediation: &InfraMachineRemediation,
     record: Record,
-    report: &Report,
+    outcome: &Outcome,
     now: Timestamp,
 ) -> InfraMachineRemediationStatus {
     let before = remediation.status.clone().unwrap_or_default();
@@ -165,10 +165,10 @@ fn status(
     let mut set = |type_: &str, state, reason: &str, message: &str| {
         conditions::set(&mut conditions, type_, state, reason, message, generation, now);
     };
-    set(READY, report.ready, &report.reason, &report.message);
-    set(PAUSED, State::False, reason::NOT_PAUSED, "");
+    set(READY, outcome.ready, &outcome.reason, &outcome.message);
+    set(PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
     InfraMachineRemediationStatus {
-        phase: Some(report.phase),
+        phase: Some(outcome.phase),
         retry_count: Some(i32::try_from(record.count).unwrap_or(i32::MAX)),
         last_remediated: record.issued_at.map(Time),
         conditions,

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::hot_update::InPlaceUpdate;
 
 /// Before a look at what is done within moments.
 const SOON: Duration = Duration::from_secs(1);
-/// Before a look at what takes longer, or waits for a person.
+/// Before a look at what takes longer, or waits for an operator.
 const LATER: Duration = Duration::from_secs(10);
 
 /// How far an update in place is.
@@ -63,7 +63,7 @@ fn hindrance(live: &InfraMachine) -> Option<String> {
     .into_iter()
     .filter_map(|type_| conditions::get(shown, type_))
     .find(|shown| {
-        shown.status == State::False.as_str()
+        shown.status == ConditionStatus::False.as_str()
             && shown.observed_generation == live.metadata.generation
             && shown.reason != reason::WAITING_FOR_UPDATE_REQUEST
     })
@@ -96,10 +96,10 @@ mod tests {
         machine.metadata.annotations = Some(annotations.into());
         // The status of before says that all is well, and counts the new generation as looked at.
         machine.status.get_or_insert_default().observed_generation = Some(3);
-        shows(machine, State::True, reason::UP_TO_DATE, 3)
+        shows(machine, ConditionStatus::True, reason::UP_TO_DATE, 3)
     }
 
-    fn shows(mut machine: InfraMachine, state: State, reason: &str, observed: i64) -> InfraMachine {
+    fn shows(mut machine: InfraMachine, state: ConditionStatus, reason: &str, observed: i64) -> InfraMachine {
         conditions::set(
             &mut machine.status.get_or_insert_default().conditions,
             conditions::VIRTUAL_MACHINE_UP_TO_DATE,
@@ -150,10 +150,22 @@ mod tests {
         let requested = || machine("u/3/requested");
         let said = |machine| message(progress(&machine, &spec("gold")));
         assert_eq!(said(requested()), "the VM is about to be updated");
-        let refused = |observed| shows(requested(), State::False, reason::NOT_HOT_UPDATABLE, observed);
+        let refused = |observed| {
+            shows(
+                requested(),
+                ConditionStatus::False,
+                reason::NOT_HOT_UPDATABLE,
+                observed,
+            )
+        };
         assert_eq!(said(refused(3)), "NotHotUpdatable: why");
         assert_eq!(said(refused(2)), "the VM is about to be updated");
-        let waiting = shows(requested(), State::False, reason::WAITING_FOR_UPDATE_REQUEST, 3);
+        let waiting = shows(
+            requested(),
+            ConditionStatus::False,
+            reason::WAITING_FOR_UPDATE_REQUEST,
+            3,
+        );
         assert_eq!(said(waiting), "the VM is about to be updated");
     }
 }

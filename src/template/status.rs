@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use schemars::SchemaGenerator;
 use serde_json::json;
 
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::schema;
 use crate::api::v1alpha1::{
     Architecture, InfraMachineTemplate, InfraMachineTemplateStatus, NodeInfo, OperatingSystem,
@@ -66,7 +66,7 @@ pub fn paused(template: &InfraMachineTemplate, by: &str, now: Timestamp) -> Infr
     conditions::set(
         &mut status.conditions,
         conditions::PAUSED,
-        State::True,
+        ConditionStatus::True,
         reason::PAUSED,
         by,
         generation,
@@ -83,7 +83,7 @@ pub fn status(
 ) -> InfraMachineTemplateStatus {
     let mut status = template.status.clone().unwrap_or_default();
     let generation = template.metadata.generation;
-    let mut set = |type_: &str, state: State, reason: &str, message: &str| {
+    let mut set = |type_: &str, state: ConditionStatus, reason: &str, message: &str| {
         conditions::set(
             &mut status.conditions,
             type_,
@@ -94,24 +94,28 @@ pub fn status(
             now,
         );
     };
-    set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+    set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
     let failed;
     let (state, reason, message) = match described {
         Described::Known(description) => {
             status.capacity.clone_from(&description.capacity);
             status.node_info = node_info(description);
-            (State::True, reason::READY, "")
+            (ConditionStatus::True, reason::READY, "")
         }
-        Described::NotOffered => (State::True, reason::READY, ""),
-        Described::Refused(why) => (State::False, Code::InvalidArgument.name(), why.as_str()),
-        Described::Unusable(why) => (State::False, reason::INVALID_CAPACITY, why.as_str()),
-        Described::NotConfigured(why) => (State::False, reason::DRIVER_NOT_CONFIGURED, why.as_str()),
-        Described::NoSecrets(why) => (State::False, reason::INVALID_SECRET, why.as_str()),
+        Described::NotOffered => (ConditionStatus::True, reason::READY, ""),
+        Described::Refused(why) => (ConditionStatus::False, Code::InvalidArgument.name(), why.as_str()),
+        Described::Unusable(why) => (ConditionStatus::False, reason::INVALID_CAPACITY, why.as_str()),
+        Described::NotConfigured(why) => (
+            ConditionStatus::False,
+            reason::DRIVER_NOT_CONFIGURED,
+            why.as_str(),
+        ),
+        Described::NoSecrets(why) => (ConditionStatus::False, reason::INVALID_SECRET, why.as_str()),
         // A driver that does not answer says nothing about a template that it took.
         Described::Failed(error) if error.code().is_outage() && is_ready(template) => return status,
         Described::Failed(error) => {
             failed = format!("{}: {}", Operation::DescribeClass, error.message());
-            (State::False, error.code().name(), failed.as_str())
+            (ConditionStatus::False, error.code().name(), failed.as_str())
         }
     };
     set(conditions::READY, state, reason, message);

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::Context;
 use super::end::End;
 use super::gather::Gathered;
-use super::plan::Target;
+use super::plan::DrainTarget;
 use super::record::Eviction;
 use super::step::{Before, Waiting};
-use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, look};
+use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, observe};
 use super::{publish, status, volumes};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
@@ -82,7 +82,7 @@ async fn write_hook(gathered: &Gathered, ctx: &Context, value: &Value) -> Result
 pub async fn drain(
     gathered: &Gathered,
     ctx: &Context,
-    target: &Target,
+    target: &DrainTarget,
     cluster: &Cluster,
 ) -> Result<Requeue, Error> {
     let Some(infra) = gathered.infra() else {
@@ -90,7 +90,7 @@ pub async fn drain(
     };
     let (_, _, uid) = gathered.machine_names();
     let now = Timestamp::now();
-    let visit = async |connection: &_| look(connection, target, &ctx.leadership, now).await;
+    let visit = async |connection: &_| observe(connection, target, &ctx.leadership, now).await;
     let observation = match ctx.workload_clusters.visit(cluster, visit).await? {
         Visit::Busy => return Ok(busy(uid)),
         Visit::Failed { cause, retry_after } => {
@@ -127,7 +127,7 @@ async fn evict_next(
     gathered: &Gathered,
     infra: &InfraMachine,
     ctx: &Context,
-    (target, cluster): (&Target, &Cluster),
+    (target, cluster): (&DrainTarget, &Cluster),
     next: Next,
 ) -> Result<Requeue, Error> {
     let (_, _, uid) = gathered.machine_names();
@@ -205,7 +205,7 @@ async fn away(
     infra: &InfraMachine,
     ctx: &Context,
     uid: &str,
-    target: &Target,
+    target: &DrainTarget,
     cause: &Unreachable,
     retry_after: Duration,
 ) -> Result<Requeue, Error> {
@@ -219,12 +219,12 @@ fn busy(uid: &str) -> Requeue {
 }
 
 /// A wait that ends when the whole drain has to be over.
-fn until_deadline(target: &Target, wait: Duration) -> Duration {
+fn until_deadline(target: &DrainTarget, wait: Duration) -> Duration {
     wait.min(until(target.deadline, Timestamp::now()).max(OFTEN))
 }
 
 /// When a pod that is waited for is looked at again.
-fn pause(target: &Target, waiting: &Waiting, now: Timestamp) -> Duration {
+fn pause(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Duration {
     let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
     let elapsed = elapsed(begun, now).unwrap_or_default();
     let left = until(waiting.until, now);
@@ -242,7 +242,8 @@ enum Ids {
     Failed(Status),
 }
 
-/// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others.
+/// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others. It
+/// is no [`crate::driver_query`]: the call has no class, and so no credentials.
 async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
     if specs.is_empty() {
         return Ids::Known(Vec::new());

@@ -85,7 +85,7 @@ impl Gathered {
             enabled: self.enabled,
             machine: &self.machine,
             infra: match &self.infra {
-                FoundInfra::Found(guarded) => guarded.0.as_ref().map_or(Infra::Unreadable, Infra::Found),
+                FoundInfra::Found(object) => object.0.as_ref().map_or(Infra::Unreadable, Infra::Found),
                 FoundInfra::Gone => Infra::Gone,
                 FoundInfra::Unknown => Infra::Unknown,
             },
@@ -100,7 +100,7 @@ impl Gathered {
     /// The InfraMachine, when it is there.
     pub fn infra(&self) -> Option<&InfraMachine> {
         match &self.infra {
-            FoundInfra::Found(guarded) => guarded.0.as_ref().ok(),
+            FoundInfra::Found(object) => object.0.as_ref().ok(),
             FoundInfra::Gone | FoundInfra::Unknown => None,
         }
     }

@@ -10,7 +10,7 @@ use super::drain_rules::DrainRules;
 use super::end::{End, MAX_DRAIN, MAX_OUTAGE};
 use super::opt_in::OptIn;
 use super::record::Eviction;
-use super::status::{self, Report};
+use super::status::{self, DrainCondition};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::InfraMachine;
@@ -168,18 +168,18 @@ pub enum Plan<'a> {
     /// Nothing before this much time has passed.
     Wait(Duration),
     /// The hook is as it has to be: this is all there is to say.
-    Show(Option<Report>),
+    Show(Option<DrainCondition>),
     /// The Machine gets the hook.
     SetHook,
     /// The hook is taken away.
     Release(End),
     /// Cluster API waits: the Node's pods are evicted, in the workload cluster of this Cluster.
-    Drain(Target, &'a Cluster),
+    Drain(DrainTarget, &'a Cluster),
 }
 
 /// The Node whose pods are evicted.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct DrainTarget {
     /// Its name.
     pub node: String,
     /// Its providerID, else it is another machine's.
@@ -309,7 +309,7 @@ fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -
     let Some(provider_id) = provider_id.filter(|_| !node.is_empty()) else {
         return Plan::Release(End::Skipped("the Machine has no Node"));
     };
-    let target = Target {
+    let target = DrainTarget {
         node: node.clone(),
         provider_id: provider_id.to_owned(),
         timeout: machine.bounded(timeout),

@@ -7,14 +7,14 @@ use serde_json::json;
 use super::Context;
 use super::gather::Gathered;
 use super::record::Eviction;
-use super::status::{self, Report};
+use super::status::{self, DrainCondition};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, conditions, labels};
 use crate::apiserver::{Error, Note, patch_params, publish_status};
 use crate::identity;
 
 /// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
-pub async fn show(gathered: &Gathered, ctx: &Context, report: Option<&Report>) -> Result<(), Error> {
+pub async fn show(gathered: &Gathered, ctx: &Context, report: Option<&DrainCondition>) -> Result<(), Error> {
     match gathered.infra() {
         Some(infra) => show_on(infra, ctx, report).await,
         None => Ok(()),
@@ -22,7 +22,11 @@ pub async fn show(gathered: &Gathered, ctx: &Context, report: Option<&Report>) -
 }
 
 /// The same on this version of an InfraMachine.
-pub async fn show_on(infra: &InfraMachine, ctx: &Context, report: Option<&Report>) -> Result<(), Error> {
+pub async fn show_on(
+    infra: &InfraMachine,
+    ctx: &Context,
+    report: Option<&DrainCondition>,
+) -> Result<(), Error> {
     if report.is_none() && !status::is_shown(infra) {
         return Ok(());
     }

@@ -20,7 +20,7 @@ const MAX_NAME: usize = 180;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Eviction {
-    /// Namespace and name of the pod, for people.
+    /// Namespace and name of the pod, for operators.
     pub pod: String,
     /// The pod's UID.
     pub uid: String,

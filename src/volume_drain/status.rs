@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::end::{End, MAX_OUTAGE};
 use super::opt_in::{DEFAULT_TIMEOUT, OptIn};
 use super::step::Waiting;
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::Note;
@@ -17,9 +17,9 @@ const MAX_NAMED: usize = 8;
 
 /// What the condition says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct DrainCondition {
     /// Whether all volumes have left.
-    pub state: State,
+    pub state: ConditionStatus,
     /// In a word.
     pub reason: String,
     /// In words.
@@ -28,10 +28,10 @@ pub struct Report {
     pub is_warning: bool,
 }
 
-impl Report {
+impl DrainCondition {
     fn progress(reason: &str, message: String) -> Self {
         Self {
-            state: State::False,
+            state: ConditionStatus::False,
             reason: reason.to_owned(),
             message,
             is_warning: false,
@@ -47,7 +47,7 @@ impl Report {
 }
 
 /// What is wrong with the annotation.
-pub fn invalid(opt_in: &OptIn) -> Option<Report> {
+pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
     let OptIn::Invalid(value) = opt_in else {
         return None;
     };
@@ -57,11 +57,11 @@ pub fn invalid(opt_in: &OptIn) -> Option<Report> {
         labels::VOLUME_DRAIN,
         DEFAULT_TIMEOUT.as_secs()
     );
-    Some(Report::warning(reason::INVALID_VOLUME_DRAIN, message))
+    Some(DrainCondition::warning(reason::INVALID_VOLUME_DRAIN, message))
 }
 
 /// The Machine may not be written.
-pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> Report {
+pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
     let message = if is_to_be_set {
         format!(
             "the provider may not write Machines, so that {machine} is drained as without the annotation {}: \
@@ -75,11 +75,11 @@ pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> Report {
             labels::VOLUME_DRAIN_HOOK
         )
     };
-    Report::warning(reason::HOOK_NOT_PERMITTED, message)
+    DrainCondition::warning(reason::HOOK_NOT_PERMITTED, message)
 }
 
 /// A pod was evicted, and its volumes have not left.
-pub fn waiting(waiting: &Waiting) -> Report {
+pub fn waiting(waiting: &Waiting) -> DrainCondition {
     let volumes = named(&waiting.volumes);
     let for_what = match (waiting.is_there, waiting.volumes.is_empty()) {
         (true, true) => "for it to end".to_owned(),
@@ -91,29 +91,29 @@ pub fn waiting(waiting: &Waiting) -> Report {
             after it",
         waiting.pod, waiting.until, waiting.left
     );
-    Report::progress(reason::WAITING_FOR_VOLUMES, message)
+    DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
 /// A pod is evicted now.
-pub fn evicting(pod: &str, left: usize) -> Report {
+pub fn evicting(pod: &str, left: usize) -> DrainCondition {
     let message = format!("the pod {pod} is evicted; {left} pods with volumes are left, with it");
-    Report::progress(reason::WAITING_FOR_VOLUMES, message)
+    DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
 /// No pod may be evicted now.
-pub fn blocked(pod: &str, why: &str, left: usize) -> Report {
+pub fn blocked(pod: &str, why: &str, left: usize) -> DrainCondition {
     let message =
         format!("{left} pods with volumes are left, and none may be evicted; the first, {pod}: {why}");
-    Report::progress(reason::WAITING_FOR_DISRUPTION_BUDGET, message)
+    DrainCondition::progress(reason::WAITING_FOR_DISRUPTION_BUDGET, message)
 }
 
 /// The driver could not be asked for the ids of volumes.
-pub fn driver_failed(code: &str, message: &str) -> Report {
-    Report::progress(code, message.to_owned())
+pub fn driver_failed(code: &str, message: &str) -> DrainCondition {
+    DrainCondition::progress(code, message.to_owned())
 }
 
 /// The workload cluster can't be visited.
-pub fn unreachable(cause: &Unreachable) -> Report {
+pub fn unreachable(cause: &Unreachable) -> DrainCondition {
     let reason = match cause {
         Unreachable::Secret(_) | Unreachable::Kubeconfig(_) => reason::INVALID_KUBECONFIG,
         Unreachable::TimedOut
@@ -127,7 +127,7 @@ pub fn unreachable(cause: &Unreachable) -> Report {
         "the pods with volumes can't be evicted, which is tried for {minutes} min: {}",
         Chain(cause)
     );
-    Report::warning(reason, message)
+    DrainCondition::warning(reason, message)
 }
 
 /// An event that the volumes of a pod were not waited for any longer.
@@ -146,22 +146,22 @@ pub fn timed_out(waiting: &Waiting) -> Note {
 }
 
 /// How it ended; nothing where there is nothing to be said.
-pub fn ended(end: &End) -> Option<Report> {
+pub fn ended(end: &End) -> Option<DrainCondition> {
     let left = "Cluster API drains the Node by itself";
     Some(match end {
         End::NotAskedFor | End::NoInfraMachine => return None,
-        End::Drained => Report {
-            state: State::True,
+        End::Drained => DrainCondition {
+            state: ConditionStatus::True,
             reason: reason::VOLUMES_DRAINED.to_owned(),
             message: "no pod with volumes is left to be evicted".to_owned(),
             is_warning: false,
         },
-        End::Skipped(why) => Report::progress(reason::VOLUME_DRAIN_SKIPPED, (*why).to_owned()),
-        End::TimedOut(limit) => Report::warning(
+        End::Skipped(why) => DrainCondition::progress(reason::VOLUME_DRAIN_SKIPPED, (*why).to_owned()),
+        End::TimedOut(limit) => DrainCondition::warning(
             reason::VOLUME_DRAIN_TIMED_OUT,
             format!("there are pods with volumes after {} s: {left}", limit.as_secs()),
         ),
-        End::Outage => Report::warning(
+        End::Outage => DrainCondition::warning(
             reason::VOLUME_DRAIN_TIMED_OUT,
             format!(
                 "the workload cluster was away for {} min: {left}",
@@ -172,7 +172,7 @@ pub fn ended(end: &End) -> Option<Report> {
             let other = found
                 .as_ref()
                 .map_or_else(|| "no providerID".to_owned(), |id| format!("the providerID {id}"));
-            Report::warning(
+            DrainCondition::warning(
                 reason::FOREIGN_NODE,
                 format!("the Node of the Machine has {other}: its pods are left alone"),
             )
@@ -204,7 +204,7 @@ fn shown(infra: &InfraMachine) -> Option<&str> {
 }
 
 /// The status that says it, or says nothing of it.
-pub fn after(infra: &InfraMachine, report: Option<&Report>, now: Timestamp) -> InfraMachineStatus {
+pub fn after(infra: &InfraMachine, report: Option<&DrainCondition>, now: Timestamp) -> InfraMachineStatus {
     let mut status = infra.status.clone().unwrap_or_default();
     match report {
         Some(report) => conditions::set(
@@ -224,9 +224,9 @@ pub fn after(infra: &InfraMachine, report: Option<&Report>, now: Timestamp) -> I
 }
 
 /// The event that it is worth: what is not shown yet, and no step of many.
-pub fn event(infra: &InfraMachine, report: &Report) -> Option<Note> {
+pub fn event(infra: &InfraMachine, report: &DrainCondition) -> Option<Note> {
     let is_new = shown(infra) != Some(report.reason.as_str());
-    let is_end = report.state == State::True || report.reason == reason::VOLUME_DRAIN_SKIPPED;
+    let is_end = report.state == ConditionStatus::True || report.reason == reason::VOLUME_DRAIN_SKIPPED;
     (is_new && (report.is_warning || is_end)).then(|| Note {
         warning: report.is_warning,
         reason: report.reason.clone(),

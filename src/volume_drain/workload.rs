@@ -18,7 +18,7 @@ use self::node::{cordon, node};
 use self::pods::pods;
 use self::request::no_request;
 use self::volumes::specs;
-use super::plan::Target;
+use super::plan::DrainTarget;
 use super::step::{Before, Pod, Step, Waiting, step};
 use crate::leadership::Leadership;
 use crate::workload_cluster::{Answer, Connection, Unreachable};
@@ -91,9 +91,9 @@ pub enum EvictionResult {
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
-pub async fn look(
+pub async fn observe(
     connection: &Connection,
-    target: &Target,
+    target: &DrainTarget,
     leadership: &Leadership,
     now: jiff::Timestamp,
 ) -> Result<DrainObservation, Unreachable> {
@@ -293,7 +293,7 @@ mod tests {
     /// and at last to an outage, at which the drain ends.
     #[tokio::test(start_paused = true)]
     async fn an_api_server_that_is_slow_to_refuse_evictions_is_left_before_that_counts_as_an_outage() {
-        let target = Target {
+        let target = DrainTarget {
             node: "n".to_owned(),
             provider_id: PROVIDER_ID.to_owned(),
             timeout: Duration::from_mins(1),
@@ -308,7 +308,7 @@ mod tests {
         ] {
             let (connection, asked) = refusing_after(refuses_after);
             let begun = Instant::now();
-            let seen = look(&connection, &target, &Leadership::unelected(), at_round(1)).await;
+            let seen = observe(&connection, &target, &Leadership::unelected(), at_round(1)).await;
             let took = begun.elapsed();
             let DrainObservation::Blocked { pod, why, left } = seen.unwrap() else {
                 panic!("not blocked")

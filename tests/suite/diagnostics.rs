@@ -21,7 +21,7 @@ async fn metrics_are_for_whom_the_api_server_lets_read_them() -> Result<()> {
         token_of(&world, "scraper").await?,
     );
     allow(&world, "scraper").await?;
-    eventually(DEADLINE, "metrics for whom may read them", async || {
+    eventually(DEADLINE, "metrics for a caller that may read them", async || {
         // A fresh token each time: an answer is remembered for a minute.
         let token = token_of(&world, "scraper").await?;
         let (code, body) = scrape(&provider.diagnostics, Some(&token)).await?;

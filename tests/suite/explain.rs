@@ -44,7 +44,7 @@ async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_pa
     );
     event(&world, "full", "ResourceExhausted").await?;
 
-    // One line, however often it fails: a person has it tried again.
+    // One line, however often it fails: an operator has it tried again.
     full.patch(json!({"metadata": {"annotations": {"example.com/retry": "1"}}}))
         .await?;
     eventually(DEADLINE, "another try", async || {

@@ -32,7 +32,7 @@ const GROUP: &str = "machine.sapcloud.io";
 /// What the back end asks for, and the Secrets of classes hold.
 const TOKEN: &str = "canary-token-of-a-machine-class";
 
-/// A back end that knows nobody without the token. The Cluster has no credentials of its own.
+/// A back end that refuses every call without the token. The Cluster has no credentials of its own.
 fn guarded() -> Value {
     json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]})
 }
@@ -914,7 +914,7 @@ spec:
 }
 
 /// The Secret of the class was copied, the bootstrap data apart from the credentials, and the machines are
-/// made with these: the back end knows nobody without them.
+/// made with these: the back end refuses calls without them.
 async fn has_the_credentials_of_the_class(left: &Left) -> Result<()> {
     let secrets = Api::<Secret>::namespaced(left.world.admin.clone(), &left.world.namespace);
     let data = secrets.get("small-credentials").await?.data.unwrap_or_default();

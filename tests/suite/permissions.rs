@@ -69,7 +69,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     fleet.gone().await?;
     let token = token_of(&world, "scraper").await?;
     allow(&world, "scraper").await?;
-    eventually(DEADLINE, "metrics for whom may read them", async || {
+    eventually(DEADLINE, "metrics for a caller that may read them", async || {
         let (code, body) = scrape(&provider.diagnostics, Some(&token)).await?;
         ensure!(code == 200, "{code}: {body}");
         Ok(())

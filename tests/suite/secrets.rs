@@ -295,7 +295,7 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
     world.kubectl(&["delete", "secret", "goes"])?;
     without_secret.delete().await?;
     without_secret
-        .until("a deletion that waits for a person", |machine| {
+        .until("a deletion that waits for an operator", |machine| {
             by_hand::says(machine, conditions::DELETING, "True", "Unauthenticated")
         })
         .await?;
@@ -331,7 +331,7 @@ async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -
     world.kubectl(&["delete", "secret", "goes"])?;
     machine.delete().await?;
     let reported = machine
-        .until("a deletion that waits for a person", |machine| {
+        .until("a deletion that waits for an operator", |machine| {
             by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
         })
         .await?;
@@ -410,7 +410,7 @@ async fn the_providers_credentials_are_for_machines_without_a_secret_alone_and_a
     world.kubectl(&["delete", "secret", "goes"])?;
     theirs.delete().await?;
     let reported = theirs
-        .until("a deletion that waits for a person", |machine| {
+        .until("a deletion that waits for an operator", |machine| {
             by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
         })
         .await?;

@@ -1,4 +1,4 @@
-//! What a person sees of a machine that is not as it should be: why, since when, and what it waits for.
+//! What an operator sees of a machine that is not as it should be: why, since when, and what it waits for.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;

@@ -9,7 +9,8 @@
 //!   the provider spec names; no call ever touches a VM of another cluster, or one of the same name
 //!   with another identity tag.
 //! * Every call may be repeated, and may be dropped at any await point, without making a second VM.
-//! * An error carries the code of the call's error table and a sentence for a person, without secret values.
+//! * An error carries the code of the call's error table and a sentence for an operator, without secret
+//!   values.
 //! * A driver that takes credentials from the class's secrets uses no others in their place: a call that
 //!   comes without what it needs is answered UNAUTHENTICATED, never with what other credentials happen to
 //!   see. "There is no such VM" of another account would let a VM be forgotten.

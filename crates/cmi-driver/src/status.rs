@@ -11,7 +11,7 @@ type Source = Box<dyn Error + Send + Sync + 'static>;
 
 /// Why a driver call failed, and what the driver has to say besides (DRV-06, DRV-17).
 ///
-/// The message is a sentence for a person and may be shown to end users: it must not hold secret values.
+/// The message is a sentence for an operator and may be shown to end users: it must not hold secret values.
 #[derive(Debug)]
 pub struct Status {
     code: Code,
@@ -132,7 +132,7 @@ impl Status {
         self.code
     }
 
-    /// The sentence for a person.
+    /// The sentence for an operator.
     pub fn message(&self) -> &str {
         &self.message
     }

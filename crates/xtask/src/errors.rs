@@ -57,17 +57,17 @@ pub(crate) fn matrix(calls: &[Stage]) -> String {
     markdown(&titles, &rows)
 }
 
-/// What a person has to know of a disposition, in half sentences and sentences.
+/// What an operator has to know of a disposition, in half sentences and sentences.
 struct Explanation {
     /// What it means, and what happens.
     meaning: &'static str,
     /// When the same is tried again.
     wait: &'static str,
-    /// What the person has to do.
+    /// What the operator has to do.
     remedy: &'static str,
 }
 
-/// What a person has to know of a disposition.
+/// What an operator has to know of a disposition.
 const fn explanation(disposition: Disposition) -> Explanation {
     match disposition {
         Disposition::Retry => Explanation {
@@ -92,7 +92,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
                 deleted.",
         },
         Disposition::NeedsIntervention => Explanation {
-            meaning: "A person has to act.",
+            meaning: "An operator has to act.",
             wait: "after 10 min, or when spec or annotations change",
             remedy: "Do what the message says, then set any annotation to have it tried at once.",
         },
@@ -140,7 +140,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
         },
         Disposition::VerifyDeleted => Explanation {
             meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing \
-                is left to be deleted; otherwise a person has to act.",
+                is left to be deleted; otherwise an operator has to act.",
             wait: "as `NeedsIntervention`",
             remedy: "Do what the message says, or delete the VM at the back end.",
         },

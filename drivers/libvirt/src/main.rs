@@ -36,7 +36,7 @@ struct Cli {
 /// Form of the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
-    /// A line for a person.
+    /// A line for an operator.
     Text,
     /// An object for a machine.
     Json,

@@ -1,18 +1,18 @@
-//! A migration as a person reads it.
+//! A migration as an operator reads it.
 
 use std::fmt::Write as _;
 
 use crate::api::labels;
 use crate::cli::terminal::printable;
 use crate::migration::health_checks::{HealthCheck, HealthChecks};
-use crate::migration::plan::{Migration, Object, Target};
+use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::write::Survey;
 
 /// What is made, what is there already, and what may get in the way.
 pub(super) fn described(
     migration: &Migration,
     survey: &Survey,
-    target: &Target,
+    target: &Destination,
     checks: &HealthChecks,
 ) -> String {
     let vms = migration.groups.iter().flat_map(|group| &group.machines);
@@ -56,7 +56,7 @@ pub(super) fn described(
 }
 
 /// What to do about MachineHealthChecks.
-fn told_of(text: &mut String, checks: &HealthChecks, target: &Target) {
+fn told_of(text: &mut String, checks: &HealthChecks, target: &Destination) {
     let all = match checks {
         HealthChecks::Known(all) => all,
         HealthChecks::Unknown(why) => {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     fn told(checks: &HealthChecks) -> String {
-        let target = Target {
+        let target = Destination {
             namespace: "ns".to_owned(),
             cluster: "c".to_owned(),
             driver: "d".to_owned(),

@@ -10,11 +10,11 @@ use super::{MigrateArgs, Origin, failed};
 use crate::api::labels;
 use crate::cli::terminal::{printable, say};
 use crate::cli::{CommandError, drivers};
-use crate::configured_driver::{ConfiguredDriver, Priority};
-use crate::migration::plan::{Migration, Object, Target};
+use crate::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
+use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
 use crate::migration::undo::{self, Remains, Vm};
-use cmi_driver::{Code, GetMachineStatusRequest, MachineClass, MachineRef, ProviderSpec};
+use cmi_driver::{MachineClass, MachineRef, ProviderSpec};
 
 /// What is undone.
 pub(super) struct Undo<'a> {
@@ -22,7 +22,7 @@ pub(super) struct Undo<'a> {
     pub client: &'a Client,
     pub from: &'a Origin,
     pub migration: &'a Migration,
-    pub target: &'a Target,
+    pub target: &'a Destination,
 }
 
 impl Undo<'_> {
@@ -96,7 +96,7 @@ impl Undo<'_> {
                 Err(why) => Err(why),
             };
             let vm = match class {
-                Ok(class) => look(driver, object, class).await,
+                Ok(class) => observe(driver, object, class).await,
                 Err(why) => Vm::Unknown(why),
             };
             vms.insert(object.name.clone(), vm);
@@ -127,7 +127,7 @@ impl Undo<'_> {
         let released = machines
             .filter(|object| object.kind == "InfraMachine" && remains.has(object))
             .count();
-        let Target {
+        let Destination {
             namespace,
             cluster,
             driver,
@@ -183,29 +183,22 @@ async fn with_credentials(
 }
 
 /// Asks the driver whether the VM that the migration has found is there.
-async fn look(driver: &ConfiguredDriver, object: &Object, class: MachineClass) -> Vm {
+async fn observe(driver: &ConfiguredDriver, object: &Object, class: MachineClass) -> Vm {
     let id = text(&object.body, "/spec/providerID");
     let permit = driver.acquire(Priority::Upkeep, &object.name).await;
     if let Err(status) = permit.ask_capabilities().await {
         return Vm::Unknown(format!("{}: {}", status.code(), status.message()));
     }
-    let request = GetMachineStatusRequest {
-        machine: MachineRef::new(&object.name, class),
-        provider_id: id.parse().ok(),
+    let machine = MachineRef::new(&object.name, class);
+    let found = match permit.observe_vm(machine, id.parse().ok()).await {
+        Ok(ObservedVm::There(machine) | ObservedVm::Uninitialized(machine)) => machine.provider_id,
+        Ok(ObservedVm::Absent) => return Vm::Absent,
+        Err(status) => return Vm::Unknown(format!("{}: {}", status.code(), status.message())),
     };
-    let (found, why) = match permit.driver().get_machine_status(request).await {
-        Ok(machine) => (Some(machine.provider_id), String::new()),
-        Err(status) if status.code() == Code::NotFound => return Vm::Absent,
-        // A VM that is not initialized is there.
-        Err(status) => (
-            status.machine().map(|machine| machine.provider_id.clone()),
-            format!("{}: {}", status.code(), status.message()),
-        ),
-    };
-    match found {
-        Some(found) if found.as_str() == id => Vm::There,
-        Some(found) => Vm::Unknown(format!("it names the VM {found}, and not {id}")),
-        None => Vm::Unknown(why),
+    if found.as_str() == id {
+        Vm::There
+    } else {
+        Vm::Unknown(format!("it names the VM {found}, and not {id}"))
     }
 }
 

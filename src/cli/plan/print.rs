@@ -1,4 +1,4 @@
-//! A forecast as a person reads it.
+//! A forecast as an operator reads it.
 
 use serde_json::Value;
 

@@ -19,7 +19,7 @@ pub const ATTEMPT_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 /// The circuit breaker of a class.
 #[derive(Debug)]
 pub struct Circuit {
-    pub(super) state: State,
+    pub(super) state: CircuitState,
     /// When capacity was exhausted last.
     exhausted_at: Instant,
     /// Creates in a row that did not succeed, of those that were to find out.
@@ -37,7 +37,7 @@ pub struct Circuit {
 }
 
 #[derive(Debug)]
-pub enum State {
+pub enum CircuitState {
     /// No create is let through before this time.
     Open(Instant),
     /// One create may go through.
@@ -66,7 +66,7 @@ impl Circuit {
     /// One that lets this machine try, or any.
     pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
         Self {
-            state: State::HalfOpen { expected, since: now },
+            state: CircuitState::HalfOpen { expected, since: now },
             exhausted_at: now,
             failures: 0,
             wrong_hints: 0,
@@ -80,18 +80,18 @@ impl Circuit {
 
     pub fn allows(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
         let allows = match &self.state {
-            State::Open(until) => now >= *until || reason.requested,
-            State::HalfOpen { expected, since } => {
+            CircuitState::Open(until) => now >= *until || reason.requested,
+            CircuitState::HalfOpen { expected, since } => {
                 let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
                 self.in_flight == 0
                     && (is_expected
                         || reason.requested
                         || now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN)
             }
-            State::Recovering { allowed, .. } => return self.in_flight < *allowed,
+            CircuitState::Recovering { allowed, .. } => return self.in_flight < *allowed,
         };
         if allows {
-            self.state = State::HalfOpen {
+            self.state = CircuitState::HalfOpen {
                 expected: Some(uid.into()),
                 since: now,
             };
@@ -108,16 +108,16 @@ impl Circuit {
 
     fn has_room(&mut self, now: Instant) -> bool {
         match &self.state {
-            State::Open(until) if now >= *until => {
-                self.state = State::HalfOpen {
+            CircuitState::Open(until) if now >= *until => {
+                self.state = CircuitState::HalfOpen {
                     expected: None,
                     since: now,
                 };
                 true
             }
-            State::Open(_) => false,
-            State::HalfOpen { .. } => self.in_flight == 0,
-            State::Recovering { allowed, .. } => self.in_flight < *allowed,
+            CircuitState::Open(_) => false,
+            CircuitState::HalfOpen { .. } => self.in_flight == 0,
+            CircuitState::Recovering { allowed, .. } => self.in_flight < *allowed,
         }
     }
 
@@ -143,8 +143,8 @@ impl Circuit {
         self.in_flight -= u32::from(counted);
         let was_open = match self.state {
             // Others that were under way at the same time.
-            State::Open(until) => Some(until),
-            State::HalfOpen { .. } | State::Recovering { .. } => {
+            CircuitState::Open(until) => Some(until),
+            CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => {
                 self.failures = self.failures.saturating_add(1);
                 let was_hint = std::mem::take(&mut self.follows_hint);
                 self.wrong_hints = if was_hint {
@@ -161,7 +161,7 @@ impl Circuit {
         };
         self.exhausted_at = now;
         let until = now + wait;
-        self.state = State::Open(was_open.map_or(until, |was| was.max(until)));
+        self.state = CircuitState::Open(was_open.map_or(until, |was| was.max(until)));
         if std::mem::take(&mut self.hint_meanwhile) {
             self.on_capacity_hint(now);
         }
@@ -172,19 +172,19 @@ impl Circuit {
         self.in_flight -= u32::from(counted);
         let allowed = match self.state {
             // It was under way when another one found no room.
-            State::Open(_) => {
+            CircuitState::Open(_) => {
                 self.on_capacity_hint(now);
                 return Vec::new();
             }
-            State::HalfOpen { .. } if !counted => return Vec::new(),
-            State::HalfOpen { .. } => 2,
-            State::Recovering { allowed, .. } => allowed.saturating_add(1),
+            CircuitState::HalfOpen { .. } if !counted => return Vec::new(),
+            CircuitState::HalfOpen { .. } => 2,
+            CircuitState::Recovering { allowed, .. } => allowed.saturating_add(1),
         };
         self.failures = 0;
         self.wrong_hints = 0;
         self.follows_hint = false;
         self.hint_meanwhile = false;
-        self.state = State::Recovering {
+        self.state = CircuitState::Recovering {
             allowed,
             woken_at: now,
         };
@@ -194,9 +194,9 @@ impl Circuit {
     /// The create that was let through has not found out whether there is room.
     pub fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
-        if matches!(self.state, State::HalfOpen { .. }) {
+        if matches!(self.state, CircuitState::HalfOpen { .. }) {
             self.failures = self.failures.saturating_add(1);
-            self.state = State::Open(now + backoff(self.failures, 0.0));
+            self.state = CircuitState::Open(now + backoff(self.failures, 0.0));
         }
     }
 
@@ -204,14 +204,14 @@ impl Circuit {
     /// time that it proves wrong, so that a fleet that is replaced has no class tried in vain all the while.
     pub fn on_capacity_hint(&mut self, now: Instant) {
         match &mut self.state {
-            State::Open(until) => {
+            CircuitState::Open(until) => {
                 let soon = (self.exhausted_at + backoff(self.wrong_hints.saturating_add(1), 0.0)).max(now);
                 if soon < *until {
                     *until = soon;
                     self.follows_hint = true;
                 }
             }
-            State::HalfOpen { .. } | State::Recovering { .. } => self.hint_meanwhile = true,
+            CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => self.hint_meanwhile = true,
         }
     }
 
@@ -222,31 +222,33 @@ impl Circuit {
 
     /// Whether no create is let through.
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open(_))
+        matches!(self.state, CircuitState::Open(_))
     }
 
     /// The wakers of those whose time has come.
     pub fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
         match &self.state {
-            State::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
-            State::HalfOpen { since, .. }
+            CircuitState::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
+            CircuitState::HalfOpen { since, .. }
                 if self.in_flight == 0
                     && now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN =>
             {
                 self.wake_one(now)
             }
-            State::Recovering { allowed, woken_at }
+            CircuitState::Recovering { allowed, woken_at }
                 if self.in_flight == 0
                     && now.saturating_duration_since(*woken_at) >= ATTEMPT_EXPECTED_WITHIN =>
             {
                 let allowed = *allowed;
-                self.state = State::Recovering {
+                self.state = CircuitState::Recovering {
                     allowed,
                     woken_at: now,
                 };
                 self.wake(allowed)
             }
-            State::Open(_) | State::HalfOpen { .. } | State::Recovering { .. } => Vec::new(),
+            CircuitState::Open(_) | CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => {
+                Vec::new()
+            }
         }
     }
 
@@ -255,7 +257,7 @@ impl Circuit {
         let Some((_, Waiter { uid, waker })) = self.waiting.pop_first() else {
             return Vec::new();
         };
-        self.state = State::HalfOpen {
+        self.state = CircuitState::HalfOpen {
             expected: Some(uid),
             since: now,
         };
@@ -272,9 +274,11 @@ impl Circuit {
     /// Whether nothing is known any more against creates, and nothing waits.
     pub fn is_closed(&self, now: Instant) -> bool {
         let is_over = match &self.state {
-            State::Open(until) => now >= *until,
-            State::HalfOpen { since, .. } => now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN,
-            State::Recovering { .. } => true,
+            CircuitState::Open(until) => now >= *until,
+            CircuitState::HalfOpen { since, .. } => {
+                now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN
+            }
+            CircuitState::Recovering { .. } => true,
         };
         is_over && self.in_flight == 0 && self.waiting.is_empty()
     }

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::circuit::{ATTEMPT_EXPECTED_WITHIN, State};
+use super::circuit::{ATTEMPT_EXPECTED_WITHIN, CircuitState};
 use super::*;
 use crate::retry::backoff;
 use cmi_driver::{MachineClass, ProviderSpec, SecretValue, USER_DATA};
@@ -246,7 +246,7 @@ async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
         }
     }
     assert_eq!(tries, [5, 15, 35, 75, 155]);
-    breakers.lock().get_mut(&key).unwrap().state = State::HalfOpen {
+    breakers.lock().get_mut(&key).unwrap().state = CircuitState::HalfOpen {
         expected: None,
         since: Instant::now(),
     };

@@ -27,16 +27,16 @@ pub(super) struct Queue {
     pub(super) held: PerPriority<u32>,
     pub(super) reserved: PerPriority<u32>,
     /// The namespaces that hold a permit or wait for one.
-    pub(super) tenants: BTreeMap<Arc<str>, Tenant>,
+    pub(super) flows: BTreeMap<Arc<str>, Flow>,
     /// The place of each waiter.
     pub(super) queued: HashMap<Arc<str>, QueuePosition>,
     /// The waiters that were woken and have not asked again.
     pub(super) woken: HashMap<Arc<str>, Woken>,
 }
 
-/// A namespace.
+/// The permits and waiters of a namespace: a flow, as the API server's priority and fairness calls it.
 #[derive(Debug, Default)]
-pub(super) struct Tenant {
+pub(super) struct Flow {
     held: PerPriority<u32>,
     reserved: PerPriority<u32>,
     /// The number of its last grant, from 1.
@@ -76,7 +76,7 @@ pub(super) struct Woken {
     is_current: bool,
 }
 
-impl Tenant {
+impl Flow {
     /// The permits that it holds or that are reserved for it.
     pub(super) fn permits(&self) -> u32 {
         self.held.sum() + self.reserved.sum()
@@ -99,32 +99,32 @@ impl Tenant {
 }
 
 impl Queue {
-    fn tenant(&mut self, namespace: &str) -> &mut Tenant {
-        self.tenants.entry(namespace.into()).or_default()
+    fn flow(&mut self, namespace: &str) -> &mut Flow {
+        self.flows.entry(namespace.into()).or_default()
     }
 
     pub(super) fn take(&mut self, namespace: &str, priority: Priority, now: Instant) {
         *self.held.of_mut(priority) += 1;
         self.grants += 1;
         let grant = self.grants;
-        let tenant = self.tenant(namespace);
-        *tenant.held.of_mut(priority) += 1;
-        *tenant.last_grant.of_mut(priority) = grant;
-        tenant.rate.of_mut(priority).count(now);
+        let flow = self.flow(namespace);
+        *flow.held.of_mut(priority) += 1;
+        *flow.last_grant.of_mut(priority) = grant;
+        flow.rate.of_mut(priority).count(now);
     }
 
-    /// The tenant stays until [`Queue::forget_idle`], so that its place in the order outlasts the next grant.
+    /// The flow stays until [`Queue::forget_idle`], so that its place in the order outlasts the next grant.
     pub(super) fn release(&mut self, namespace: &str, priority: Priority) {
         decrement(self.held.of_mut(priority));
-        if let Some(tenant) = self.tenants.get_mut(namespace) {
-            decrement(tenant.held.of_mut(priority));
+        if let Some(flow) = self.flows.get_mut(namespace) {
+            decrement(flow.held.of_mut(priority));
         }
     }
 
     /// Forgets a namespace that holds nothing and waits for nothing.
     pub(super) fn forget_idle(&mut self, namespace: &str) {
-        if self.tenants.get(namespace).is_some_and(Tenant::is_idle) {
-            self.tenants.remove(namespace);
+        if self.flows.get(namespace).is_some_and(Flow::is_idle) {
+            self.flows.remove(namespace);
         }
     }
 
@@ -163,33 +163,30 @@ impl Queue {
             is_reported,
             is_current: true,
         };
-        let tenant = self.tenant(requester.namespace);
-        tenant.waiting.of_mut(priority).insert(position.number, waiter);
+        let flow = self.flow(requester.namespace);
+        flow.waiting.of_mut(priority).insert(position.number, waiter);
         self.queued.insert(key, position);
     }
 
     pub(super) fn leave(&mut self, key: &str) -> Option<(QueuePosition, Waiter)> {
         let position = self.queued.remove(key)?;
-        let tenant = self.tenants.get_mut(&position.namespace)?;
-        let waiter = tenant
-            .waiting
-            .of_mut(position.priority)
-            .remove(&position.number)?;
+        let flow = self.flows.get_mut(&position.namespace)?;
+        let waiter = flow.waiting.of_mut(position.priority).remove(&position.number)?;
         self.forget_idle(&position.namespace);
         Some((position, waiter))
     }
 
     pub(super) fn waiter(&self, key: &str) -> Option<&Waiter> {
         let position = self.queued.get(key)?;
-        let tenant = self.tenants.get(&position.namespace)?;
-        tenant.waiting.of(position.priority).get(&position.number)
+        let flow = self.flows.get(&position.namespace)?;
+        flow.waiting.of(position.priority).get(&position.number)
     }
 
     /// What `key` asked for before counts no longer, unless it asks again.
     pub(super) fn expire(&mut self, key: &str) {
         if let Some(position) = self.queued.get(key)
-            && let Some(tenant) = self.tenants.get_mut(&position.namespace)
-            && let Some(waiter) = tenant.waiting.of_mut(position.priority).get_mut(&position.number)
+            && let Some(flow) = self.flows.get_mut(&position.namespace)
+            && let Some(waiter) = flow.waiting.of_mut(position.priority).get_mut(&position.number)
         {
             waiter.is_current = false;
         }
@@ -210,9 +207,9 @@ impl Queue {
     /// Wakes the first of a queue, for which a permit is reserved. One that was woken to publish that it
     /// waits looks again without that.
     pub(super) fn wake(&mut self, namespace: &Arc<str>, priority: Priority, now: Instant) -> Option<Waker> {
-        let tenant = self.tenants.get_mut(namespace)?;
-        let (number, waiter) = tenant.waiting.of_mut(priority).pop_first()?;
-        *tenant.reserved.of_mut(priority) += 1;
+        let flow = self.flows.get_mut(namespace)?;
+        let (number, waiter) = flow.waiting.of_mut(priority).pop_first()?;
+        *flow.reserved.of_mut(priority) += 1;
         *self.reserved.of_mut(priority) += 1;
         self.queued.remove(&waiter.key);
         let position = QueuePosition {
@@ -251,8 +248,8 @@ impl Queue {
             namespace, priority, ..
         } = &woken.position;
         decrement(self.reserved.of_mut(*priority));
-        if let Some(tenant) = self.tenants.get_mut(namespace) {
-            decrement(tenant.reserved.of_mut(*priority));
+        if let Some(flow) = self.flows.get_mut(namespace) {
+            decrement(flow.reserved.of_mut(*priority));
         }
         self.forget_idle(namespace);
         Some(woken)
@@ -264,14 +261,14 @@ impl Queue {
     /// shows another wait, which is over, is reported however fast that is.
     pub(super) fn wakers_to_report(&mut self, most: usize, now: Instant) -> Vec<Waker> {
         let mut wakers = self.report(most, now, |waiter| waiter.shows_another_wait);
-        let rates = self.tenants.values().map(|tenant| tenant.rate.per_second(now));
+        let rates = self.flows.values().map(|flow| flow.rate.per_second(now));
         let fewer = most.div_ceil(whole(rates.sum()).saturating_add(1));
         wakers.extend(self.report(fewer.min(most - wakers.len()), now, |_| true));
         wakers
     }
 
     fn report(&mut self, most: usize, now: Instant, which: impl Fn(&Waiter) -> bool) -> Vec<Waker> {
-        let queues = self.tenants.values_mut().flat_map(Tenant::queues);
+        let queues = self.flows.values_mut().flat_map(Flow::queues);
         let mut queues: Vec<_> = queues
             .map(|(waiting, rate)| {
                 let soon = whole(rate.per_second(now) * LONG_QUEUE_WAIT.as_secs_f64());

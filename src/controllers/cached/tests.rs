@@ -90,9 +90,9 @@ fn an_infra_machine_that_its_text_would_change_is_kept_as_it_is() {
 
 #[test]
 fn an_infra_machine_that_cannot_be_read_is_kept_as_it_is() {
-    let guarded = infra_machine(|object| object["spec"] = json!({"providerSpec": 1}));
-    assert!(guarded.0.is_err() && guarded.pack().is_none());
-    assert_eq!(guarded.facts().cluster.as_deref(), Some("c"));
+    let object = infra_machine(|object| object["spec"] = json!({"providerSpec": 1}));
+    assert!(object.0.is_err() && object.pack().is_none());
+    assert_eq!(object.facts().cluster.as_deref(), Some("c"));
 }
 
 #[test]

@@ -74,7 +74,7 @@ async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Fai
 /// So often is one reconciled that is always asked for: the clock stands still meanwhile.
 const MAX_RUNS: usize = 1000;
 
-fn in_seven_seconds(_: Arc<Machine>, _: &Failed, _: Arc<Seen>) -> Action {
+fn in_seven_seconds(_: &Machine, _: &Failed, _: &Seen) -> Action {
     Action::requeue(Duration::from_secs(7))
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::consistency::behind_for;
 use super::look_up::{another_vm, own_in_list};
-use super::vm::{VmPresence, look, remove_vm};
+use super::vm::{VmPresence, presence_of_vm, remove_vm};
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
@@ -29,9 +29,9 @@ pub async fn confirm_gone(
         return confirm_without_look_up(ctx, object, permit, plan, class).await;
     }
     let known = plan.provider_id.as_ref();
-    let mut presence = look(object, permit, known, class.clone()).await;
+    let mut presence = presence_of_vm(object, permit, known, class.clone()).await;
     if plan.strays && matches!(presence, Ok(VmPresence::Absent(_))) {
-        presence = look(object, permit, None, class.clone()).await;
+        presence = presence_of_vm(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
         if let Ok(VmPresence::Present(stray)) = &presence
             && let Some(failure) = remove_stray(object, permit, stray.clone(), class.clone()).await?
@@ -150,7 +150,7 @@ async fn remove_named(
     if is_anothers(ctx, object, named) {
         return Ok(Ok(VmPresence::Absent(None)));
     }
-    let presence = look(object, permit, Some(named), class.clone()).await;
+    let presence = presence_of_vm(object, permit, Some(named), class.clone()).await;
     let Ok(VmPresence::Present(id)) = &presence else {
         return Ok(presence);
     };

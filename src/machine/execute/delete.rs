@@ -4,7 +4,7 @@ use super::ExecuteError;
 use super::confirm_deletion::confirm_gone;
 use super::machine_class;
 use super::shut_down::shut_down;
-use super::vm::{VmPresence, look, remove_vm};
+use super::vm::{VmPresence, presence_of_vm, remove_vm};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::InvalidSecret;
@@ -146,7 +146,7 @@ async fn do_without(
     if !permit.known_capabilities().offers(Operation::GetMachineStatus) {
         return Ok(None);
     }
-    match look(object, permit, plan.provider_id.as_ref(), class).await {
+    match presence_of_vm(object, permit, plan.provider_id.as_ref(), class).await {
         Ok(VmPresence::Present(_)) => {}
         Ok(VmPresence::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
         Err(mut failure) => {

@@ -35,7 +35,7 @@ pub enum VmPresence {
 }
 
 /// Looks for the VM of this id, or for any of the machine.
-pub async fn look(
+pub async fn presence_of_vm(
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     provider_id: Option<&ProviderId>,

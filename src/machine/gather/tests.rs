@@ -82,7 +82,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         infra_cluster: None,
         cluster_id: None,
         driver: Err(ResolveError::NoneConfigured),
-        rival: Rival::None,
+        conflict: ProviderIdConflict::None,
         violation: None,
         state: RuntimeState {
             retry: Some(Retry {
@@ -182,23 +182,36 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
     let mut ctx = context(FakeDriver::default());
     ctx.caches.infra_machines = infra_machines;
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(first.clone()))));
-    let rival = async |machine: &InfraMachine| gather(&ctx, machine).await.rival;
-    assert_eq!(rival(&first).await, Rival::None, "itself is no rival");
+    let conflict = async |machine: &InfraMachine| gather(&ctx, machine).await.conflict;
+    assert_eq!(
+        conflict(&first).await,
+        ProviderIdConflict::None,
+        "itself is no conflict"
+    );
     let mut newer = first.clone();
     newer.metadata.resource_version = Some("9".to_owned());
     let why = "others may have been written before it that the cache does not have either";
-    assert_eq!(rival(&newer).await, Rival::Unknown, "{why}");
+    assert_eq!(conflict(&newer).await, ProviderIdConflict::Unknown, "{why}");
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(second.clone()))));
-    assert_eq!(rival(&first).await, Rival::Named("ns2/m2".to_owned()));
-    assert_eq!(rival(&second).await, Rival::Named("ns1/m1".to_owned()));
+    assert_eq!(
+        conflict(&first).await,
+        ProviderIdConflict::Named("ns2/m2".to_owned())
+    );
+    assert_eq!(
+        conflict(&second).await,
+        ProviderIdConflict::Named("ns1/m1".to_owned())
+    );
     let named = MachineFixture::from(second)
         .without(labels::ADOPT)
         .named("sim://9")
         .build();
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(named))));
-    assert_eq!(rival(&first).await, Rival::Unconfirmed("ns2/m2".to_owned()));
+    assert_eq!(
+        conflict(&first).await,
+        ProviderIdConflict::Unconfirmed("ns2/m2".to_owned())
+    );
     let has_it = MachineFixture::from(first)
         .identified()
         .annotated(labels::ADOPTED, "sim://9");
-    assert_eq!(rival(&has_it.build()).await, Rival::None);
+    assert_eq!(conflict(&has_it.build()).await, ProviderIdConflict::None);
 }

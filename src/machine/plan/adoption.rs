@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::waits::retry_wait;
-use super::{Adopt, Observed, Plan, Rival, Step, known_provider_id, refers_to_another};
+use super::{Adopt, Observed, Plan, ProviderIdConflict, Step, known_provider_id, refers_to_another};
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::{self, reason};
 use crate::api::labels;
@@ -45,16 +45,16 @@ pub(super) fn obstacle(
         (reason::ADOPTION_INVALID, provider_id_missing(), None)
     } else if let Err(message) = adoption::given_tags(machine, &ownership.cluster_id, super::role_of(owner)) {
         (reason::ADOPTION_INVALID, message, None)
-    } else if let Rival::Named(rival) = &observed.rival {
+    } else if let ProviderIdConflict::Named(other) = &observed.conflict {
         (
             reason::ADOPTION_CONTESTED,
-            contested(machine, rival),
+            contested(machine, other),
             Some(LOOK_AGAIN),
         )
-    } else if let Rival::Unconfirmed(rival) = &observed.rival {
+    } else if let ProviderIdConflict::Unconfirmed(other) = &observed.conflict {
         (
             reason::ADOPTION_CONTESTED,
-            contested_by_a_create(machine, rival),
+            contested_by_a_create(machine, other),
             Some(LOOK_AGAIN),
         )
     } else {
@@ -98,7 +98,7 @@ pub(super) fn plan_adoption(
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    if !is_confirmed && observed.rival == Rival::Unknown {
+    if !is_confirmed && observed.conflict == ProviderIdConflict::Unknown {
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
     let ownership = Ownership {
@@ -143,18 +143,18 @@ fn provider_id_missing() -> String {
     )
 }
 
-fn contested(machine: &InfraMachine, rival: &str) -> String {
+fn contested(machine: &InfraMachine, other: &str) -> String {
     format!(
-        "the InfraMachine `{rival}` has spec.providerID `{}` as well, and a VM has one machine: delete the \
+        "the InfraMachine `{other}` has spec.providerID `{}` as well, and a VM has one machine: delete the \
             InfraMachine that is not to have it, and only then its Machine: the other way round Cluster API \
             drains and deletes the Node of the VM",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }
 
-fn contested_by_a_create(machine: &InfraMachine, rival: &str) -> String {
+fn contested_by_a_create(machine: &InfraMachine, other: &str) -> String {
     format!(
-        "the driver has named spec.providerID `{}` for the VM that it makes for the InfraMachine `{rival}`, and \
+        "the driver has named spec.providerID `{}` for the VM that it makes for the InfraMachine `{other}`, and \
             has not said yet that there is one: if that VM is meant, it is that InfraMachine's, so delete this \
             one, and only then its Machine",
         machine.spec.provider_id.as_deref().unwrap_or_default()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::api::conditions::State;
+use crate::api::conditions::ConditionStatus;
 use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
 use crate::machine::fixtures::{
@@ -151,7 +151,7 @@ fn a_vm_of_which_the_status_may_be_lost_is_gone_where_it_is_absent_and_not_made_
             conditions::set(
                 &mut status.conditions,
                 conditions::PAUSED,
-                State::False,
+                ConditionStatus::False,
                 reason::NOT_PAUSED,
                 "",
                 Some(1),
@@ -382,7 +382,7 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
         reason_of(world().plan(failed().annotated(labels::PAUSED, ""))),
         paused
     );
-    let shown = failed().condition(conditions::PAUSED, State::True, reason::PAUSED);
+    let shown = failed().condition(conditions::PAUSED, ConditionStatus::True, reason::PAUSED);
     assert_eq!(world().plan(shown.clone()), Outcome::Waiting(None));
     let status = status::after(
         &shown.build(),
@@ -881,7 +881,7 @@ fn after_a_restart_there_were_no_more_attempts_than_are_shown_and_there_was_time
     assert_eq!(attempts(-86_400), 3, "the clock was set back");
 }
 
-/// One machine of each class is let through to find out, and so is one that a person asks for.
+/// One machine of each class is let through to find out, and so is one that an operator asks for.
 #[test]
 fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_and_says_what_it_recalls() {
     let refused = || {
@@ -892,7 +892,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
                 Code::ResourceExhausted,
                 600,
             )
-            .condition(conditions::READY, State::False, "ResourceExhausted")
+            .condition(conditions::READY, ConditionStatus::False, "ResourceExhausted")
     };
     let Plan::Outcome(Outcome::Waiting(Some(left))) = world().plan(refused()) else {
         panic!("all of them would come at once");
@@ -900,7 +900,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert!(left <= Duration::from_secs(10), "{left:?}");
     let reason = provision(world().remembering(0).plan(refused())).half_open;
     assert_eq!((reason.recalled, reason.requested), (true, false));
-    let circuit_open = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
+    let circuit_open = machine().condition(conditions::READY, ConditionStatus::False, "WaitingForCapacity");
     assert!(provision(world().plan(circuit_open)).half_open.recalled);
     assert_eq!(
         provision(world().plan(machine())).half_open,

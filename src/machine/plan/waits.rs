@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::Observed;
 use crate::api::ObjectMetaExt as _;
-use crate::api::conditions::{self, State};
+use crate::api::conditions::{self, ConditionStatus};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
@@ -156,7 +156,7 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.power_state.as_deref() == Some("Starting")
             || conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_INITIALIZED)
-                .is_some_and(|initialized| initialized.status == State::False.as_str())
+                .is_some_and(|initialized| initialized.status == ConditionStatus::False.as_str())
     })
 }
 

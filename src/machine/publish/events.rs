@@ -1,6 +1,6 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
@@ -119,7 +119,7 @@ fn normal(reason: &str, action: &'static str, text: String) -> Note {
     }
 }
 
-/// Whether a wait for this reason ends only when a person puts something right; all
+/// Whether a wait for this reason ends only when an operator puts something right; all
 /// others are part of the way.
 fn needs_intervention(why: &str) -> bool {
     matches!(
@@ -184,7 +184,7 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
             return false;
         }
         let shown = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
-            .filter(|condition| condition.status == State::False.as_str());
+            .filter(|condition| condition.status == ConditionStatus::False.as_str());
         return match shown.map(|condition| condition.reason.as_str()) {
             Some(reason::INVALID_SECRET) => true,
             Some(_) => false,

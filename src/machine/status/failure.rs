@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Draft, RetryTiming};
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::identity;
 use crate::machine::outcome::Failure;
@@ -36,9 +36,19 @@ impl Draft<'_> {
             // Of a VM that is up it is reported when the outage lasts: a fleet is not
             // written for a call that fails.
         } else if failure.is_outage() {
-            self.set(conditions::DRIVER_REACHABLE, State::False, code.name(), &message);
+            self.set(
+                conditions::DRIVER_REACHABLE,
+                ConditionStatus::False,
+                code.name(),
+                &message,
+            );
         } else {
-            self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+            self.set(
+                conditions::DRIVER_REACHABLE,
+                ConditionStatus::True,
+                reason::REACHABLE,
+                "",
+            );
         }
         if failure.disposition == Disposition::Terminal {
             self.refused(code, &message);
@@ -49,7 +59,7 @@ impl Draft<'_> {
             OperationType::Update => {
                 self.set(
                     conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                    State::False,
+                    ConditionStatus::False,
                     code.name(),
                     &message,
                 );
@@ -57,13 +67,13 @@ impl Draft<'_> {
             OperationType::Create if failure.operation == Operation::InitializeMachine => {
                 self.set(
                     conditions::VIRTUAL_MACHINE_CREATED,
-                    State::True,
+                    ConditionStatus::True,
                     reason::CREATED,
                     "",
                 );
                 self.set(
                     conditions::VIRTUAL_MACHINE_INITIALIZED,
-                    State::False,
+                    ConditionStatus::False,
                     code.name(),
                     &message,
                 );
@@ -82,7 +92,7 @@ impl Draft<'_> {
             OperationType::Create if self.machine.is_provisioned() => {
                 self.set(
                     conditions::DRIVER_REACHABLE,
-                    State::False,
+                    ConditionStatus::False,
                     reason::INVALID_SECRET,
                     message,
                 );
@@ -91,7 +101,7 @@ impl Draft<'_> {
             OperationType::Update => {
                 self.set(
                     conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                    State::False,
+                    ConditionStatus::False,
                     reason::INVALID_SECRET,
                     message,
                 );
@@ -106,7 +116,12 @@ impl Draft<'_> {
             return;
         }
         if identity::provider_id(self.machine).is_none() {
-            self.set(conditions::VIRTUAL_MACHINE_CREATED, State::False, reason, message);
+            self.set(
+                conditions::VIRTUAL_MACHINE_CREATED,
+                ConditionStatus::False,
+                reason,
+                message,
+            );
         }
         self.not_ready_yet(reason, message);
     }
@@ -130,12 +145,12 @@ impl Draft<'_> {
             let message = format!("not provisioned after {limit} s; {reason}: {message}");
             self.set(
                 conditions::READY,
-                State::False,
+                ConditionStatus::False,
                 conditions::reason::CREATION_TIMED_OUT,
                 &message,
             );
         } else {
-            self.set(conditions::READY, State::False, reason, message);
+            self.set(conditions::READY, ConditionStatus::False, reason, message);
         }
     }
 

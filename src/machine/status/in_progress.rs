@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Draft;
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use cmi_driver::Operation;
 
@@ -48,13 +48,13 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
         (_, Operation::InitializeMachine) => {
             draft.set(
                 conditions::VIRTUAL_MACHINE_CREATED,
-                State::True,
+                ConditionStatus::True,
                 reason::CREATED,
                 "",
             );
             draft.set(
                 conditions::VIRTUAL_MACHINE_INITIALIZED,
-                State::False,
+                ConditionStatus::False,
                 reason::INITIALIZING,
                 &message,
             );

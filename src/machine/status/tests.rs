@@ -169,10 +169,11 @@ fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_d
 
 #[test]
 fn a_vm_that_is_back_is_ready_again() {
-    let vanished =
-        machine()
-            .provisioned()
-            .condition(conditions::READY, State::False, reason::VIRTUAL_MACHINE_VANISHED);
+    let vanished = machine().provisioned().condition(
+        conditions::READY,
+        ConditionStatus::False,
+        reason::VIRTUAL_MACHINE_VANISHED,
+    );
     let status = status_of(vanished, &provisioned(vm()));
     assert_eq!(state_of(&status, conditions::READY), ("True", reason::READY));
 }
@@ -451,9 +452,11 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
 #[test]
 fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
     let up = || {
-        machine()
-            .provisioned()
-            .condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE)
+        machine().provisioned().condition(
+            conditions::DRIVER_REACHABLE,
+            ConditionStatus::True,
+            reason::REACHABLE,
+        )
     };
     for code in Code::ALL {
         let status = status_of(up(), &failed(Stage::Refresh, code));
@@ -671,7 +674,7 @@ fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
 fn the_end_of_a_pause_is_said_at_once_though_a_wait_is_not_over() {
     let paused = machine()
         .identified()
-        .condition(conditions::PAUSED, State::True, reason::PAUSED);
+        .condition(conditions::PAUSED, ConditionStatus::True, reason::PAUSED);
     let status = status_of(paused, &Outcome::Waiting(Some(Duration::from_mins(10))));
     assert_eq!(
         state_of(&status, conditions::PAUSED),
@@ -786,7 +789,7 @@ fn failing_and_held() -> MachineFixture {
     let failing = failing.failed(OperationType::Create, Operation::CreateMachine, code, 9);
     failing.condition(
         conditions::READY,
-        State::False,
+        ConditionStatus::False,
         reason::WAITING_FOR_BOOTSTRAP_DATA,
     )
 }
@@ -856,7 +859,11 @@ fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_p
 /// What was known of the VM and of the driver is not shown beside what says that it is so no more.
 #[test]
 fn what_is_so_no_more_is_not_shown_any_more() {
-    let on_its_way = machine().condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE);
+    let on_its_way = machine().condition(
+        conditions::DRIVER_REACHABLE,
+        ConditionStatus::True,
+        reason::REACHABLE,
+    );
     let mut on_its_way = on_its_way.build();
     let no_driver = Blocked::new(conditions::READY, reason::DRIVER_NOT_CONFIGURED, "none");
     on_its_way.status = Some(after(&on_its_way, &Outcome::Blocked(no_driver), moment()));
@@ -935,7 +942,7 @@ fn a_deletion_that_failed_says_why_it_is_still_there() {
 fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
     let outage = machine().provisioned().deleted_at(now()).condition(
         conditions::DRIVER_REACHABLE,
-        State::False,
+        ConditionStatus::False,
         "Unavailable",
     );
     for reason in [
@@ -1042,8 +1049,8 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
         (deleted(), Outcome::Waiting(Some(Duration::from_mins(1)))),
         (
             deleted()
-                .condition(conditions::DELETING, State::True, reason::PAUSED)
-                .condition(conditions::PAUSED, State::True, reason::PAUSED),
+                .condition(conditions::DELETING, ConditionStatus::True, reason::PAUSED)
+                .condition(conditions::PAUSED, ConditionStatus::True, reason::PAUSED),
             Outcome::Waiting(Some(Duration::from_mins(1))),
         ),
     ];
@@ -1083,10 +1090,11 @@ fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
     for fixture in [
         machine().provisioned().deleted_at(at(6)),
         machine().provisioned(),
-        machine()
-            .provisioned()
-            .deleted_at(at(0))
-            .condition(conditions::DELETING, State::True, "Unavailable"),
+        machine().provisioned().deleted_at(at(0)).condition(
+            conditions::DELETING,
+            ConditionStatus::True,
+            "Unavailable",
+        ),
     ] {
         let before = fixture.clone().build().status.unwrap();
         assert_eq!(status_of(fixture, &waiting), before);

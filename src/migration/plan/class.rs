@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::objects::{labels_of, metadata};
 use super::secrets::{USER_DATA, bootstrap, keys, secret, secrets};
-use super::{Converted, Object, Target};
+use super::{Converted, Destination, Object};
 use crate::api;
 use crate::migration::source::{ClassKey, Source, text};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, SecretValue, tags};
@@ -13,7 +13,7 @@ use cmi_driver::{Capabilities, MachineClass, ProviderSpec, SecretValue, tags};
 /// need of it.
 pub fn class(
     source: &Source,
-    target: &Target,
+    target: &Destination,
     capabilities: &Capabilities,
     key: &ClassKey,
 ) -> Result<(Vec<Object>, MachineClass, Converted), String> {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::names::set_name;
 use super::objects::{Kept, labels_of, machine_objects};
-use super::{Converted, Group, Object, Original, Target, UNFINISHED, key_of, name};
+use super::{Converted, Destination, Group, Object, Original, UNFINISHED, key_of, name};
 use crate::migration::source::{ClassKey, McmMachine, McmSetSpec, Source};
 use cmi_driver::LastKnownState;
 
@@ -153,7 +153,7 @@ impl Drawn<'_> {
     }
 
     /// What is made in their place.
-    pub fn group(&self, target: &Target, classes: &BTreeMap<ClassKey, Converted>) -> Group {
+    pub fn group(&self, target: &Destination, classes: &BTreeMap<ClassKey, Converted>) -> Group {
         let from = self.from();
         let of_machines = self.machines.iter().map(|machine| key_of(&machine.spec));
         let (kind, owner) = self.owner();

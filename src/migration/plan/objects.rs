@@ -2,19 +2,19 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Converted, DISABLE_MACHINE_CREATE, MIGRATED_FROM, Object, Target, UNFINISHED, name};
+use super::{Converted, DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Object, UNFINISHED, name};
 use crate::api::{self, labels};
 use crate::identity;
 use crate::migration::source::{ClassKey, McmMachine, McmSetSpec};
 use cmi_driver::LastKnownState;
 
 /// The label of all that belongs to the Cluster.
-pub fn labels_of(target: &Target) -> Map<String, Value> {
+pub fn labels_of(target: &Destination) -> Map<String, Value> {
     Map::from_iter([(labels::CLUSTER_NAME.to_owned(), json!(target.cluster))])
 }
 
 /// The metadata of what is made.
-pub fn metadata(target: &Target, name: &str, from: &str, all: &Map<String, Value>) -> Value {
+pub fn metadata(target: &Destination, name: &str, from: &str, all: &Map<String, Value>) -> Value {
     json!({
         "name": name, "namespace": target.namespace, "labels": all, "annotations": {MIGRATED_FROM: from},
     })
@@ -23,7 +23,7 @@ pub fn metadata(target: &Target, name: &str, from: &str, all: &Map<String, Value
 /// What a MachineSet or a MachineDeployment is made from.
 pub struct Kept<'a> {
     /// What the operator has said.
-    pub target: &'a Target,
+    pub target: &'a Destination,
     /// The value of [`MIGRATED_FROM`].
     pub marker: &'a str,
     /// How many machines there are.
@@ -98,7 +98,7 @@ impl Kept<'_> {
 
 /// The InfraMachine that adopts the VM, and then the Machine that owns it.
 pub fn machine_objects(
-    target: &Target,
+    target: &Destination,
     machine: &McmMachine,
     class: &Converted,
     all: &Map<String, Value>,

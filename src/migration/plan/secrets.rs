@@ -6,7 +6,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Map, Value, json};
 
 use super::objects::{labels_of, metadata};
-use super::{Object, Target};
+use super::{Destination, Object};
 use crate::api::labels;
 use crate::migration::source::{SecretData, Source, text};
 
@@ -28,7 +28,7 @@ pub fn keys(data: &SecretData) -> String {
 
 /// What machine-controller-manager hands to the driver, both Secrets of the class together, and where they
 /// are.
-pub fn secrets(source: &Source, target: &Target, class: &Value) -> Result<(SecretData, String), String> {
+pub fn secrets(source: &Source, target: &Destination, class: &Value) -> Result<(SecretData, String), String> {
     let mut all = SecretData::default();
     let mut places = BTreeSet::new();
     for field in ["secretRef", "credentialsSecretRef"] {
@@ -69,7 +69,7 @@ pub fn secret_key(class: &Value, field: &str) -> (String, String) {
 }
 
 /// A Secret with these values, which `clusterctl move` takes along.
-pub fn secret(target: &Target, name: &str, from: &str, type_: &str, values: &SecretData) -> Value {
+pub fn secret(target: &Destination, name: &str, from: &str, type_: &str, values: &SecretData) -> Value {
     let mut all = labels_of(target);
     // No object of a Cluster owns it.
     all.insert(labels::MOVE.to_owned(), json!(""));
@@ -85,7 +85,7 @@ pub fn secret(target: &Target, name: &str, from: &str, type_: &str, values: &Sec
 }
 
 /// The Secret with the bootstrap data of machines that are made later.
-pub fn bootstrap(target: &Target, name: &str, from: &str, user_data: &[u8]) -> Result<Object, String> {
+pub fn bootstrap(target: &Destination, name: &str, from: &str, user_data: &[u8]) -> Result<Object, String> {
     let readable = String::from_utf8_lossy(user_data);
     if let Some(placeholder) = PLACEHOLDERS
         .into_iter()

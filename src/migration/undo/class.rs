@@ -8,7 +8,7 @@ use kube::{Client, ResourceExt as _};
 use super::{Kind, api_of, this};
 use crate::api::labels;
 use crate::migration::error::WriteError;
-use crate::migration::plan::{Class, MIGRATED_FROM, Object, Target};
+use crate::migration::plan::{Class, Destination, MIGRATED_FROM, Object};
 use crate::migration::source::text;
 use crate::migration::write::{marker, read};
 
@@ -16,7 +16,7 @@ use crate::migration::write::{marker, read};
 pub(super) async fn drop_class(
     client: &Client,
     class: &Class,
-    target: &Target,
+    target: &Destination,
     say: &impl Fn(&str),
 ) -> Result<(), WriteError> {
     // A template that is kept keeps the Secret that it names.
@@ -60,7 +60,7 @@ async fn drop_unused(
 
 /// The names of Secrets and templates that machines, what makes them, templates and InfraClusters name in the
 /// namespace.
-async fn names_in_use(client: &Client, target: &Target) -> Result<BTreeSet<String>, WriteError> {
+async fn names_in_use(client: &Client, target: &Destination) -> Result<BTreeSet<String>, WriteError> {
     let mut used = BTreeSet::new();
     for kind in [
         Kind::Machine,

@@ -12,7 +12,7 @@ use super::{Kind, OF_VMS, Remains, api_of, this};
 use crate::api::{conditions, labels};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
-use crate::migration::plan::{Group, Migration, Object, Target, UNDOING};
+use crate::migration::plan::{Destination, Group, Migration, Object, UNDOING};
 use crate::migration::source::text;
 use crate::migration::write::{differences_at, read, unmark_one};
 
@@ -99,7 +99,7 @@ fn is_paused(found: &DynamicObject) -> bool {
 pub async fn release(
     client: &Client,
     migration: &Migration,
-    target: &Target,
+    target: &Destination,
     old: &Stopped,
     say: impl Fn(&str),
 ) -> Result<(), WriteError> {
@@ -241,7 +241,7 @@ fn held_by(found: &DynamicObject) -> String {
 async fn delete(
     client: &Client,
     object: &Object,
-    target: &Target,
+    target: &Destination,
     say: &impl Fn(&str),
 ) -> Result<(), WriteError> {
     let Some(found) = read(client, object).await? else {
@@ -282,7 +282,7 @@ async fn keeps_nothing(
     client: &Client,
     keeper: &DynamicObject,
     what: &str,
-    target: &Target,
+    target: &Destination,
 ) -> Result<(), WriteError> {
     for kind in [Kind::Machine, Kind::MachineSet] {
         let all = kind

@@ -31,7 +31,7 @@ fn migration() -> Migration {
         object["metadata"]["namespace"] = json!("shoot");
         source.add(object, None).unwrap();
     }
-    let target = Target {
+    let target = Destination {
         namespace: "default".to_owned(),
         cluster: "c".to_owned(),
         driver: "sim".to_owned(),

@@ -74,7 +74,7 @@ fn live(machines: Vec<LiveMachine>) -> Live {
 /// One list after the other, seconds after the start.
 struct Passes {
     start: Instant,
-    sightings: Sightings,
+    observations: Observations,
     policy: DeletionPolicy,
     /// The identities whose end was seen.
     observed_deletion: Vec<&'static str>,
@@ -83,7 +83,7 @@ struct Passes {
 fn passes() -> Passes {
     Passes {
         start: Instant::now(),
-        sightings: Sightings::new(),
+        observations: Observations::new(),
         policy: DeletionPolicy {
             delete: true,
             gap: GAP,
@@ -103,7 +103,7 @@ impl Passes {
             |_| true,
             live,
             observed_deletion,
-            &mut self.sightings,
+            &mut self.observations,
             (self.policy, clock),
         )
     }
@@ -116,7 +116,7 @@ impl Passes {
         }
     }
 
-    /// The finding about one VM after two sightings.
+    /// The finding about one VM after two observations.
     fn settled(&mut self, vm: &ListedMachine, live: &Live) -> Finding {
         self.judge(0, std::slice::from_ref(vm), live);
         let mut findings = self.judge(600, std::slice::from_ref(vm), live);
@@ -170,7 +170,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
         |_| false,
         &live,
         |_| true,
-        &mut passes.sightings,
+        &mut passes.observations,
         (passes.policy, clock),
     );
     assert_eq!(passes.judge(600, &vms, &live), [Finding::Orphan(vec![])]);
@@ -269,7 +269,7 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
             passes.judge(600, &vms, &live),
             [first, Finding::Duplicate(key("n"))]
         );
-        let sighting = passes.sightings["second"];
+        let observation = passes.observations["second"];
         let at = (passes.policy, passes.clock(600));
         assert!(!may_still_be_deleted(
             &scope(),
@@ -277,7 +277,7 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
             &vms,
             &live,
             |_| true,
-            sighting,
+            observation,
             at
         ));
     }
@@ -469,11 +469,11 @@ fn each_hold_is_in_some_situation_the_only_one() {
         );
         let mut passes = passes();
         passes.settled(&vm, &live);
-        let sighting = passes.sightings[vm.provider_id.as_str()];
+        let observation = passes.observations[vm.provider_id.as_str()];
         let (at, vms) = ((passes.policy, passes.clock(600)), std::slice::from_ref(&vm));
         let observed_deletion = |id: &str| id == "m";
         assert!(
-            !may_still_be_deleted(&scope(), &vm, vms, &live, observed_deletion, sighting, at),
+            !may_still_be_deleted(&scope(), &vm, vms, &live, observed_deletion, observation, at),
             "{keep_reason:?}"
         );
     }
@@ -488,23 +488,23 @@ fn an_orphan_that_got_an_owner_before_the_call_is_not_deleted() {
     let mut passes = passes();
     let vm = vm("n", "m");
     assert_eq!(passes.settled(&vm, &live(vec![])), Finding::Orphan(vec![]));
-    let (sighting, at) = (passes.sightings["p-n-m"], (passes.policy, passes.clock(600)));
-    let may = |live: &Live, sighting| {
+    let (observation, at) = (passes.observations["p-n-m"], (passes.policy, passes.clock(600)));
+    let may = |live: &Live, observation| {
         may_still_be_deleted(
             &scope(),
             &vm,
             std::slice::from_ref(&vm),
             live,
             |_| true,
-            sighting,
+            observation,
             at,
         )
     };
-    assert!(may(&live(vec![]), sighting));
-    assert!(!may(&live(vec![machine("n", "m", None)]), sighting));
-    let once = Sighting {
+    assert!(may(&live(vec![]), observation));
+    assert!(!may(&live(vec![machine("n", "m", None)]), observation));
+    let once = Observation {
         is_confirmed: false,
-        ..sighting
+        ..observation
     };
     assert!(!may(&live(vec![]), once));
 }

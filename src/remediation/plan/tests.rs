@@ -120,12 +120,14 @@ impl World {
 
     /// Phase, reason, and whether it is the owner's turn.
     #[track_caller]
-    fn report(&self, now: i64) -> (RemediationPhase, String, bool) {
+    fn outcome(&self, now: i64) -> (RemediationPhase, String, bool) {
         match self.plan(now) {
-            Plan::Report(report) => (
-                report.phase,
-                report.reason,
-                report.verdict.is_some_and(|verdict| verdict.owner_must_remediate),
+            Plan::Outcome(outcome) => (
+                outcome.phase,
+                outcome.reason,
+                outcome
+                    .verdict
+                    .is_some_and(|verdict| verdict.owner_must_remediate),
             ),
             other => panic!("{other:?}"),
         }
@@ -162,7 +164,7 @@ fn a_vm_is_restarted_so_often_each_time_when_its_node_has_had_its_time_and_then_
                 Some((number, number + 1, Some(at(now))))
             );
         } else {
-            assert_eq!(restarted().report(now), replaced_for(reason::RESTARTS_EXHAUSTED));
+            assert_eq!(restarted().outcome(now), replaced_for(reason::RESTARTS_EXHAUSTED));
         }
         issued = now;
     }
@@ -172,7 +174,7 @@ fn a_vm_is_restarted_so_often_each_time_when_its_node_has_had_its_time_and_then_
 #[test]
 fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
     let unshown = world().restarted(1, CREATED);
-    let (phase, reason, _) = unshown.report(CREATED + 1);
+    let (phase, reason, _) = unshown.outcome(CREATED + 1);
     assert_eq!(
         (phase, reason.as_str()),
         (RemediationPhase::Restarting, reason::RESTARTED)
@@ -192,15 +194,15 @@ fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
 fn a_restart_that_is_written_down_for_later_counts_as_made_now_and_its_node_gets_its_time_once() {
     for ahead in [31, 1_000_000, 253_402_000_000 - CREATED] {
         match world().restarted(1, CREATED + ahead).plan(CREATED) {
-            Plan::Correct(record, report) => {
+            Plan::Correct(record, outcome) => {
                 assert_eq!((record.count, record.issued_at), (1, Some(at(CREATED))));
-                assert_eq!(report.requeue, Requeue::After(Duration::from_mins(1)));
+                assert_eq!(outcome.requeue, Requeue::After(Duration::from_mins(1)));
             }
             other => panic!("{ahead}: {other:?}"),
         }
     }
     let left = |issued: i64, now: i64| match world().restarted(1, issued).plan(now) {
-        Plan::Report(report) => Some(report.requeue),
+        Plan::Outcome(outcome) => Some(outcome.requeue),
         Plan::Restart(_) => None,
         other => panic!("{other:?}"),
     };
@@ -216,9 +218,9 @@ fn of_the_remediations_of_a_machine_only_the_one_of_its_name_restarts_its_vm() {
     let mut second = world();
     second.remediation.metadata.name = Some("n".to_owned());
     assert!(matches!(world().plan(CREATED), Plan::Restart(_)));
-    assert_eq!(second.report(CREATED), waiting_for(reason::WAITING_FOR_OWNER));
+    assert_eq!(second.outcome(CREATED), waiting_for(reason::WAITING_FOR_OWNER));
     assert_eq!(
-        second.report(CREATED + TIMEOUT),
+        second.outcome(CREATED + TIMEOUT),
         waiting_for(reason::WAITING_FOR_OWNER)
     );
 }
@@ -276,11 +278,11 @@ fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
             reason::LEFT_TO_OWNER.to_owned(),
             false,
         );
-        assert_eq!(world.report(now), left);
+        assert_eq!(world.outcome(now), left);
     }
     let mut without = world();
     without.machine = None;
-    assert_eq!(without.report(now), waiting_for(reason::WAITING_FOR_OWNER));
+    assert_eq!(without.outcome(now), waiting_for(reason::WAITING_FOR_OWNER));
     let mut moving = world();
     moving.cluster = None;
     assert_eq!(moving.plan(now), Plan::Later(Requeue::OnChange));
@@ -315,9 +317,9 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
     owners.unwrap()[0].uid = "other".to_owned();
     for world in &worlds {
         let reason = reason::WAITING_FOR_VIRTUAL_MACHINE;
-        assert_eq!(world.report(CREATED + TIMEOUT - 1), waiting_for(reason));
+        assert_eq!(world.outcome(CREATED + TIMEOUT - 1), waiting_for(reason));
         assert_eq!(
-            world.report(CREATED + TIMEOUT),
+            world.outcome(CREATED + TIMEOUT),
             replaced_for(reason::RESTART_NOT_POSSIBLE)
         );
     }
@@ -328,7 +330,7 @@ fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_
     let of = |driver| World { driver, ..world() };
     let now = CREATED + 1;
     assert_eq!(
-        of(Ok(driver(false, true))).report(now),
+        of(Ok(driver(false, true))).outcome(now),
         replaced_for(reason::RESTART_NOT_POSSIBLE)
     );
     let wait = Plan::Later(Requeue::After(PERMIT_WAIT));
@@ -336,7 +338,7 @@ fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_
     assert_eq!(of(Ok(DriverState::Pending)).plan(now), wait);
     let away = Status::new(Code::Unavailable, "connection refused");
     assert_eq!(
-        of(Ok(DriverState::Unknown(away))).report(now),
+        of(Ok(DriverState::Unknown(away))).outcome(now),
         waiting_for("Unavailable")
     );
 }
@@ -358,7 +360,7 @@ fn a_machine_whose_node_has_just_come_back_is_not_left_to_its_owner() {
         Plan::Later(Requeue::After(Duration::from_secs(29)))
     );
     assert_eq!(
-        back(end - 30).report(end),
+        back(end - 30).outcome(end),
         replaced_for(reason::RESTARTS_EXHAUSTED)
     );
 }
@@ -391,7 +393,7 @@ fn the_time_of_a_node_begins_anew_when_a_pause_ends() {
     let resumed = CREATED + 10 * TIMEOUT;
     let mut world = with_conditions(world().restarted(1, CREATED), Some("False"), None);
     let mut conditions = Vec::new();
-    let (holds, why) = (State::False, reason::NOT_PAUSED);
+    let (holds, why) = (ConditionStatus::False, reason::NOT_PAUSED);
     conditions::set(&mut conditions, PAUSED, holds, why, "", None, at(resumed));
     world.remediation.status = Some(InfraMachineRemediationStatus {
         phase: Some(RemediationPhase::Restarting),
@@ -413,15 +415,15 @@ fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replace
         let mut world = with_conditions(world().restarted(count, CREATED), None, Some(CREATED + 50));
         world.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
         assert_eq!(
-            world.report(end),
+            world.outcome(end),
             waiting_for(reason::WAITING_FOR_HEALTH_CHECK),
             "{count}"
         );
     }
     let mut silent = with_conditions(world().restarted(LIMIT, CREATED), None, None);
     silent.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
-    assert!(!silent.report(end - 1).2, "the Node has its time anew");
-    assert_eq!(silent.report(end), replaced_for(reason::RESTARTS_EXHAUSTED));
+    assert!(!silent.outcome(end - 1).2, "the Node has its time anew");
+    assert_eq!(silent.outcome(end), replaced_for(reason::RESTARTS_EXHAUSTED));
 }
 
 /// The VM that is to be adopted may run and be a Node: were its Machine replaced, the Node would be drained.
@@ -432,7 +434,7 @@ fn a_machine_that_waits_for_an_adoption_is_not_replaced_however_long_that_takes(
     world.infra.as_mut().unwrap().metadata.annotations = Some(annotations.into());
     let later = CREATED + 1000 * TIMEOUT;
     assert_eq!(
-        world.report(later),
+        world.outcome(later),
         waiting_for(reason::WAITING_FOR_VIRTUAL_MACHINE)
     );
 }
@@ -444,11 +446,11 @@ fn a_vm_that_another_extension_updates_is_not_restarted() {
     let key = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
     annotations.unwrap().insert(key.to_owned(), String::new());
     assert_eq!(
-        world.report(CREATED),
+        world.outcome(CREATED),
         waiting_for(reason::WAITING_FOR_VIRTUAL_MACHINE)
     );
     assert_eq!(
-        world.report(CREATED + TIMEOUT),
+        world.outcome(CREATED + TIMEOUT),
         replaced_for(reason::RESTART_NOT_POSSIBLE)
     );
 }
@@ -459,13 +461,13 @@ fn after_a_move_it_is_said_until_when_the_node_has_time_at_the_target() {
     let moved = CREATED + 30;
     let mut world = world().restarted(1, CREATED);
     world.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
-    let Plan::Report(report) = world.plan(moved) else {
+    let Plan::Outcome(outcome) = world.plan(moved) else {
         panic!("nothing is said");
     };
     let until = format!("until {:.0}", at(moved + TIMEOUT));
-    assert!(report.message.contains(&until), "{}", report.message);
+    assert!(outcome.message.contains(&until), "{}", outcome.message);
     assert_eq!(
-        report.requeue,
+        outcome.requeue,
         Requeue::After(Duration::from_secs(TIMEOUT.unsigned_abs()))
     );
 }

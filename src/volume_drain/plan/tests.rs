@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::cluster_api::{ClusterSpec, MachineSpec};
-use crate::api::conditions::{self, State, reason};
+use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::InfraMachineSpec;
 
 fn now() -> Timestamp {
@@ -270,7 +270,7 @@ fn a_machine_that_was_restored_without_its_status_is_drained_once_its_vm_is_conf
         conditions::set(
             &mut status.conditions,
             conditions::READY,
-            State::False,
+            ConditionStatus::False,
             reason::VIRTUAL_MACHINE_VANISHED,
             "",
             None,

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::request::{get, no_request};
 use crate::apiserver::patch_params;
-use crate::volume_drain::plan::Target;
+use crate::volume_drain::plan::DrainTarget;
 use crate::workload_cluster::{Connection, Unreachable};
 
 const NODES: &str = "/api/v1/nodes";
@@ -31,7 +31,7 @@ pub struct Node {
 }
 
 /// The Node of this name, if it is there.
-pub async fn node(connection: &Connection, target: &Target) -> Result<Option<Node>, Unreachable> {
+pub async fn node(connection: &Connection, target: &DrainTarget) -> Result<Option<Node>, Unreachable> {
     #[derive(Deserialize)]
     struct Object {
         metadata: Metadata,
@@ -92,7 +92,7 @@ pub async fn node(connection: &Connection, target: &Target) -> Result<Option<Nod
 }
 
 /// Has the Node take no new pods; `false` when it changed meanwhile.
-pub async fn cordon(connection: &Connection, target: &Target, uid: &str) -> Result<bool, Unreachable> {
+pub async fn cordon(connection: &Connection, target: &DrainTarget, uid: &str) -> Result<bool, Unreachable> {
     let body = json!({"metadata": {"uid": uid}, "spec": {"unschedulable": true}});
     let request = Request::new(NODES)
         .patch(&target.node, &patch_params(), &Patch::Merge(&body))

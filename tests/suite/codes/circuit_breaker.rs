@@ -82,7 +82,7 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
 }
 
 /// What ends the cause ends the waits, one machine first: a VM of the class that is deleted, an annotation
-/// that a person sets after a restart, and a create that succeeds.
+/// that an operator sets after a restart, and a create that succeeds.
 #[tokio::test]
 async fn capacity_that_is_there_again_wakes_the_machines_that_wait_for_it() -> Result<()> {
     const WAITING: usize = 6;
@@ -130,7 +130,7 @@ async fn capacity_that_is_there_again_wakes_the_machines_that_wait_for_it() -> R
     let tries = creates(&cloud)?;
     ensure!(tries <= 2 * WAITING, "{tries} creates");
 
-    // There is room, and a person asks for a try: the others come by themselves.
+    // There is room, and an operator asks for a try: the others come by themselves.
     cloud.fail(json!([]))?;
     let retry = json!({"metadata": {"annotations": {"example.com/retry": "now"}}});
     machines[0].patch(retry).await?;

@@ -24,7 +24,7 @@ const RECORD: &str = "CAPCMI_RECORD_FAILURES";
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Seen {
-    /// The failure, as a person would say it.
+    /// The failure, as an operator would say it.
     pub failure: String,
     /// The table that it belongs into.
     pub when: String,

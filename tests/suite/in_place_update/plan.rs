@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::{InPlace, plan_command, tier};
 use crate::support::{Backing, ByHand, Extension, Fleet, World};
 
-/// In place, replaced and refused, with the exit code 1 for what no machine can be made from; for people and,
-/// with the same words, for scripts. A driver that is away is no forecast.
+/// In place, replaced and refused, with the exit code 1 for what no machine can be made from; for operators
+/// and, with the same words, for scripts. A driver that is away is no forecast.
 #[tokio::test]
 async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> Result<()> {
     let in_place = InPlace::new("in-place-plan").await?;

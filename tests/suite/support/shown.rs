@@ -1,4 +1,4 @@
-//! What a person is shown of an object.
+//! What an operator is shown of an object.
 
 use std::process::Command;
 

@@ -14,7 +14,7 @@ use cmi_driver::{Code, Operation};
 /// not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 /// How long a driver that is gone has to come back.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// Which errors are worth a repeat.
@@ -65,7 +65,7 @@ impl Cleanup<'_> {
         let is_gone = self.liveness.gone_since().is_some();
         let until = Instant::now()
             + if is_gone {
-                self.limit.min(SIGN_OF_LIFE)
+                self.limit.min(RECOVERY_TIMEOUT)
             } else {
                 self.limit
             };

@@ -1,4 +1,4 @@
-//! The report for a person.
+//! The report for an operator.
 
 use std::fmt::Write as _;
 

@@ -14,7 +14,7 @@ use crate::wire::PROBE;
 use cmi_driver::Code;
 
 /// How long a driver may take to say that it is there.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Since when a driver is gone that went away in one of several requests: the summary has them in one line.
 const ONE_OF_SEVERAL: &str = "one of the requests that a line at the end names";
 /// Between two looks at a driver that is gone.
@@ -109,7 +109,7 @@ impl TestContext {
         if let Some(hook) = self.disturbance() {
             return self.may_be_there(hook).await;
         }
-        let limit = self.shared.config.call_limit().min(SIGN_OF_LIFE);
+        let limit = self.shared.config.call_limit().min(PROBE_TIMEOUT);
         let probed = tokio::time::timeout(limit, self.shared.target.driver.probe()).await;
         match probed {
             Ok(answer) => {
@@ -129,7 +129,7 @@ impl TestContext {
     async fn may_be_there(&self, hook: Hook) -> bool {
         let wire = self.shared.target.wire().filter(|_| hook != Hook::Restart);
         let Some(wire) = wire else { return true };
-        let probed = tokio::time::timeout(SIGN_OF_LIFE, wire.call(PROBE, &[], None)).await;
+        let probed = tokio::time::timeout(PROBE_TIMEOUT, wire.call(PROBE, &[], None)).await;
         !matches!(probed, Ok(Err(_)))
     }
 

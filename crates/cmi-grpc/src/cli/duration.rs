@@ -1,4 +1,4 @@
-//! Times as people write them: `15s`, `1m30s`, `2h`.
+//! Times as operators write them: `15s`, `1m30s`, `2h`.
 
 use std::time::Duration;
 

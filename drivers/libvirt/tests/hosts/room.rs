@@ -20,7 +20,7 @@ use crate::lab::{self, HOSTS, Lab, eventually, machine};
 /// What a machine of the lab has.
 const MIB: u64 = 128;
 
-/// A driver for whom each host has the memory for so many machines.
+/// A driver by whose configuration each host has the memory for so many machines.
 fn driver_of(lab: &Lab, places: u64) -> Result<LibvirtDriver> {
     let total_mib = lab.connect(HOSTS[0])?.get_node_info()?.memory / 1024;
     let reserved = json!({"reservedMemoryMib": total_mib - places * MIB - MIB / 2});

@@ -36,7 +36,7 @@ CODES = {
 
 
 class Refused(Exception):
-    """Ends a call with a code, and a sentence for a person."""
+    """Ends a call with a code, and a sentence for an operator."""
 
 
 def call(method):

@@ -242,7 +242,7 @@ fn a_vm_on_its_way_up_is_asked_after_until_it_is_up() {
 fn a_vm_that_is_not_initialized_any_more_is_asked_after() {
     let uninitialized = machine().provisioned().condition(
         conditions::VIRTUAL_MACHINE_INITIALIZED,
-        State::False,
+        ConditionStatus::False,
         "Uninitialized",
     );
     refresh(world().plan(uninitialized));
@@ -280,10 +280,11 @@ fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
     let world = world().not_offering(Operation::GetMachineStatus).refresh();
     let id: ProviderId = "sim://1".parse().unwrap();
     assert_eq!(world.plan(machine().provisioned()), Outcome::Vanished(id.clone()));
-    let vanished =
-        machine()
-            .provisioned()
-            .condition(conditions::READY, State::False, reason::VIRTUAL_MACHINE_VANISHED);
+    let vanished = machine().provisioned().condition(
+        conditions::READY,
+        ConditionStatus::False,
+        reason::VIRTUAL_MACHINE_VANISHED,
+    );
     assert_eq!(
         world.plan(vanished.clone()),
         kept(true, None),
@@ -334,7 +335,7 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
     let uninitialized = || {
         machine().provisioned().condition(
             conditions::VIRTUAL_MACHINE_INITIALIZED,
-            State::False,
+            ConditionStatus::False,
             "Unimplemented",
         )
     };

@@ -168,9 +168,11 @@ fn another_code_of_the_same_call_is_news() {
 
 #[test]
 fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
-    let known = machine()
-        .provisioned()
-        .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
+    let known = machine().provisioned().condition(
+        conditions::DRIVER_REACHABLE,
+        ConditionStatus::False,
+        "Unavailable",
+    );
     let refresh = failed(Stage::Refresh, Code::Unavailable);
     assert_eq!(of(&known.build(), &refresh, 1), None);
     let up = machine().provisioned().build();
@@ -179,9 +181,11 @@ fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
 
 #[test]
 fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
-    let known = machine()
-        .provisioned()
-        .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
+    let known = machine().provisioned().condition(
+        conditions::DRIVER_REACHABLE,
+        ConditionStatus::False,
+        "Unavailable",
+    );
     let update = failed(Stage::Update, Code::Internal);
     assert!(of(&known.build(), &update, 1).is_some());
 }
@@ -198,7 +202,7 @@ fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
     for gone in [reason::VIRTUAL_MACHINE_VANISHED, reason::VIRTUAL_MACHINE_FAILED] {
         let gone = machine()
             .provisioned()
-            .condition(conditions::READY, State::False, gone);
+            .condition(conditions::READY, ConditionStatus::False, gone);
         let (back, repeat) = said(gone, &vm());
         assert_eq!(back.unwrap().text, "the VM sim://1 is back");
         assert_eq!(repeat, None);

@@ -96,7 +96,7 @@ struct World {
     epoch: u64,
     /// Whether the policies were gone since then.
     gap: bool,
-    sightings: Sightings,
+    observations: Observations,
     step: Step,
     deleted: usize,
 }
@@ -121,7 +121,7 @@ impl World {
             deletion_log: DeletionLog::default(),
             epoch: 1,
             gap: false,
-            sightings: Sightings::new(),
+            observations: Observations::new(),
             step: Step::List,
             deleted: 0,
         }
@@ -209,7 +209,7 @@ impl World {
             Act::Watch => self.watch(),
             Act::Restart => {
                 self.deletion_log = DeletionLog::default();
-                self.sightings.clear();
+                self.observations.clear();
                 self.cache = self.here.clone();
                 self.step = Step::List;
             }
@@ -351,7 +351,7 @@ impl World {
                     |_| true,
                     &live,
                     observed_deletion,
-                    &mut self.sightings,
+                    &mut self.observations,
                     at,
                 );
                 let mut deletable = vms.iter().zip(findings);
@@ -370,8 +370,8 @@ impl World {
                 let (live, at, deletion_log) = (self.live(machines), self.at(), &self.deletion_log);
                 let now = Some(self.now());
                 let observed_deletion = |id: &str| deletion_log.of(id, now).is_some();
-                if let Some(sighting) = self.sightings.get(vm.provider_id.as_str())
-                    && may_still_be_deleted(&scope(), &vm, &vms, &live, observed_deletion, *sighting, at)
+                if let Some(observation) = self.observations.get(vm.provider_id.as_str())
+                    && may_still_be_deleted(&scope(), &vm, &vms, &live, observed_deletion, *observation, at)
                 {
                     self.delete(&vm);
                 }

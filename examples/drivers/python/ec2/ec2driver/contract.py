@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(eq=False)
 class Failure(Exception):
-    """A call that did not do what it was asked for: a code of the call's error table, and a sentence for a person."""
+    """A call that did not do what was asked of it: a code of the call's error table, and a sentence for an operator."""
 
     code: Code
     message: str

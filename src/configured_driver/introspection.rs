@@ -1,0 +1,32 @@
+//! What a driver says of itself.
+
+use std::sync::Arc;
+
+use super::Permit;
+use cmi_driver::{Capabilities, PluginInfo, Readiness, Result};
+
+/// The answers of the interface's identity service: Probe, GetPluginInfo and GetPluginCapabilities.
+#[derive(Clone, Debug)]
+pub struct Introspection {
+    /// Name and version.
+    pub info: PluginInfo,
+    /// Whether it is ready.
+    pub readiness: Readiness,
+    /// What it offers.
+    pub capabilities: Arc<Capabilities>,
+}
+
+impl Permit<'_> {
+    /// Asks the driver what it is. One without Probe counts as ready.
+    ///
+    /// # Errors
+    /// Those of the first of the three calls that fails.
+    pub async fn introspect(&self) -> Result<Introspection> {
+        let driver = self.driver();
+        Ok(Introspection {
+            readiness: Readiness::from_probe(driver.probe().await)?,
+            info: driver.info().await?,
+            capabilities: self.ask_capabilities().await?,
+        })
+    }
+}
