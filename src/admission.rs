@@ -58,7 +58,7 @@ pub enum Enforcement {
     InForce,
     /// They are not, or could not be checked; the text says what to do. Nothing may be
     /// done that trusts an identity.
-    Unguarded(Arc<str>),
+    NotInForce(Arc<str>),
 }
 
 /// Whether the policies have been in force since this process was started. What comes to the
@@ -113,7 +113,7 @@ impl AdmissionPolicies {
             client,
             metrics,
             namespace: None,
-            enforcement: watch::Sender::new(Enforcement::Unguarded(
+            enforcement: watch::Sender::new(Enforcement::NotInForce(
                 "the admission policies are not checked yet".into(),
             )),
             installation: watch::Sender::new(Installation::NotYet("they are not checked yet".into())),
@@ -180,12 +180,12 @@ impl AdmissionPolicies {
     }
 
     /// Takes in what a check found.
-    fn found(&self, guarded: bool) {
+    fn found(&self, in_force: bool) {
         self.epoch.send_modify(|epoch| {
-            if !guarded {
+            if !in_force {
                 epoch.breaks += 1;
             }
-            epoch.holds = guarded;
+            epoch.holds = in_force;
         });
     }
 
@@ -212,7 +212,7 @@ impl AdmissionPolicies {
             Err(error) => {
                 let why = advice(&error);
                 self.saw(Err(why.clone()));
-                Enforcement::Unguarded(
+                Enforcement::NotInForce(
                     format!(
                         "the admission policies can't be checked, and nothing is done that trusts an \
                         identity: {why}"
@@ -227,7 +227,7 @@ impl AdmissionPolicies {
         if before != enforcement {
             match &enforcement {
                 Enforcement::InForce => tracing::info!("the admission policies are in force"),
-                Enforcement::Unguarded(why) => tracing::error!(%why, "identities are not guarded"),
+                Enforcement::NotInForce(why) => tracing::error!(%why, "identities are not guarded"),
             }
         }
         enforcement

@@ -320,7 +320,7 @@ mod tests {
         DeserializeGuard(Ok(infra))
     }
 
-    /// An owner of the same name may be one that is no more.
+    /// An owner of the same name may be one that was deleted.
     #[test]
     fn a_template_is_of_the_clusters_that_own_it_by_uid_and_of_the_one_that_it_is_labelled_with() {
         let (mut caches, _writer) = caches();

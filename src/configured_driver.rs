@@ -70,16 +70,15 @@ pub struct Settings {
     pub limits: Limits,
     /// The credentials for machines that name no Secret; nothing where the driver gets none then.
     pub credentials: Option<CredentialsDirectory>,
-    /// How long after a create that was given up its VM may still come to be seen; `None`
-    /// is for the driver to say.
+    /// The settle time of creates, see [`CREATE_SETTLE_TIME`]; `None` is for the driver to say.
     pub create_settle_time: Option<Duration>,
 }
 
-/// How long after a create that was given up its VM may still come to be seen, where neither the
-/// configuration nor the driver says.
+/// The settle time of creates, where neither the configuration nor the driver says one: how long after a
+/// create that was given up its VM may still come to be seen.
 pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
-/// A configured driver, guarded.
+/// A driver with its configuration, and the rules for calling it.
 #[derive(Debug)]
 pub struct ConfiguredDriver {
     name: Arc<str>,
@@ -194,10 +193,10 @@ impl ConfiguredDriver {
     pub async fn acquire(&self, priority: Priority, key: &str) -> Permit<'_> {
         let namespace = "";
         loop {
-            let (call, woken) = oneshot::channel();
+            let (wake, woken) = oneshot::channel();
             let waker = Waker::new(move || {
                 // The receiver may be gone.
-                let _ = call.send(());
+                let _ = wake.send(());
             });
             if let Some(permit) = self.try_acquire(priority, Requester::new(key, namespace), waker) {
                 return permit;
@@ -228,7 +227,7 @@ impl ConfiguredDriver {
         self.permits.all()
     }
 
-    /// Forgets `key`, which is no more: it stands in no queue, and waits for no capacity.
+    /// Forgets `key`, whose object is gone: it stands in no queue, and waits for no capacity.
     pub fn forget(&self, key: &str) {
         self.permits.begin(key);
         self.permits.end(key);
@@ -267,9 +266,8 @@ impl ConfiguredDriver {
         self.prober.reachability()
     }
 
-    /// How long after a create that was given up its VM may still come to be seen: what is
-    /// configured, but never less than the driver's consistency window; without that, the window,
-    /// where the driver declares one.
+    /// The settle time of creates: what is configured, but never less than the driver's consistency window;
+    /// without that, the window, where the driver declares one.
     fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
         let window = capabilities.consistency_window;
         match self.create_settle_time {
@@ -360,7 +358,7 @@ impl<'a> Permit<'a> {
         self.driver.driver.await_capacity(class, key, waker);
     }
 
-    /// Takes note that a VM that was made with these credentials is gone: there may be room for others.
+    /// Records that a VM that was made with these credentials is gone: there may be room for others.
     pub fn note_gone(&self, secrets: &Secrets) {
         self.driver.driver.note_gone(secrets);
     }

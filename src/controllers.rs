@@ -25,17 +25,17 @@ use kube::{Client, Resource};
 
 use self::runner::Runner;
 use self::trigger::Trigger;
-use self::watch::{slim, slim_infra_machine, slim_machine, uid, watch};
+use self::watch::{slim, slim_infra_machine, slim_machine, watch};
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
 use crate::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterDropped};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::inventory::{Presence, SurveyResult};
+use crate::inventory::{ListResult, Presence};
 use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, MachinePhase, Metrics};
@@ -388,8 +388,8 @@ impl Controllers {
                 .boxed()
         });
         self.ask_about_nodes().await;
-        self.look_at_tainted_nodes().await;
-        self.look_at_drains();
+        self.trigger_tainted_nodes().await;
+        self.trigger_drains();
         let mut controllers = vec![
             machines.boxed(),
             clusters.boxed(),
@@ -484,19 +484,19 @@ impl Controllers {
             Arc::clone(&self.machine_context),
         );
         let cache = self.caches.infra_machines.clone();
-        let report = move |said: SurveyResult<'_>| match said {
-            SurveyResult::Contradicted(machine, presence) => {
+        let report = move |result: ListResult<'_>| match result {
+            ListResult::Contradicted(machine, presence) => {
                 let hint = match presence {
                     Presence::Missing => LookUpHint::Missing,
                     Presence::Back => LookUpHint::Back,
                     Presence::Unchanged => return,
                 };
                 if let Some(object) = machine.object() {
-                    machine_context.states.hint(uid(&*object), hint);
+                    machine_context.states.hint(object.meta().uid(), hint);
                     trigger.send_key(machine.key().clone());
                 }
             }
-            SurveyResult::Confirmed(confirmed) => {
+            ListResult::Confirmed(confirmed) => {
                 let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
                 machine_context.states.drop_list_hints(is_confirmed);
             }

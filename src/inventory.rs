@@ -23,7 +23,7 @@ use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ListError};
 use cmi_driver::ListedMachine;
 
-/// Surveys the drivers: what a survey works with.
+/// Lists the VMs of the drivers: what a pass works with.
 pub struct Context {
     /// Reads credentials.
     pub client: Client,
@@ -33,54 +33,50 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
 }
 
-/// The key under which a survey waits for its permits.
+/// The key under which a pass waits for its permits.
 const REQUESTER: &str = "inventory";
 
-/// Surveys for ever, every driver once per interval, its lists spread over half of that; reports what they
+/// Lists for ever, every driver once per interval, its lists spread over half of that; reports what they
 /// say of every machine that they are sure of.
 ///
-/// Each driver is surveyed by itself: one that hangs does not hold up the surveys of the others. Each
-/// survey is a task, which ends with this future: to go through a whole fleet takes time that
+/// Each driver is listed by itself: one that hangs does not hold up the passes of the others. Each
+/// pass is a task, which ends with this future: to go through a whole fleet takes time that
 /// reconciles must not wait for.
-pub async fn run(
-    ctx: Context,
-    interval: Duration,
-    report: impl Fn(SurveyResult<'_>) + Send + Sync + 'static,
-) {
+pub async fn run(ctx: Context, interval: Duration, report: impl Fn(ListResult<'_>) + Send + Sync + 'static) {
     let (ctx, report) = (Arc::new(ctx), Arc::new(report));
-    let survey_driver = |driver: Arc<ConfiguredDriver>| {
+    let list_driver = |driver: Arc<ConfiguredDriver>| {
         let (ctx, report) = (Arc::clone(&ctx), Arc::clone(&report));
-        async move { keep_surveying(&ctx, &driver, interval, &*report).await }
+        async move { keep_listing(&ctx, &driver, interval, &*report).await }
     };
-    ctx.drivers.run_for_each(survey_driver).await;
+    ctx.drivers.run_for_each(list_driver).await;
 }
 
-async fn keep_surveying(
+async fn keep_listing(
     ctx: &Context,
     driver: &ConfiguredDriver,
     interval: Duration,
-    report: &(impl Fn(SurveyResult<'_>) + Send + Sync),
+    report: &(impl Fn(ListResult<'_>) + Send + Sync),
 ) {
-    let mut known = SurveyState::default();
+    let mut known = ListState::default();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // The first tick comes at once, and a restart is no reason to list.
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(ctx, driver, &mut known, interval, report).await;
+        pass(ctx, driver, &mut known, interval, report).await;
     }
 }
 
-/// What is known of a driver from one survey to the next.
+/// What is known of a driver from one pass to the next.
 #[derive(Default)]
-struct SurveyState {
+struct ListState {
     absences: Absences,
     groups: Groups,
 }
 
 /// What a list says of the machines that it answers for.
-pub enum SurveyResult<'a> {
+pub enum ListResult<'a> {
     /// It contradicts what is known of a machine.
     Contradicted(&'a CachedMachine, Presence),
     /// It says what is known of these, by UID.
@@ -90,18 +86,18 @@ pub enum SurveyResult<'a> {
 /// The part of an interval in which its lists are made: the rest is for those that take long.
 const SPREAD: u32 = 2;
 
-async fn survey(
+async fn pass(
     ctx: &Context,
     driver: &ConfiguredDriver,
-    known: &mut SurveyState,
+    known: &mut ListState,
     interval: Duration,
-    report: &(impl Fn(SurveyResult<'_>) + Send + Sync),
+    report: &(impl Fn(ListResult<'_>) + Send + Sync),
 ) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
     let (caches, tag_path) = (&ctx.caches, &capabilities.tag_path);
-    let groups = known.groups.survey(caches, driver.name(), tag_path).await;
+    let groups = known.groups.update(caches, driver.name(), tag_path).await;
     let window = capabilities.consistency_window;
     let alive: HashSet<_> = groups.values().flatten().map(Entry::uid).collect();
     known.absences.retain(|uid, _| alive.contains(uid));
@@ -142,16 +138,16 @@ async fn survey(
                         ?presence,
                         "the driver's list says otherwise; asking about the VM"
                     );
-                    report(SurveyResult::Contradicted(machine, presence));
+                    report(ListResult::Contradicted(machine, presence));
                 }
             }
         }
-        report(SurveyResult::Confirmed(&confirmed));
+        report(ListResult::Confirmed(&confirmed));
     }
 }
 
-/// Leaves out what changed since the survey began, and may not be expected in the list any more: the next
-/// survey knows. The list may have its VM, so that the one before and the one after it are not two in a row
+/// Leaves out what changed since the pass began, and may not be expected in the list any more: the next
+/// pass knows. The list may have its VM, so that the one before and the one after it are not two in a row
 /// that lack it.
 fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absences: &mut Absences) {
     machines.retain(|machine| {
@@ -242,15 +238,15 @@ mod tests {
                 .pop()
                 .map(|(_, presence)| presence)
         };
-        let survey = || caches.infra_machines.select(|_| true);
-        assert_eq!(lacks(&survey(), &mut absences), None);
+        let pass = || caches.infra_machines.select(|_| true);
+        assert_eq!(lacks(&pass(), &mut absences), None);
 
-        let mut second = survey();
+        let mut second = pass();
         writer.apply(machine("2"));
         leave_out_changed(&caches, &mut second, &mut absences);
         assert!(second.is_empty());
 
-        let mut third = survey();
+        let mut third = pass();
         leave_out_changed(&caches, &mut third, &mut absences);
         assert_eq!(
             lacks(&third, &mut absences),

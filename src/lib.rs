@@ -3,22 +3,8 @@
 //! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its
 //! wire, `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no
 //! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other; layer 2 is the
-//! reconcilers, layer 3 what runs them. Only `cli` knows a concrete driver. Arrows go one way; a test guards
-//! them:
-//!
-//! ```text
-//! main → cli → manager → controllers → machine, template, cluster, remediation, inventory, orphans,
-//!                                        not_ready_taint, volume_drain
-//!                                → workload_cluster → apiserver
-//!                                → listing, driver_query → credentials → configured_driver, apiserver
-//!                                → driver_resolution → configured_driver, identity
-//!                                → admission → manifests, metrics, leadership, apiserver
-//!                                → reconciler → configured_driver, caches, identity, apiserver → retry, api
-//!                → runtime_extension → configured_driver, apiserver, hot_update
-//!            → migration → api
-//!            → describe → machine, credentials, configured_driver, identity, apiserver, api
-//!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
-//! ```
+//! reconcilers, layer 3 what runs them. Only `cli` knows a concrete driver. Arrows go one way:
+//! `docs/architecture.md` draws them, and `tests/architecture.rs` guards them.
 // Layer 0: what is talked about.
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]

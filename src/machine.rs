@@ -31,7 +31,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Resource as _;
-use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
 pub use deleted_despite_finalizer::{delete_vm_left_behind, was_deleted_despite_finalizer};
@@ -102,20 +101,16 @@ async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, pla
     };
     match enforcement {
         Enforcement::InForce => plan,
-        Enforcement::Unguarded(why) => plan::unguarded(machine, &plan, &why),
+        Enforcement::NotInForce(why) => plan::not_in_force(machine, &plan, &why),
     }
 }
 
 /// What the cache holds of a machine now: since it was taken out for this reconcile, our own
 /// last write may have arrived.
 fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
-    let meta = &queued.metadata;
-    let reference = ObjectRef::new(meta.name()).within(meta.namespace());
-    let found = ctx.caches.infra_machines.get(&reference);
+    let found = ctx.caches.infra_machines.current(&queued.metadata);
     let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
-    // One of the same name that came later is another machine.
-    let same = current.filter(|current| current.metadata.uid == meta.uid);
-    Arc::new(same.unwrap_or(queued).clone())
+    Arc::new(current.unwrap_or(queued).clone())
 }
 
 /// What happens after a reconcile that could not be finished.

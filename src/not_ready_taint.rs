@@ -78,8 +78,8 @@ impl ChangedNodes {
 
 impl Context {
     /// Whether a change of a machine, or of its Cluster, is a reason to look at its Node.
-    pub fn awaits_look(&self, machine: &InfraMachine) -> bool {
-        awaits_removal(machine) || self.changed_nodes.contains(uid(machine))
+    pub fn awaits_reconcile(&self, machine: &InfraMachine) -> bool {
+        awaits_removal(machine) || self.changed_nodes.contains(machine.metadata.uid())
     }
 }
 
@@ -99,10 +99,10 @@ pub async fn reconcile(
 
 async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue, Error> {
     // Before anything is read, so that what comes meanwhile leads to another reconcile.
-    let node_changed = ctx.changed_nodes.remove(uid(machine));
+    let node_changed = ctx.changed_nodes.remove(machine.metadata.uid());
     let outcome = untaint(machine, ctx, node_changed).await;
     if node_changed && !matches!(outcome, Ok(Outcome::Done)) {
-        ctx.changed_nodes.insert(uid(machine));
+        ctx.changed_nodes.insert(machine.metadata.uid());
     }
     outcome.map(|outcome| match outcome {
         Outcome::Done | Outcome::NotYet => Requeue::OnChange,
@@ -154,7 +154,7 @@ async fn publish(
 ) -> Result<Outcome, Error> {
     let later = |wait| Outcome::Requeue(Requeue::After(wait));
     let (progress, outcome) = match visited {
-        Visit::Busy => return Ok(later(workload_cluster::busy_wait(uid(machine)))),
+        Visit::Busy => return Ok(later(workload_cluster::busy_wait(machine.metadata.uid()))),
         Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), later(retry_after)),
         Visit::Made(removal) => match removal {
             TaintRemoval::Raced | TaintRemoval::NotLeading => {
@@ -213,8 +213,4 @@ async fn record(machine: &mut InfraMachine, ctx: &Context, record: &str) -> Resu
 fn api(machine: &InfraMachine, ctx: &Context) -> Api<InfraMachine> {
     let namespace = machine.metadata.namespace();
     Api::namespaced(ctx.client.clone(), namespace)
-}
-
-fn uid(machine: &InfraMachine) -> &str {
-    machine.metadata.uid()
 }

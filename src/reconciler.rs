@@ -77,7 +77,7 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     reconcile: impl Future<Output = Result<Action, Error>>,
 ) -> Result<Action, Error> {
     let started = Instant::now();
-    let scope = drivers.permit_scope(uid(object));
+    let scope = drivers.permit_scope(object.meta().uid());
     let result = reconcile.await;
     drop(scope);
     let outcome = match &result {
@@ -195,7 +195,7 @@ impl Reconciler {
                     Requeue::OnChange
                 }
             };
-            Ok(self.action(uid(object), requeue))
+            Ok(self.action(object.meta().uid(), requeue))
         };
         run_one(self.kind, &self.metrics, &self.drivers, object, run).await
     }
@@ -218,7 +218,7 @@ impl Reconciler {
 
     /// When a reconcile that could not be finished is tried again.
     pub fn error_policy<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
-        let uid = uid(object);
+        let uid = object.meta().uid();
         let attempt = self.failed(uid, Instant::now());
         if matches!(error, Error::Gone { .. }) {
             self.succeeded(uid);
@@ -245,10 +245,6 @@ impl Reconciler {
         let mut all = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(uid);
     }
-}
-
-fn uid<K: Resource<DynamicType = ()>>(object: &K) -> &str {
-    object.meta().uid()
 }
 
 #[cfg(test)]

@@ -207,7 +207,7 @@ impl AdmissionPolicies {
         checks.reported = reported;
         self.saw(wrong.clone().map_or(Ok(()), Err));
         let enforcement = match (wrong, until) {
-            (Some(wrong), _) => Enforcement::Unguarded(
+            (Some(wrong), _) => Enforcement::NotInForce(
                 format!(
                     "the admission policies do not guard identities: {wrong}; an administrator has to \
                     delete or repair it"
@@ -215,7 +215,7 @@ impl AdmissionPolicies {
                 .into(),
             ),
             (None, Some(until)) => {
-                Enforcement::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into())
+                Enforcement::NotInForce(unconfirmed_since(&until, unknown.as_deref()).into())
             }
             (None, None) => Enforcement::InForce,
         };

@@ -312,7 +312,7 @@ async fn check(policies: &AdmissionPolicies) -> Enforcement {
 #[track_caller]
 fn why(enforcement: &Enforcement) -> &str {
     match enforcement {
-        Enforcement::Unguarded(why) => why,
+        Enforcement::NotInForce(why) => why,
         Enforcement::InForce => panic!("identities are trusted"),
     }
 }
@@ -463,7 +463,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
     *server.refused.lock().unwrap() = Some("capcmi-finalizer");
     let policies = policies_at(&server);
     let failed = policies.since(Instant::now()).await;
-    assert!(matches!(failed, Enforcement::Unguarded(_)), "{failed:?}");
+    assert!(matches!(failed, Enforcement::NotInForce(_)), "{failed:?}");
     assert_eq!(
         server.refused.lock().unwrap().take(),
         None,

@@ -73,13 +73,13 @@ impl OutageLog {
         Self(Mutex::new(None))
     }
 
-    /// Takes note of an error; how many were left out since the last one that was logged, where this one is
+    /// Records an error; how many were left out since the last one that was logged, where this one is
     /// to be logged as a warning.
     pub fn failed(&self) -> Option<Unreported> {
         self.failed_at(Instant::now())
     }
 
-    /// Takes note that a request was answered; whether that ends an outage that was logged. Where one request
+    /// Records that a request was answered; whether that ends an outage that was logged. Where one request
     /// is answered and another is not, again and again, that is one outage: its lines are no closer together.
     pub fn answered(&self) -> bool {
         let mut outage = self.0.lock().unwrap_or_else(PoisonError::into_inner);

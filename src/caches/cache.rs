@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 #[cfg(test)]
@@ -207,6 +208,12 @@ impl<K: Cached> Cache<K> {
         self.of_key(&reference.into())
     }
 
+    /// This very object as it is now, if it is there: one of the same name that came later is another.
+    pub fn current(&self, meta: &ObjectMeta) -> Option<Arc<K>> {
+        let reference = ObjectRef::new(meta.name()).within(meta.namespace());
+        self.get(&reference).filter(|found| found.meta().uid == meta.uid)
+    }
+
     /// The object of this key, if it is there.
     pub fn of_key(&self, key: &NamespacedName) -> Option<Arc<K>> {
         let (version, packed) = {
@@ -363,7 +370,7 @@ pub struct Writer<K: Cached> {
 /// What a list has shown of a name. Small: there is one for each object when a cache is filled.
 #[derive(Debug)]
 pub enum Difference<K: Cached> {
-    /// It is no more; as it was known.
+    /// It was deleted; as it was known.
     Gone(Box<Entry<K>>),
     /// The cache has it, as it was not known.
     There {
@@ -434,7 +441,7 @@ impl<K: Cached> Writer<K> {
         before.as_ref().and_then(Entry::object)
     }
 
-    /// Takes out an object that is no more; what it was, if it was known.
+    /// Takes out an object that is gone; what it was, if it was known.
     pub fn delete(&mut self, object: &K) -> Option<Arc<K>> {
         let before = self.cache.write().all.remove(&NamespacedName::of(object.meta()));
         before.as_ref().and_then(Entry::object)

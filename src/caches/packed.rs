@@ -32,7 +32,7 @@ impl Packed {
     }
 
     /// The text as it is, unless it comes out of what was compressed: an object that can't be unpacked is as
-    /// good as one that is no more.
+    /// good as one that is gone.
     fn checked(text: &[u8], compressed: Vec<u8>, dictionary: Option<&Arc<[u8]>>) -> Self {
         let as_it_is = || Self {
             bytes: text.into(),

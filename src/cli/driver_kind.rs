@@ -1,7 +1,6 @@
 //! The kinds of drivers there are, and how each is built.
 //!
-//! A new kind is a variant here with its arm in [`DriverKind::build`], and a key of
-//! [`super::drivers_file`] with its line in `into_kind`.
+//! `CONTRIBUTING.md` says what a new kind takes.
 
 use std::sync::Arc;
 

@@ -142,23 +142,23 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
         };
         return undo.run().await;
     }
-    let survey = write::survey(&client, &migration, matches!(from, Origin::Cluster { .. }))
+    let progress = write::progress(&client, &migration, matches!(from, Origin::Cluster { .. }))
         .await
         .map_err(CommandError::failed)?;
-    let checks = health_checks(&client, &migration, &survey, &target)
+    let checks = health_checks(&client, &migration, &progress, &target)
         .await
         .map_err(CommandError::failed)?;
-    say(described(&migration, &survey, &target, &checks).trim_end());
+    say(described(&migration, &progress, &target, &checks).trim_end());
     if args.dry_run {
         say("\nNothing was written (--dry-run).");
         return Ok(());
     }
-    if survey.is_complete(&migration) {
+    if progress.is_complete(&migration) {
         say("\nEverything was migrated before.");
     } else {
         let old = from.stopped(&args).await?;
         say("");
-        write::write(&client, &migration, &survey, old.as_ref(), &target.mark(), say)
+        write::write(&client, &migration, &progress, old.as_ref(), &target.mark(), say)
             .await
             .map_err(failed)?;
     }

@@ -237,7 +237,7 @@ impl Draft<'_> {
     fn asked(&mut self, zones: &Zones, awaits_endpoint: bool) {
         match zones {
             Zones::Unasked => self.provisioned(awaits_endpoint),
-            // A machine that is placed in one that is no more can't be made.
+            // A machine that is placed in one that is gone can't be made.
             Zones::None => self.answered(Vec::new(), awaits_endpoint),
             Zones::Known(zones) => self.answered(failure_domains(zones), awaits_endpoint),
             Zones::Failed(error) => {

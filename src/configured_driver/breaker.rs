@@ -109,14 +109,14 @@ impl Breakers {
         circuit.wait(uid, waker);
     }
 
-    /// A machine that is no more waits for nothing.
+    /// A machine that is gone waits for nothing.
     pub(super) fn forget(&self, uid: &str) {
         for circuit in self.lock().values_mut() {
             circuit.forget(uid);
         }
     }
 
-    /// Takes note of an initialization that failed: exhausted is exhausted.
+    /// Counts an initialization that failed: exhausted is exhausted.
     pub(super) fn note_failure(&self, key: &ClassKey, status: &Status) {
         if status.code() == Code::ResourceExhausted {
             self.on_exhausted(key, status, false);
@@ -188,7 +188,7 @@ impl Attempt<'_> {
         if is_open { Err(refused()) } else { Ok(()) }
     }
 
-    /// Takes note of the driver's answer.
+    /// Records the driver's answer.
     pub(super) fn record<T>(mut self, answer: &Result<T, Status>) {
         let counted = std::mem::take(&mut self.counted);
         match answer {

@@ -242,7 +242,7 @@ impl Prober {
         self.reachability.subscribe()
     }
 
-    /// Takes note of the answer to a call. It is a hint: the probe has the word, so that a call that fails
+    /// Records the answer to a call. It is a hint: the probe decides, so that a call that fails
     /// here and succeeds there does not turn the driver on and off.
     pub(super) fn observe<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {

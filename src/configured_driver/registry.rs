@@ -171,7 +171,7 @@ impl ConfiguredDrivers {
         PermitScope { drivers: self, key }
     }
 
-    /// Forgets `key`, which is no more; see [`ConfiguredDriver::forget`].
+    /// Forgets `key`, whose object is gone; see [`ConfiguredDriver::forget`].
     pub fn forget(&self, key: &str) {
         self.iter().for_each(|driver| driver.forget(key));
     }

@@ -29,7 +29,7 @@ pub struct KnownDriver {
     pub is_current: bool,
     /// How long a create may be under way before it is given up.
     pub create_timeout: Duration,
-    /// How long after a create that was given up its VM may still come to be seen.
+    /// The settle time of creates, see [`super::CREATE_SETTLE_TIME`].
     pub create_settle_time: Duration,
     /// Whether it can be reached, as its probes have said for a while.
     pub reachability: StableReachability,

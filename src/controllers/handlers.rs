@@ -10,7 +10,7 @@ use kube::{Resource, ResourceExt};
 
 use super::nodes::NodeChange;
 use super::trigger::Trigger;
-use super::watch::{CacheUpdate, Change, on_own, on_own_but, uid};
+use super::watch::{CacheUpdate, Change, on_own, on_own_but};
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
@@ -23,22 +23,22 @@ use crate::{not_ready_taint, volume_drain};
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
         let infra_machine_trigger = self.infra_machine_trigger.clone();
-        let (ask, look) = (self.ask_about(), self.look_at_node());
+        let (ask, on_node_change) = (self.ask_about(), self.on_node_change());
         let remediations = self.remediations.clone();
-        let look_at_drain = self.look_at_drain();
+        let on_drain_change = self.on_drain_change();
         move |update| {
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
                     remediations.wake_that_of(change.object());
                 }
-                if change.there().is_some() && change.concerns(what_counts_of_a_machine_for_a_drain) {
-                    look_at_drain(change.object());
+                if change.current().is_some() && change.concerns(what_counts_of_a_machine_for_a_drain) {
+                    on_drain_change(change.object());
                 }
                 if let Some(node_change) = NodeChange::of_change(change) {
                     ask(change.object(), node_change);
                 }
-                if has_node_to_look_at(change) {
-                    look(change);
+                if concerns_its_node(change) {
+                    on_node_change(change);
                 }
                 let infra = &change.object().spec.infrastructure_ref;
                 if change.concerns(what_counts_of_a_machine) && infra.is_to::<InfraMachine>() {
@@ -61,7 +61,9 @@ impl Controllers {
             if is_concerned == Some(true)
                 && let Some(found) = cache.get(&reference)
             {
-                machine_context.states.hint(uid(&*found), LookUpHint::Signal);
+                machine_context
+                    .states
+                    .hint(found.meta().uid(), LookUpHint::Signal);
                 trigger.send(reference);
             }
         }
@@ -90,8 +92,8 @@ impl Controllers {
         }
     }
 
-    /// Has the Node of a Machine looked at, where it may have a taint to remove.
-    fn look_at_node(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
+    /// Queues the Node of a Machine, where it may have a taint to remove.
+    fn on_node_change(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
         let (trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
         move |change| {
             let reference = infra_machine_of(change.object());
@@ -102,26 +104,26 @@ impl Controllers {
                 && infra.spec.not_ready_taint.is_some()
             {
                 if matches!(change, Change::Updated { .. }) {
-                    taint_context.changed_nodes.insert(uid(infra));
+                    taint_context.changed_nodes.insert(infra.metadata.uid());
                 }
                 trigger.send(reference);
             }
         }
     }
 
-    /// Has the Nodes looked at that were not freed of their taint before this replica led.
-    pub(super) async fn look_at_tainted_nodes(&self) {
+    /// Queues the Nodes that were not freed of their taint before this replica led.
+    pub(super) async fn trigger_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
             yield_periodically(index).await;
-            if awaits_look(&self.taint_context, entry) {
+            if awaits_reconcile(&self.taint_context, entry) {
                 self.node_trigger.send_key(entry.key().clone());
             }
         }
     }
 
-    /// Has a Machine looked at whose volumes are to be drained.
-    fn look_at_drain(&self) -> impl Fn(&Machine) + Send + 'static {
+    /// Queues a Machine whose volumes are to be drained.
+    fn on_drain_change(&self) -> impl Fn(&Machine) + Send + 'static {
         let (trigger, drain_context) = (self.drain_trigger.clone(), Arc::clone(&self.drain_context));
         let cache = self.caches.infra_machines.clone();
         move |machine| {
@@ -137,10 +139,10 @@ impl Controllers {
     }
 
     /// The same of all that there are when this replica leads.
-    pub(super) fn look_at_drains(&self) {
-        let look = self.look_at_drain();
+    pub(super) fn trigger_drains(&self) {
+        let on_drain_change = self.on_drain_change();
         for machine in to_drain(&self.caches, |_, _| true) {
-            look(&machine);
+            on_drain_change(&machine);
         }
     }
 
@@ -151,9 +153,9 @@ impl Controllers {
         let cluster_ids = Arc::clone(&self.machine_context.cluster_ids);
         let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
-        let look_at_drain = self.look_at_drain();
+        let on_drain_change = self.on_drain_change();
         move |update| {
-            if update.complete || update.changes.iter().any(|change| change.there().is_none()) {
+            if update.complete || update.changes.iter().any(|change| change.current().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
                 cluster_ids.forget_all_but(|uid| there.contains(uid));
                 taint_context
@@ -183,12 +185,12 @@ impl Controllers {
             });
             for entry in labelled {
                 infra_machine_trigger.send_key(entry.key().clone());
-                if entry.facts().has_taint && awaits_look(&taint_context, &entry) {
+                if entry.facts().has_taint && awaits_reconcile(&taint_context, &entry) {
                     node_trigger.send_key(entry.key().clone());
                 }
             }
             for machine in to_drain(&caches, |namespace, cluster| concerned.names(namespace, cluster)) {
-                look_at_drain(&machine);
+                on_drain_change(&machine);
             }
             if let Some(remediations) = &remediations {
                 remediations.wake_those_of(&concerned);
@@ -204,7 +206,7 @@ impl Controllers {
         let deletion_log = Arc::clone(&self.deletion_log);
         let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
-        let look_at_drain = self.look_at_drain();
+        let on_drain_change = self.on_drain_change();
         move |update| {
             let states = &machine_context.states;
             for change in &update.changes {
@@ -216,18 +218,18 @@ impl Controllers {
                         || has_hook(&machine_context.caches, change.object().meta()))
                     && let Some(owner) = machine_context.caches.owner_machine(change.object().meta())
                 {
-                    look_at_drain(&owner);
+                    on_drain_change(&owner);
                 }
-                let (before, now) = (change.before(), change.there());
+                let (before, now) = (change.previous(), change.current());
                 states.ids.changed(
                     before.and_then(|object| object.0.as_ref().ok()),
                     now.and_then(|object| object.0.as_ref().ok()),
                 );
                 match change {
                     Change::Deleted(object) => {
-                        states.forget(uid(&**object));
-                        taint_context.changed_nodes.remove(uid(&**object));
-                        machine_context.drivers.forget(uid(&**object));
+                        states.forget(object.meta().uid());
+                        taint_context.changed_nodes.remove(object.meta().uid());
+                        machine_context.drivers.forget(object.meta().uid());
                         let cluster = machine_context.caches.labelled_cluster(object.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
                         deletion_log.record(
@@ -242,8 +244,8 @@ impl Controllers {
                             deletion_log.remove(object);
                         }
                         if let Ok(machine) = &object.0 {
-                            states.caught_up(uid(machine), machine);
-                            if taint_context.awaits_look(machine) {
+                            states.caught_up(machine.metadata.uid(), machine);
+                            if taint_context.awaits_reconcile(machine) {
                                 node_trigger.send(ObjectRef::from_obj(&**object));
                             }
                         }
@@ -331,7 +333,7 @@ impl Controllers {
         move |update| {
             for change in &update.changes {
                 if let Change::Deleted(object) = change {
-                    drivers.forget(uid(&**object));
+                    drivers.forget(object.meta().uid());
                 }
             }
             on_own(update);
@@ -340,13 +342,13 @@ impl Controllers {
 }
 
 /// Whether the Node of a machine may have a taint to remove.
-fn awaits_look(
+fn awaits_reconcile(
     taint_context: &not_ready_taint::Context,
     entry: &Entry<DeserializeGuard<InfraMachine>>,
 ) -> bool {
     entry.object().is_some_and(|object| {
         let machine = object.0.as_ref();
-        machine.is_ok_and(|machine| taint_context.awaits_look(machine))
+        machine.is_ok_and(|machine| taint_context.awaits_reconcile(machine))
     })
 }
 
@@ -406,7 +408,7 @@ fn what_counts_of_a_machine(machine: &Machine) -> u64 {
 }
 
 /// Of a Node: its name, and that it came back. That it went silent is no reason to look at its taints.
-fn has_node_to_look_at(change: &Change<Machine>) -> bool {
+fn concerns_its_node(change: &Change<Machine>) -> bool {
     let node = |machine: &Machine| machine.status.clone().unwrap_or_default();
     match change {
         Change::Added(_) => true,
@@ -508,7 +510,7 @@ impl<'a> Concerned<'a> {
             Some((meta.namespace.as_deref()?, meta.name.as_deref()?))
         };
         Self {
-            uids: clusters.iter().map(|cluster| uid(*cluster)).collect(),
+            uids: clusters.iter().map(|cluster| cluster.metadata.uid()).collect(),
             names: clusters.iter().filter_map(name).collect(),
             clusters,
         }

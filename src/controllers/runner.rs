@@ -169,7 +169,7 @@ impl<K: Cached> Runner<K> {
                     }
                 }
                 key = poll_fn(|context| due.poll(context, &names, has_worker)) => {
-                    // What is no more needs no reconcile: its going was notified.
+                    // What was deleted needs no reconcile: its deletion was notified.
                     if let Some(object) = self.cache.of_key(&key) {
                         names.insert(key.clone());
                         running.push(run(key, object));

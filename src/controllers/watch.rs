@@ -29,7 +29,7 @@ pub(super) enum Change<K> {
         /// As it is.
         now: Arc<K>,
     },
-    /// It is no more; as it was known.
+    /// It was deleted; as it was known.
     Deleted(Arc<K>),
 }
 
@@ -42,7 +42,7 @@ impl<K> Change<K> {
     }
 
     /// The object, if it is there.
-    pub(super) fn there(&self) -> Option<&Arc<K>> {
+    pub(super) fn current(&self) -> Option<&Arc<K>> {
         match self {
             Self::Added(object) | Self::Updated { now: object, .. } => Some(object),
             Self::Deleted(_) => None,
@@ -50,18 +50,19 @@ impl<K> Change<K> {
     }
 
     /// The object as it was known, if it was.
-    pub(super) fn before(&self) -> Option<&Arc<K>> {
+    pub(super) fn previous(&self) -> Option<&Arc<K>> {
         match self {
             Self::Updated { before, .. } | Self::Deleted(before) => Some(before),
             Self::Added(_) => None,
         }
     }
 
-    /// Whether it concerns a reader of this much of an object. That one came or went concerns every reader.
-    pub(super) fn concerns(&self, look: impl Fn(&K) -> u64) -> bool {
+    /// Whether it concerns a reader of what this fingerprint is of. That one came or went concerns every
+    /// reader.
+    pub(super) fn concerns(&self, fingerprint: impl Fn(&K) -> u64) -> bool {
         match self {
             Self::Added(_) | Self::Deleted(_) => true,
-            Self::Updated { before, now } => look(before) != look(now),
+            Self::Updated { before, now } => fingerprint(before) != fingerprint(now),
         }
     }
 }
@@ -172,17 +173,15 @@ fn updates<K: Cached>(
 /// What became of the object of a name. One that came later under the same name is another.
 fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Change<K>> {
     match (before, now) {
-        (Some(before), Some(now)) if uid(&*before) == uid(&*now) => vec![Change::Updated { before, now }],
+        (Some(before), Some(now)) if before.meta().uid() == now.meta().uid() => {
+            vec![Change::Updated { before, now }]
+        }
         (before, now) => before
             .map(Change::Deleted)
             .into_iter()
             .chain(now.map(Change::Added))
             .collect(),
     }
-}
-
-pub(super) fn uid<K: Resource>(object: &K) -> &str {
-    object.meta().uid()
 }
 
 /// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
@@ -213,15 +212,15 @@ where
 /// Triggers an object's own reconcile when this much of it changed.
 fn on_change_of<K>(
     trigger: Trigger<K>,
-    look: impl Fn(&K) -> u64 + Send + 'static,
+    fingerprint: impl Fn(&K) -> u64 + Send + 'static,
 ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
     move |update| {
         for change in &update.changes {
-            if let Some(object) = change.there()
-                && change.concerns(&look)
+            if let Some(object) = change.current()
+                && change.concerns(&fingerprint)
             {
                 trigger.send(ObjectRef::from_obj(&**object));
             }
@@ -517,7 +516,9 @@ mod tests {
         let update = cache_writer.take(Event::InitDone).next().unwrap();
         assert!(update.listed && update.complete);
         assert!(
-            update.changes[..2].iter().all(|change| change.there().is_none()),
+            update.changes[..2]
+                .iter()
+                .all(|change| change.current().is_none()),
             "what is gone is notified first"
         );
         let all = shown(Some(update)).unwrap();
@@ -633,7 +634,7 @@ mod tests {
                 let held = seen.get(&ObjectRef::from_obj(&**change.object()));
                 let version = |machine: &Machine| (machine.uid(), machine.resource_version());
                 held.is_some_and(|held| version(&held) == version(change.object()))
-                    == change.there().is_some()
+                    == change.current().is_some()
             };
             assert!(
                 update.changes.iter().all(is_there),

@@ -23,7 +23,7 @@ pub struct Group {
 /// A machine of the cache.
 pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
 
-/// The lists that answer for the machines of a driver, as far as they are known from the last survey: of a
+/// The lists that answer for the machines of a driver, as far as they are known from the last pass: of a
 /// fleet at rest none is read again.
 #[derive(Debug, Default)]
 pub struct Groups {
@@ -35,7 +35,7 @@ pub struct Groups {
 impl Groups {
     /// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a
     /// copy of a whole fleet would take many times what the cache does.
-    pub async fn survey(
+    pub async fn update(
         &mut self,
         caches: &Caches,
         driver: &str,
@@ -151,8 +151,8 @@ mod tests {
             ..Caches::empty()
         };
         let (mut groups, tag_path) = (Groups::default(), "/tags".parse().unwrap());
-        let first = groups.survey(&caches, "pool", &tag_path).await;
-        let second = groups.survey(&caches, "pool", &tag_path).await;
+        let first = groups.update(&caches, "pool", &tag_path).await;
+        let second = groups.update(&caches, "pool", &tag_path).await;
         let names = |found: HashMap<Arc<Group>, Vec<CachedMachine>>| -> BTreeSet<Vec<String>> {
             let of_group = |group: Vec<CachedMachine>| {
                 let mut names: Vec<_> = group
@@ -165,10 +165,7 @@ mod tests {
             found.into_values().map(of_group).collect()
         };
         let (first, second) = (names(first), names(second));
-        assert_eq!(
-            first, second,
-            "what is known of the last survey is another answer"
-        );
+        assert_eq!(first, second, "what is known of the last pass is another answer");
         let mut names: Vec<_> = first.into_iter().collect();
         for group in &mut names {
             group.sort();

@@ -60,7 +60,7 @@ impl Context {
         priority: Priority,
     ) -> Option<Permit<'a>> {
         let requester = Requester {
-            key: uid_of(machine),
+            key: machine.metadata.uid(),
             namespace: machine.metadata.namespace(),
             shows_another_wait: shows_another_wait(machine),
         };
@@ -70,7 +70,7 @@ impl Context {
     /// What is known of the machine's driver; where another task is asking, the machine is reconciled
     /// again when there is an answer.
     pub async fn driver_state(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> DriverState {
-        driver.state(uid_of(machine), self.waker(machine)).await
+        driver.state(machine.metadata.uid(), self.waker(machine)).await
     }
 
     fn waker(&self, machine: &InfraMachine) -> Waker {
@@ -79,7 +79,7 @@ impl Context {
 
     /// Wakes a machine, whatever its wait, when there may be room for it.
     fn capacity_waker(&self, machine: &InfraMachine) -> Waker {
-        let (states, uid) = (Arc::clone(&self.states), uid_of(machine).to_owned());
+        let (states, uid) = (Arc::clone(&self.states), machine.metadata.uid().to_owned());
         let waker = self.waker(machine);
         Waker::new(move || {
             states.signal_capacity(&uid);
@@ -96,19 +96,24 @@ impl Context {
         class: &MachineClass,
         reason: HalfOpenReason,
     ) -> Option<Outcome> {
-        let has_capacity = permit.has_capacity(class, uid_of(machine), reason, self.capacity_waker(machine));
+        let has_capacity = permit.has_capacity(
+            class,
+            machine.metadata.uid(),
+            reason,
+            self.capacity_waker(machine),
+        );
         (!has_capacity).then(|| Self::awaiting_capacity(machine))
     }
 
     /// Has a machine tried again that was refused for want of capacity, when there may be room.
     pub fn await_capacity(&self, machine: &InfraMachine, permit: &Permit<'_>, class: &MachineClass) {
-        permit.await_capacity(class, uid_of(machine), self.capacity_waker(machine));
+        permit.await_capacity(class, machine.metadata.uid(), self.capacity_waker(machine));
     }
 
     /// The outcome of a machine that is woken when there may be room.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
         Outcome::AwaitingCapacity {
-            requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(uid_of(machine), 0)),
+            requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(machine.metadata.uid(), 0)),
         }
     }
 
@@ -129,7 +134,7 @@ impl Context {
     /// Waits for a permit. That is published of a wait that will be long: a fleet that comes up at the pace
     /// of its driver would else be written twice.
     pub fn waiting_for_a_permit(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
-        let uid = uid_of(machine);
+        let uid = machine.metadata.uid();
         tracing::debug!(
             name = machine.metadata.name,
             "the driver is busy: waiting for a permit"
@@ -157,8 +162,4 @@ fn shows_another_wait(machine: &InfraMachine) -> bool {
         ]
         .contains(&&*ready.reason)
     })
-}
-
-fn uid_of(machine: &InfraMachine) -> &str {
-    machine.metadata.uid()
 }

@@ -434,7 +434,7 @@ impl World {
         self
     }
 
-    pub fn rivalled_by(mut self, other: &str) -> Self {
+    pub fn conflicting_with(mut self, other: &str) -> Self {
         self.conflict = ProviderIdConflict::Named(other.to_owned());
         self
     }

@@ -116,7 +116,7 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not what it was thought to be.
-    pub async fn issue(
+    pub async fn record_create(
         &mut self,
         ownership: &Ownership,
         unanswered: &UnansweredCreates,

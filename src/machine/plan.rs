@@ -509,7 +509,7 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 
 /// What is done in place of a plan while identities may be forged. What is up and well stays as it is, and
 /// nothing is written about it: a fleet would be.
-pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
+pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
         // Of what is paused the pause alone is said, and clusterctl waits.

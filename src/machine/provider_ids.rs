@@ -28,7 +28,7 @@ impl ProviderIds {
     }
 
     /// The machine of this UID has the id no more, or has claimed it and not come to have it.
-    pub fn give_back(&self, id: &str, uid: &str) {
+    pub fn release(&self, id: &str, uid: &str) {
         self.holders().remove(fingerprint(id), fingerprint(uid));
     }
 

@@ -211,7 +211,7 @@ impl RuntimeStates {
         }
     }
 
-    /// Forgets a machine that is no more.
+    /// Forgets a machine that is gone.
     pub fn forget(&self, uid: &str) {
         self.machines
             .lock()

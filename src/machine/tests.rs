@@ -251,7 +251,7 @@ async fn provisioned_late(vms: &Vms, seconds: i64) -> Outcome {
     execution.unwrap().outcome
 }
 
-/// A host that is no more in the pool, and is still configured.
+/// A host that has left the pool, and is still configured.
 #[tokio::test]
 async fn a_vm_of_the_id_that_was_named_is_found_where_its_name_does_not_lead_to_it() {
     let vms = Vms::default();
@@ -285,7 +285,7 @@ async fn deleted_after_naming(vms: &Vms, offers: &[Operation], other: Option<&st
     server
 }
 
-/// A host that is no more in the pool, and is still configured: the finalizer goes when neither name nor id
+/// A host that has left the pool, and is still configured: the finalizer goes when neither name nor id
 /// leads to a VM.
 #[tokio::test]
 async fn a_vm_of_the_id_that_was_named_is_deleted_where_its_name_does_not_lead_to_it() {

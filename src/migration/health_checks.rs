@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::error::WriteError;
 use super::plan::{Destination, Migration};
-use super::write::Survey;
+use super::write::MigrationProgress;
 use crate::api::labels;
 
 /// The MachineHealthChecks that are at work on Machines of groups that are not done.
@@ -48,10 +48,10 @@ struct Spec {
 pub async fn health_checks(
     client: &Client,
     migration: &Migration,
-    survey: &Survey,
+    progress: &MigrationProgress,
     target: &Destination,
 ) -> Result<HealthChecks, WriteError> {
-    let machines = machines(migration, survey);
+    let machines = machines(migration, progress);
     if machines.is_empty() {
         return Ok(HealthChecks::Known(Vec::new()));
     }
@@ -71,8 +71,8 @@ pub async fn health_checks(
 }
 
 /// The labels of the Machines whose VMs may not be adopted yet.
-fn machines(migration: &Migration, survey: &Survey) -> Vec<Labels> {
-    let left = migration.groups.iter().filter(|group| !survey.is_done(group));
+fn machines(migration: &Migration, progress: &MigrationProgress) -> Vec<Labels> {
+    let left = migration.groups.iter().filter(|group| !progress.is_done(group));
     let machines = left.flat_map(|group| &group.machines);
     machines
         .filter(|object| object.kind == "Machine")

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::health_checks::{HealthCheck, HealthChecks, health_checks};
 use super::plan::{DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Migration, plan};
 use super::source::Source;
-use super::write::{Survey, differences, not_adopted};
+use super::write::{MigrationProgress, differences, not_adopted};
 use crate::api::labels;
 use cmi_driver::{Capabilities, tags};
 
@@ -481,7 +481,13 @@ async fn checks_of(code: StatusCode, answer: Value) -> HealthChecks {
     });
     let client = Client::new(service, "default");
     let migration = planned(objects(), None).unwrap();
-    let found = health_checks(&client, &migration, &Survey::default(), &target(None, false)).await;
+    let found = health_checks(
+        &client,
+        &migration,
+        &MigrationProgress::default(),
+        &target(None, false),
+    )
+    .await;
     found.unwrap()
 }
 

@@ -22,7 +22,7 @@ const TAKE_OVER: Duration = Duration::from_mins(2);
 
 /// What is there already.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct MigrationProgress {
     /// Kind and name of what an earlier run has made.
     made: BTreeSet<(&'static str, String)>,
     /// The groups that are done, by what they are in the place of.
@@ -31,7 +31,7 @@ pub struct Survey {
     unknown: BTreeSet<String>,
 }
 
-impl Survey {
+impl MigrationProgress {
     /// Whether an earlier run has made it.
     pub fn has(&self, object: &Object) -> bool {
         self.made.contains(&(object.kind, object.name.clone()))
@@ -68,14 +68,18 @@ impl Survey {
 ///
 /// # Errors
 /// What is in the way, or the API server's.
-pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Result<Survey, WriteError> {
-    let mut survey = Survey::default();
+pub async fn progress(
+    client: &Client,
+    migration: &Migration,
+    marks: bool,
+) -> Result<MigrationProgress, WriteError> {
+    let mut progress = MigrationProgress::default();
     let (mut taken, mut differ, mut late) = (Vec::new(), Vec::new(), Vec::new());
     let mut undone = Vec::new();
     for group in &migration.groups {
         let (mut is_unfinished, mut of_group) = (false, Vec::new());
         for object in group.objects() {
-            if let Some(found) = find(client, object, &mut survey, &mut taken).await? {
+            if let Some(found) = find(client, object, &mut progress, &mut taken).await? {
                 is_unfinished |= found.annotations().contains_key(UNFINISHED);
                 if found.annotations().contains_key(UNDOING) {
                     undone.push(format!("{} {}", object.kind, object.name));
@@ -84,33 +88,33 @@ pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Resu
             }
         }
         let is_done = match group.head() {
-            Some(head) if survey.has(head) => !is_unfinished,
+            Some(head) if progress.has(head) => !is_unfinished,
             // Deleted since: it is not made again.
             Some(_) => group.is_marked(),
             None if marks => group.is_marked(),
-            None => group.objects().all(|object| survey.has(object)),
+            None => group.objects().all(|object| progress.has(object)),
         };
         if !is_done {
             differ.append(&mut of_group);
             continue;
         }
-        survey.done.insert(group.from.clone());
+        progress.done.insert(group.from.clone());
         let infra = group
             .machines
             .iter()
             .filter(|object| object.kind == "InfraMachine");
-        let lost = infra.filter(|object| !survey.has(object) && !group.has_marked(&object.name));
+        let lost = infra.filter(|object| !progress.has(object) && !group.has_marked(&object.name));
         let lost: Vec<_> = lost.map(|object| object.name.clone()).collect();
         if marks {
             late.extend(lost);
         } else {
-            survey.unknown.extend(lost);
+            progress.unknown.extend(lost);
         }
     }
     for class in &migration.classes {
-        if survey.needs(migration, &class.key) {
+        if progress.needs(migration, &class.key) {
             for object in &class.objects {
-                if let Some(found) = find(client, object, &mut survey, &mut taken).await? {
+                if let Some(found) = find(client, object, &mut progress, &mut taken).await? {
                     differ.extend(differences(object, &found.data));
                 }
             }
@@ -128,7 +132,7 @@ pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Resu
     if !differ.is_empty() {
         return Err(WriteError::Differs(differ.join("; ")));
     }
-    Ok(survey)
+    Ok(progress)
 }
 
 /// What has to be as planned, so that core makes, deletes and rolls no machine.
@@ -233,13 +237,13 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
 async fn find(
     client: &Client,
     object: &Object,
-    survey: &mut Survey,
+    progress: &mut MigrationProgress,
     taken: &mut Vec<String>,
 ) -> Result<Option<DynamicObject>, WriteError> {
     let found = read(client, object).await?;
     if let Some(found) = &found {
         if found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body)) {
-            survey.made.insert((object.kind, object.name.clone()));
+            progress.made.insert((object.kind, object.name.clone()));
         } else {
             taken.push(format!("{} {}", object.kind, object.name));
         }
@@ -264,7 +268,7 @@ pub(super) async fn read(client: &Client, object: &Object) -> Result<Option<Dyna
 pub async fn write(
     client: &Client,
     migration: &Migration,
-    survey: &Survey,
+    progress: &MigrationProgress,
     old: Option<&Stopped>,
     to: &str,
     say: impl Fn(&str),
@@ -272,22 +276,22 @@ pub async fn write(
     for class in migration
         .classes
         .iter()
-        .filter(|class| survey.needs(migration, &class.key))
+        .filter(|class| progress.needs(migration, &class.key))
     {
         for object in &class.objects {
-            create(client, object, survey, &say).await?;
+            create(client, object, progress, &say).await?;
         }
     }
-    for group in migration.groups.iter().filter(|group| !survey.is_done(group)) {
+    for group in migration.groups.iter().filter(|group| !progress.is_done(group)) {
         for object in group
             .machines
             .iter()
             .filter(|object| !group.has_marked(&object.name))
         {
-            create(client, object, survey, &say).await?;
+            create(client, object, progress, &say).await?;
         }
         for object in group.deployment.iter().chain(&group.set) {
-            create(client, object, survey, &say).await?;
+            create(client, object, progress, &say).await?;
         }
         if let Some(set) = &group.set {
             taken_over(client, set, group).await?;
@@ -399,10 +403,10 @@ async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
 async fn create(
     client: &Client,
     object: &Object,
-    survey: &Survey,
+    progress: &MigrationProgress,
     say: &impl Fn(&str),
 ) -> Result<(), WriteError> {
-    if survey.has(object) {
+    if progress.has(object) {
         return Ok(());
     }
     let name = format!("{} {}", object.kind, object.name);

@@ -88,7 +88,7 @@ async fn try_delete(
     };
     // A machine whose identity was taken away looks as if it had no VM. The check says so also
     // of what was seen before it.
-    if let admission::Enforcement::Unguarded(why) = ctx.policies.since(clock.asked).await {
+    if let admission::Enforcement::NotInForce(why) = ctx.policies.since(clock.asked).await {
         return Err(why.to_string());
     }
     let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();

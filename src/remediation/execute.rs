@@ -108,7 +108,7 @@ async fn prepared(
     permit: &Permit<'_>,
     restart: &Restart,
 ) -> Result<Result<MachineClass, Outcome>, Error> {
-    if let Enforcement::Unguarded(why) = ctx.policies.since(gathered.read_before).await {
+    if let Enforcement::NotInForce(why) = ctx.policies.since(gathered.read_before).await {
         let requeue = Requeue::After(admission::EVERY);
         return Ok(Err(not_done(
             reason::IDENTITY_NOT_GUARDED,

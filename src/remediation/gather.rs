@@ -102,13 +102,9 @@ impl Gathered {
 
 /// What the cache holds now: since it was queued, our own last write may have arrived.
 fn cached(queued: &InfraMachineRemediation, ctx: &Context) -> InfraMachineRemediation {
-    let meta = &queued.metadata;
-    let reference = ObjectRef::new(meta.name()).within(meta.namespace());
-    let found = ctx.remediations.get(&reference);
+    let found = ctx.remediations.current(&queued.metadata);
     let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
-    // One of the same name that came later is about another time that the Machine was unhealthy.
-    let same = current.filter(|current| current.metadata.uid == meta.uid);
-    same.unwrap_or(queued).clone()
+    current.unwrap_or(queued).clone()
 }
 
 /// The Machine of this name and UID, if it is there: one of the same name that came later is another.

@@ -42,7 +42,7 @@ enum FoundInfra {
 
 /// Reads; `None` of a Machine that is gone, or never has to do with this.
 pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Gathered>, Error> {
-    let Some(machine) = cached(queued, ctx) else {
+    let Some(machine) = ctx.caches.machines.current(&queued.metadata) else {
         return Ok(None);
     };
     let namespace = machine.namespace().unwrap_or_default();
@@ -115,12 +115,6 @@ impl Gathered {
         let meta = &self.machine.metadata;
         (meta.namespace(), meta.name(), meta.uid())
     }
-}
-
-fn cached(queued: &Machine, ctx: &Context) -> Option<Arc<Machine>> {
-    let reference = ObjectRef::new(&queued.name_any()).within(&queued.namespace().unwrap_or_default());
-    let found = ctx.caches.machines.get(&reference)?;
-    (found.metadata.uid == queued.metadata.uid).then_some(found)
 }
 
 /// The InfraMachine that a Machine refers to and owns, if this replica watches it.

@@ -76,7 +76,7 @@ fn in_force(enforcement: &Enforcement) -> Result<()> {
 }
 
 fn unconfirmed(enforcement: &Enforcement) -> Result<()> {
-    let Enforcement::Unguarded(why) = enforcement else {
+    let Enforcement::NotInForce(why) = enforcement else {
         anyhow::bail!("forged identities would be trusted");
     };
     let command =

@@ -6,12 +6,12 @@ use crate::api::labels;
 use crate::cli::terminal::printable;
 use crate::migration::health_checks::{HealthCheck, HealthChecks};
 use crate::migration::plan::{Destination, Migration, Object};
-use crate::migration::write::Survey;
+use crate::migration::write::MigrationProgress;
 
 /// What is made, what is there already, and what may get in the way.
 pub(super) fn described(
     migration: &Migration,
-    survey: &Survey,
+    progress: &MigrationProgress,
     target: &Destination,
     checks: &HealthChecks,
 ) -> String {
@@ -24,19 +24,19 @@ pub(super) fn described(
     for class in migration
         .classes
         .iter()
-        .filter(|class| survey.needs(migration, &class.key))
+        .filter(|class| progress.needs(migration, &class.key))
     {
         headed(
             &mut text,
             &format!("{} {}", class.key.kind, class.key.name),
             class.objects.iter(),
-            survey,
+            progress,
         );
     }
     for group in &migration.groups {
-        if survey.is_done(group) {
+        if progress.is_done(group) {
             let _infallible = writeln!(text, "\n{}: migrated before", printable(&group.from));
-            for machine in survey.unknown(group) {
+            for machine in progress.unknown(group) {
                 let _infallible = writeln!(
                     text,
                     "  note: Machine {} has no InfraMachine: it was deleted since, or came later and is not \
@@ -46,7 +46,7 @@ pub(super) fn described(
             }
             continue;
         }
-        headed(&mut text, &group.from, group.objects(), survey);
+        headed(&mut text, &group.from, group.objects(), progress);
         for note in &group.notes {
             let _infallible = writeln!(text, "  note: {}", printable(note));
         }
@@ -83,10 +83,15 @@ fn told_of(text: &mut String, checks: &HealthChecks, target: &Destination) {
     }
 }
 
-fn headed<'a>(text: &mut String, from: &str, objects: impl Iterator<Item = &'a Object>, survey: &Survey) {
+fn headed<'a>(
+    text: &mut String,
+    from: &str,
+    objects: impl Iterator<Item = &'a Object>,
+    progress: &MigrationProgress,
+) {
     let _infallible = writeln!(text, "\n{}", printable(from));
     for object in objects {
-        let what = if survey.has(object) {
+        let what = if progress.has(object) {
             "is there"
         } else {
             "create  "

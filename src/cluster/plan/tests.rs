@@ -222,7 +222,7 @@ fn zoned() -> InfraCluster {
     infra
 }
 
-/// A Machine that Cluster API places in one that is no more would fail for good.
+/// A Machine that Cluster API places in one that is gone would fail for good.
 #[test]
 fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_not_say() {
     let infra = zoned();

@@ -215,7 +215,7 @@ impl Circuit {
         }
     }
 
-    /// A machine that is no more waits for nothing.
+    /// A machine that is gone waits for nothing.
     pub fn forget(&mut self, uid: &str) {
         self.waiting.retain(|_, waiter| *waiter.uid != *uid);
     }

@@ -545,12 +545,12 @@ async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
         watched.machine(&Event::Apply(machine(&name, 1, &silent)));
     }
     let controllers = &watched.controllers;
-    assert!(controllers.look_at_tainted_nodes().now_or_never().is_none());
+    assert!(controllers.trigger_tainted_nodes().now_or_never().is_none());
     assert!(controllers.ask_about_nodes().now_or_never().is_none());
     let all = || controllers.machines_of("pool", |_| true);
     assert!(all().now_or_never().is_none());
     assert_eq!(all().await.len(), 600);
     drop((watched.woken)());
-    watched.controllers.look_at_tainted_nodes().await;
+    watched.controllers.trigger_tainted_nodes().await;
     assert_eq!((watched.woken)().len(), 600);
 }

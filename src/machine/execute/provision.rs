@@ -146,9 +146,11 @@ async fn create(
         machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
     let named = named.and_then(|id| claim_named_id(ctx, object, id));
-    let written = object.issue(&plan.ownership, &unanswered, named.as_ref()).await;
+    let written = object
+        .record_create(&plan.ownership, &unanswered, named.as_ref())
+        .await;
     if let (Err(_), Some(named)) = (&written, &named) {
-        give_back(ctx, object, named);
+        release(ctx, object, named);
     }
     written?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
@@ -200,8 +202,8 @@ fn claim_named_id(ctx: &Context, object: &Object<'_>, named: ProviderId) -> Opti
 
 /// The id could not be written: another machine may have it, unless this one has it already. What the cache
 /// has is looked at last, since what comes into it later is told to the holders anyway.
-fn give_back(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
-    ctx.states.ids.give_back(named.as_str(), object.uid());
+fn release(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
+    ctx.states.ids.release(named.as_str(), object.uid());
     if object.is_known_by(named) {
         ctx.states.ids.claim(named.as_str(), object.uid());
     }

@@ -217,7 +217,7 @@ async fn named<'a>(ctx: &'a Context, server: &Server, seconds: &[i64]) -> Object
     let ownership = ownership(object.get());
     let id = "sim://1".parse().unwrap();
     object
-        .issue(&ownership, &issued(seconds), Some(&id))
+        .record_create(&ownership, &issued(seconds), Some(&id))
         .await
         .unwrap();
     object
@@ -302,7 +302,7 @@ async fn an_id_is_named_anew_with_the_next_create_and_taken_back_when_none_is_ma
     let ownership = ownership(object.get());
     let other = "sim://3".parse().unwrap();
     object
-        .issue(&ownership, &issued(&[7, 9]), Some(&other))
+        .record_create(&ownership, &issued(&[7, 9]), Some(&other))
         .await
         .unwrap();
     assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://3"));
@@ -318,7 +318,10 @@ async fn an_id_that_was_named_goes_with_a_create_for_which_none_is_named() {
     let ctx = server.context(Vec::new());
     let mut object = named(&ctx, &server, &[7]).await;
     let ownership = ownership(object.get());
-    object.issue(&ownership, &issued(&[7, 9]), None).await.unwrap();
+    object
+        .record_create(&ownership, &issued(&[7, 9]), None)
+        .await
+        .unwrap();
     let issued = server.object();
     assert_eq!(issued.spec.provider_id, None, "the VM gets another");
     assert_eq!(identity::annotation(&issued, labels::PROVIDER_ID), None);
@@ -359,7 +362,7 @@ async fn the_id_of_a_vm_that_is_there_is_never_named_anew() {
     let ownership = ownership(object.get());
     let other = "sim://3".parse().unwrap();
     object
-        .issue(&ownership, &issued(&[7]), Some(&other))
+        .record_create(&ownership, &issued(&[7]), Some(&other))
         .await
         .unwrap();
     assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://1"));

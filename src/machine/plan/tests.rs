@@ -39,7 +39,7 @@ impl PartialEq<Outcome> for Plan {
 fn blocked(plan: Plan) -> Blocked {
     match plan {
         Plan::Outcome(Outcome::Blocked(block)) => block,
-        other => panic!("expected a hold, got {other:?}"),
+        other => panic!("expected a block, got {other:?}"),
     }
 }
 
@@ -1012,7 +1012,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     for (fixture, trust, condition) in acting {
         let plan = world().plan(fixture());
         assert_eq!(plan.trust(), trust, "{plan:?}");
-        let block = blocked(unguarded(&fixture().build(), &plan, "the policies are gone"));
+        let block = blocked(not_in_force(&fixture().build(), &plan, "the policies are gone"));
         assert_eq!(
             (block.condition, block.reason),
             (condition, reason::IDENTITY_NOT_GUARDED)
@@ -1028,7 +1028,7 @@ fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() 
     let named = || machine().provisioned().named("sim://1");
     let plan = world().paused().plan(named());
     assert_eq!(plan.trust(), Trust::CheckSinceRead);
-    let block = blocked(unguarded(&named().build(), &plan, "the policies are gone"));
+    let block = blocked(not_in_force(&named().build(), &plan, "the policies are gone"));
     assert_eq!(
         (block.condition, block.reason, block.unblocks_move),
         (conditions::PAUSED, reason::PAUSED, false)

@@ -89,7 +89,7 @@ fn kept(not_updatable: &[&str]) -> Outcome {
 fn blocked(plan: Plan) -> Outcome {
     match plan {
         Plan::Outcome(Outcome::Blocked(block)) => Outcome::Blocked(block),
-        other => panic!("expected a hold, got {other:?}"),
+        other => panic!("expected a block, got {other:?}"),
     }
 }
 

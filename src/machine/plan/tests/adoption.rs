@@ -70,7 +70,11 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
             asked().annotated(labels::ADOPT, "yes"),
             reason::ADOPTION_INVALID,
         ),
-        (world().rivalled_by("ns2/m7"), asked(), reason::ADOPTION_CONTESTED),
+        (
+            world().conflicting_with("ns2/m7"),
+            asked(),
+            reason::ADOPTION_CONTESTED,
+        ),
         (
             world().rivalled_by_a_create_of("ns2/m7"),
             asked(),
@@ -100,7 +104,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
             "it takes over a VM that no driver has confirmed"
         );
     }
-    let message = blocked(world().rivalled_by("ns2/m7").plan(asked())).message;
+    let message = blocked(world().conflicting_with("ns2/m7").plan(asked())).message;
     assert!(
         message.contains("ns2/m7") && message.contains("sim://9"),
         "{message}"
@@ -161,7 +165,12 @@ fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
         confirmed().annotated(labels::ADOPT, "broken"),
         confirmed().spec(&json!({"size": "xl"})),
     ] {
-        let plan = adopt(world().rivalled_by("ns2/m7").without_bootstrap().plan(machine));
+        let plan = adopt(
+            world()
+                .conflicting_with("ns2/m7")
+                .without_bootstrap()
+                .plan(machine),
+        );
         assert!(plan.is_confirmed);
         assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
     }

@@ -25,7 +25,7 @@ fn vm() -> Outcome {
 fn blocked(plan: Plan) -> Outcome {
     match plan {
         Plan::Outcome(Outcome::Blocked(block)) => Outcome::Blocked(block),
-        other => panic!("expected a hold, got {other:?}"),
+        other => panic!("expected a block, got {other:?}"),
     }
 }
 
