@@ -179,7 +179,7 @@ impl Stage {
 }
 
 impl Disposition {
-    /// Every outcome, in the order of the documentation's table.
+    /// Every disposition, in the order of the documentation's table.
     pub const ALL: [Self; 15] = [
         Self::Retry,
         Self::Initialize,

@@ -477,20 +477,27 @@ async fn probes_report_when_the_driver_goes_and_comes_back_and_then_it_is_asked_
             .count()
     };
     let driver = Arc::new(configured_driver(driver));
-    let mut news = driver.reachability();
-    assert_eq!(*news.borrow(), Reachability::Unknown);
-    let keeper = Arc::clone(&driver);
-    tokio::spawn(async move { keeper.run().await });
+    let mut reachability = driver.reachability();
+    assert_eq!(*reachability.borrow(), Reachability::Unknown);
+    let prober = Arc::clone(&driver);
+    tokio::spawn(async move { prober.run().await });
 
-    news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
+    reachability
+        .wait_for(|r| *r == Reachability::Reachable)
+        .await
+        .unwrap();
     assert_eq!(asked(), 1);
     up.store(false, Ordering::SeqCst);
-    news.wait_for(|r| *r == Reachability::Unreachable("no route".into()))
+    reachability
+        .wait_for(|r| *r == Reachability::Unreachable("no route".into()))
         .await
         .unwrap();
     up.store(true, Ordering::SeqCst);
     generation.store(1, Ordering::SeqCst);
-    news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
+    reachability
+        .wait_for(|r| *r == Reachability::Reachable)
+        .await
+        .unwrap();
     assert_eq!(asked(), 2);
     advance(Duration::from_mins(1)).await;
     assert_eq!(asked(), 2);
@@ -583,10 +590,13 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
         asked.count()
     };
     let driver = Arc::new(configured_driver(driver));
-    let mut news = driver.reachability();
-    let keeper = Arc::clone(&driver);
-    tokio::spawn(async move { keeper.run().await });
-    news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
+    let mut reachability = driver.reachability();
+    let prober = Arc::clone(&driver);
+    tokio::spawn(async move { prober.run().await });
+    reachability
+        .wait_for(|r| *r == Reachability::Reachable)
+        .await
+        .unwrap();
     create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 1);
 
@@ -594,8 +604,11 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
     create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 2);
     connection_generation.store(2, Ordering::SeqCst);
-    news.changed().await.unwrap();
-    assert_eq!((news.borrow().clone(), asked()), (Reachability::Reachable, 3));
+    reachability.changed().await.unwrap();
+    assert_eq!(
+        (reachability.borrow().clone(), asked()),
+        (Reachability::Reachable, 3)
+    );
 }
 
 /// Else a fleet that is looked at after a restart would stand in the queue for this one answer, and hold up a

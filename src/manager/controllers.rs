@@ -29,8 +29,7 @@ pub struct ControllerContext {
     pub metrics: Arc<Metrics>,
     /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
     pub leadership: Leadership,
-    /// Where to say that caches are warm. Not that this replica leads: a replica that
-    /// waits for its turn is ready.
+    /// Where to say that caches are warm. Not that this replica leads: one that stands by is ready.
     pub health: Health,
     /// Cancelled when no new reconcile may begin; those that run may end.
     pub stopping: CancellationToken,

@@ -10,7 +10,7 @@ use crate::retry::MIN_REQUEUE;
 use cmi_driver::ProviderId;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the
-/// VM now; `None` when its word is the truth.
+/// VM now; `None` when it can't be behind any more.
 pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration> {
     let absent_for = ctx.states.absent_for(uid, Instant::now());
     window

@@ -1,5 +1,5 @@
-//! The way of a VM in that another has made: it is never made, and never touched before the driver has
-//! confirmed that it is there.
+//! Adoption of a VM that another controller has made: none is created, and it is not touched before the
+//! driver has confirmed that it is there.
 
 use std::time::Duration;
 

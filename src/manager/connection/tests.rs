@@ -222,10 +222,10 @@ async fn a_connection_that_fell_silent_is_given_up() {
 async fn a_server_that_answers_pings_and_no_request_loses_its_connections() {
     let server = Server::start(ANY, &[Conduct::Hang, Conduct::Answer]).await;
     let config = server.config();
-    let patience = Duration::from_millis(100);
-    let service = giving_up_after(patience, &config, Leadership::unelected()).unwrap();
+    let timeout_after = Duration::from_millis(100);
+    let service = giving_up_after(timeout_after, &config, Leadership::unelected()).unwrap();
     let client = ClientBuilder::new(service, config.default_namespace).build();
-    let given_up = timeout(patience * 2, ask(&client, Method::GET, "/first")).await;
+    let given_up = timeout(timeout_after * 2, ask(&client, Method::GET, "/first")).await;
     given_up.unwrap_err();
     let second = timeout(GIVEN_UP, ask(&client, Method::GET, "/second")).await;
     second.unwrap().unwrap();
@@ -238,16 +238,16 @@ async fn a_server_that_answers_pings_and_no_request_loses_its_connections() {
 async fn a_connection_over_which_others_are_answered_is_kept() {
     let server = Server::start(ANY, &[]).await;
     let config = server.config();
-    let patience = Duration::from_millis(100);
-    let service = giving_up_after(patience, &config, Leadership::unelected()).unwrap();
+    let timeout_after = Duration::from_millis(100);
+    let service = giving_up_after(timeout_after, &config, Leadership::unelected()).unwrap();
     let client = ClientBuilder::new(service, config.default_namespace).build();
     ask(&client, Method::GET, "/first").await.unwrap();
-    let slow = timeout(patience * 2, ask(&client, Method::GET, SLOW));
+    let slow = timeout(timeout_after * 2, ask(&client, Method::GET, SLOW));
     let (given_up, answered) = tokio::join!(slow, ask(&client, Method::GET, "/second"));
     given_up.unwrap_err();
     answered.unwrap();
-    let impatient = timeout(patience / 2, ask(&client, Method::GET, SLOW)).await;
-    impatient.unwrap_err();
+    let given_up = timeout(timeout_after / 2, ask(&client, Method::GET, SLOW)).await;
+    given_up.unwrap_err();
     ask(&client, Method::GET, "/third").await.unwrap();
     let asked = server.asked();
     assert_eq!(asked.len(), 5);

@@ -1,4 +1,4 @@
-//! Whom the Runtime Extension answers where it is told an authority of clients.
+//! Which clients the Runtime Extension answers where it is given an authority of clients.
 
 use anyhow::{Context as _, Result, ensure};
 use management_cluster::eventually;

@@ -6,6 +6,8 @@ use tokio::time::Instant;
 
 use crate::answer::{CaseResult, ensure};
 
+/// The first wait. Those that follow double by hand, as those of a cleanup do: `Backoff` is the provider's,
+/// which this crate does not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const MAX_WAIT: Duration = Duration::from_millis(500);
 
