@@ -121,6 +121,7 @@ pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Err
                 let shutdown = context.stopping.cancelled_owned().shared();
                 prepared.controllers.run(shutdown).await;
             }
+            prepared.done.cancel();
         };
         tasks.push(Task {
             name: "the controllers",

@@ -94,21 +94,31 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     );
     let scans = scans.await.map_err(CommandError::failed)?;
     let rows = rows(&scans, args.all);
-    match args.output {
-        Output::Table if rows.is_empty() && args.all => say("No driver lists a VM of these Clusters."),
-        Output::Table if rows.is_empty() => say("No orphans."),
-        Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
-        Output::Json => say(&serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?),
-    }
     let failures: Vec<_> = scans
         .iter()
         .flat_map(|(driver, scan)| scan.failures.iter().map(move |why| format!("{driver}: {why}")))
         .collect();
+    match args.output {
+        // Of what could not be looked at, nothing is said but that.
+        Output::Table if rows.is_empty() && !failures.is_empty() => {}
+        Output::Table if rows.is_empty() => say(none(args.all)),
+        Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
+        Output::Json => say(&serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?),
+    }
     if failures.is_empty() {
         return Ok(());
     }
     let what = format!("not everything could be looked at: {}", failures.join("; "));
     Err(CommandError::Failed(anyhow::anyhow!(what)))
+}
+
+/// What is said where there are no rows.
+const fn none(all: bool) -> &'static str {
+    if all {
+        "The drivers list no VM of the Clusters that are here."
+    } else {
+        "No orphans."
+    }
 }
 
 /// The rows, by driver, Cluster and name.

@@ -1,4 +1,4 @@
-//! A VM as its driver sees it, for commands: they show it, and act on nothing.
+//! A VM as its driver sees it now, for commands. A reconcile looks it up by the table of retries instead.
 
 use super::Permit;
 use cmi_driver::{Code, GetMachineStatusRequest, Machine, MachineRef, ProviderId, Result};

@@ -450,6 +450,30 @@ async fn a_driver_that_was_asked_is_known_by_the_schema_that_it_publishes() {
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 
+/// How often a driver is asked for its capabilities.
+fn capabilities_asked(driver: &FakeDriver) -> impl Fn() -> usize + use<> {
+    let calls = Arc::clone(&driver.calls);
+    move || {
+        let calls = calls.lock().unwrap();
+        let asked = calls.iter().filter(|op| **op == Operation::GetPluginCapabilities);
+        asked.count()
+    }
+}
+
+/// A driver that is probed, and has answered.
+async fn reachable(driver: FakeDriver) -> (Arc<ConfiguredDriver>, watch::Receiver<Reachability>) {
+    let driver = Arc::new(configured_driver(driver));
+    let mut reachability = driver.reachability();
+    assert_eq!(*reachability.borrow(), Reachability::Unknown);
+    let prober = Arc::clone(&driver);
+    tokio::spawn(async move { prober.run().await });
+    reachability
+        .wait_for(|r| *r == Reachability::Reachable)
+        .await
+        .unwrap();
+    (driver, reachability)
+}
+
 #[tokio::test(start_paused = true)]
 async fn probes_report_when_the_driver_goes_and_comes_back_and_then_it_is_asked_anew() {
     let up = Arc::new(std::sync::atomic::AtomicBool::new(true));
@@ -468,24 +492,8 @@ async fn probes_report_when_the_driver_goes_and_comes_back_and_then_it_is_asked_
         ..FakeDriver::default()
     };
     let generation = Arc::clone(&driver.connection_generation);
-    let calls = Arc::clone(&driver.calls);
-    let asked = move || {
-        let calls = calls.lock().unwrap();
-        calls
-            .iter()
-            .filter(|op| **op == Operation::GetPluginCapabilities)
-            .count()
-    };
-    let driver = Arc::new(configured_driver(driver));
-    let mut reachability = driver.reachability();
-    assert_eq!(*reachability.borrow(), Reachability::Unknown);
-    let prober = Arc::clone(&driver);
-    tokio::spawn(async move { prober.run().await });
-
-    reachability
-        .wait_for(|r| *r == Reachability::Reachable)
-        .await
-        .unwrap();
+    let asked = capabilities_asked(&driver);
+    let (_driver, mut reachability) = reachable(driver).await;
     assert_eq!(asked(), 1);
     up.store(false, Ordering::SeqCst);
     reachability
@@ -580,23 +588,9 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
     let driver = FakeDriver::default();
-    let (calls, connection_generation) = (
-        Arc::clone(&driver.calls),
-        Arc::clone(&driver.connection_generation),
-    );
-    let asked = move || {
-        let calls = calls.lock().unwrap();
-        let asked = calls.iter().filter(|op| **op == Operation::GetPluginCapabilities);
-        asked.count()
-    };
-    let driver = Arc::new(configured_driver(driver));
-    let mut reachability = driver.reachability();
-    let prober = Arc::clone(&driver);
-    tokio::spawn(async move { prober.run().await });
-    reachability
-        .wait_for(|r| *r == Reachability::Reachable)
-        .await
-        .unwrap();
+    let connection_generation = Arc::clone(&driver.connection_generation);
+    let asked = capabilities_asked(&driver);
+    let (driver, mut reachability) = reachable(driver).await;
     create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 1);
 

@@ -11,8 +11,8 @@
 //! As of kube's controller:
 //! * One reconcile of an object at a time. What is asked for while it runs leads to one more, after it.
 //! * Requests for an object that has not begun are one, at the earliest of their times. What a start finds is
-//!   no request: an object that waits there as well is looked at once more for that, unless it is due
-//!   while it is being looked at.
+//!   no request: an object that waits there as well is looked at once more for that, unless the
+//!   list comes to it while it is being looked at.
 //! * No request is lost while an object waits, and none is for an object that the cache does not have.
 //! * At the end nothing begins, and what has begun is done.
 

@@ -7,7 +7,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use tokio::sync::watch::Receiver;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use super::{Health, Pending};
 use crate::admission::Installation;
@@ -50,9 +50,10 @@ pub struct Task {
 pub(super) struct Prepared {
     pub controllers: Controllers,
     caches: Pending,
-    /// Ends the tasks beside them. It goes with the controllers: what the last reconcile wrote has to come
-    /// back to it by a watch.
-    _done: DropGuard,
+    /// Ends the tasks beside them. Not before the controllers have ended: what the last reconcile wrote has
+    /// to come back to it by a watch. One that panics does not end them, so that the panic is what the
+    /// process says.
+    pub done: CancellationToken,
 }
 
 impl Prepared {
@@ -86,7 +87,7 @@ impl Prepared {
         let prepared = Self {
             controllers,
             caches,
-            _done: done.drop_guard(),
+            done,
         };
         (prepared, tasks)
     }

@@ -181,7 +181,7 @@ pub fn judge(
                     return finding;
                 }
             };
-            let observation = sight(observations, id, policy.gap, clock);
+            let observation = observe(observations, id, policy.gap, clock);
             match duplicate {
                 _ if !observation.is_confirmed => Finding::SeenOnce,
                 Some(key) => Finding::Duplicate(key),
@@ -191,8 +191,8 @@ pub fn judge(
         .collect()
 }
 
-/// Counts a observation.
-fn sight(observations: &mut Observations, id: &str, gap: Duration, clock: Clock) -> Observation {
+/// Counts an observation.
+fn observe(observations: &mut Observations, id: &str, gap: Duration, clock: Clock) -> Observation {
     let observation = observations.entry(id.to_owned()).or_insert(Observation {
         first: clock.asked,
         since: clock.now,
