@@ -10,6 +10,7 @@ mod outages;
 mod runner;
 mod trigger;
 mod watch;
+mod watch_list;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

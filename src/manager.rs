@@ -17,6 +17,7 @@ mod pages;
 mod reviewer;
 mod serve;
 mod tasks;
+mod watch_list;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,11 +1,18 @@
-//! An API server that lists a fleet, page by page, and on whose watches nothing happens until they expire.
+//! An API server that streams a fleet to those that watch it, after which nothing happens until their watches
+//! expire.
 
 use std::convert::Infallible;
+use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
 use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -13,6 +20,9 @@ use tokio::sync::watch;
 
 use super::{Part, objects};
 
+/// What is listed rather than watched, of which there is nothing.
+const EMPTY_LIST: &str =
+    r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"9000000"},"items":[]}"#;
 /// The kinds that there are objects of.
 const KINDS: usize = 2;
 /// The kinds that are watched.
@@ -49,13 +59,13 @@ impl ApiServer {
         let service = tower::service_fn(move |request: Request<Body>| {
             let this = this.clone();
             async move {
-                let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
-                let answer = if query.contains("watch=true") {
-                    this.watched().await.to_string()
+                let query = request.uri().query().unwrap_or_default();
+                let body = if query.contains("watch=true") {
+                    this.watched(request.uri().path(), query.contains("sendInitialEvents=true"))
                 } else {
-                    this.page(path, query)
+                    Full::from(EMPTY_LIST).boxed_unsync()
                 };
-                Ok::<_, Infallible>(Response::new(Body::from(answer.into_bytes())))
+                Ok::<_, Infallible>(Response::new(body))
             }
         });
         Client::new(service, "default")
@@ -79,7 +89,42 @@ impl ApiServer {
         }
     }
 
-    async fn watched(&self) -> Value {
+    /// Object by object: all of them would take more than what is measured.
+    fn watched(&self, path: &str, is_listed: bool) -> UnsyncBoxBody<Bytes, Infallible> {
+        let this = self.clone();
+        let expiry = stream::once(async move { this.expired().await });
+        let objects = is_listed.then(|| self.objects(path)).into_iter().flatten();
+        let events = stream::iter(objects).chain(expiry);
+        let lines = events.map(|event| Ok::<_, Infallible>(Frame::data(format!("{event}\n").into())));
+        StreamBody::new(lines).boxed_unsync()
+    }
+
+    /// The events of a list that is streamed.
+    fn objects(&self, path: &str) -> impl Iterator<Item = Value> + Send + use<> {
+        let object: Option<fn(usize) -> Value> = match path.rsplit('/').next() {
+            Some("inframachines") if self.0.part.has_infra_machines() => Some(objects::infra_machine),
+            Some("machines") if self.0.part.has_machines() => Some(objects::machine),
+            _ => None,
+        };
+        let this = self.clone();
+        let size = self.0.size;
+        let all = object.into_iter().flat_map(move |object| {
+            (0..size).map(move |index| json!({"type": "ADDED", "object": object(index)}))
+        });
+        let end = move |()| {
+            if object.is_some() {
+                this.0.lists.send_modify(|lists| *lists += 1);
+            }
+            json!({"type": "BOOKMARK", "object": {
+                "kind": "X", "apiVersion": "v1", "metadata": {
+                    "resourceVersion": "9000000", "annotations": {"k8s.io/initial-events-end": "true"},
+                },
+            }})
+        };
+        all.chain(once(()).map(end))
+    }
+
+    async fn expired(&self) -> Value {
         self.0.watches.fetch_add(1, Ordering::Relaxed);
         let mut expired = self.0.expired.subscribe();
         if *expired.borrow() {
@@ -90,41 +135,5 @@ impl ApiServer {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Expired",
             "message": "too old resource version", "code": 410,
         }})
-    }
-
-    /// As text, object by object: a page of trees would take more than what is measured.
-    fn page(&self, path: &str, query: &str) -> String {
-        let parameter = |name: &str| {
-            let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs
-                .filter(|(key, _)| *key == name)
-                .find_map(|(_, value)| value.parse().ok())
-        };
-        let object: fn(usize) -> Value = match path.rsplit('/').next() {
-            Some("inframachines") if self.0.part.has_infra_machines() => objects::infra_machine,
-            Some("machines") if self.0.part.has_machines() => objects::machine,
-            _ => {
-                return json!({"kind": "List", "metadata": {"resourceVersion": "9000000"}, "items": []})
-                    .to_string();
-            }
-        };
-        let from: usize = parameter("continue").unwrap_or(0);
-        let limit: usize = parameter("limit").unwrap_or(self.0.size);
-        let to = (from + limit).min(self.0.size);
-        let mut metadata = json!({"resourceVersion": "9000000"});
-        if to < self.0.size {
-            metadata["continue"] = json!(to.to_string());
-        } else {
-            self.0.lists.send_modify(|lists| *lists += 1);
-        }
-        let mut page = format!(r#"{{"kind":"List","apiVersion":"v1","metadata":{metadata},"items":["#);
-        for index in from..to {
-            if index > from {
-                page.push(',');
-            }
-            page.push_str(&object(index).to_string());
-        }
-        page.push_str("]}");
-        page
     }
 }

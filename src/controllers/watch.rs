@@ -5,12 +5,13 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use kube::Resource;
 use kube::api::Api;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt as _, watcher as watch_stream};
 use serde::de::DeserializeOwned;
 
 use super::trigger::Trigger;
+use super::watch_list::watch_list;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, bounded, fingerprint, labels};
@@ -290,8 +291,7 @@ pub(super) async fn watch<K>(
 {
     let kind = K::kind(&());
     let mut cache_writer = CacheWriter::new(writer);
-    let stream = watch_stream(api, config).modify(slim).default_backoff();
-    let mut stream = std::pin::pin!(stream);
+    let mut stream = std::pin::pin!(watch_list(api, config).modify(slim));
     let own = OutageLog::new();
     while let Some(event) = stream.next().await {
         match event {
@@ -566,9 +566,9 @@ mod tests {
         ));
     }
 
-    /// An API server: two machines; a watch that has expired; a list that breaks off after its first
-    /// page; the same list whole, in which one machine changed, one is gone and one is new; a watch
-    /// on which nothing happens.
+    /// An API server that streams no lists: two machines; a watch that has expired; a list that breaks off
+    /// after its first page; the same list whole, in which one machine changed, one is gone and one is new; a
+    /// watch on which nothing happens.
     #[derive(Default)]
     struct ApiServer {
         watches: u32,
@@ -585,16 +585,19 @@ mod tests {
                     .collect();
                 Some((200, json!({"kind": "List", "metadata": metadata, "items": items})))
             };
-            let is_watch = query.contains("watch=true");
-            let is_second_page = query.contains("continue=next");
-            self.watches += u32::from(is_watch);
-            self.second_pages += u32::from(is_second_page);
             let failure = |code: u16| {
                 json!({
                     "kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "no",
                     "metadata": {}, "details": null,
                 })
             };
+            if query.contains("sendInitialEvents=true") {
+                return Some((422, failure(422)));
+            }
+            let is_watch = query.contains("watch=true");
+            let is_second_page = query.contains("continue=next");
+            self.watches += u32::from(is_watch);
+            self.second_pages += u32::from(is_second_page);
             match (is_watch, is_second_page, self.watches, self.second_pages) {
                 (true, _, 1, _) => Some((200, json!({"type": "ERROR", "object": failure(410)}))),
                 (true, ..) => None,

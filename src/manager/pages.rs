@@ -82,7 +82,8 @@ impl Pages {
     }
 }
 
-fn with_query(uri: &Uri, path_and_query: &str) -> Option<Uri> {
+/// The same place with another path and query.
+pub(super) fn with_query(uri: &Uri, path_and_query: &str) -> Option<Uri> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(PathAndQuery::try_from(path_and_query).ok()?);
     Uri::from_parts(parts).ok()

@@ -1,0 +1,344 @@
+//! What a watch begins with: all objects there are. The API server streams them as the watch's first events,
+//! out of its memory, or lists them in pages, out of etcd, which takes it several times as long.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::stream::{BoxStream, Stream, StreamExt as _, unfold};
+use kube::Resource;
+use kube::api::Api;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event, InitialListStrategy, watcher};
+use serde::de::DeserializeOwned;
+
+/// How long the API server may take for the next object of a list that it streams.
+const STALLED_AFTER: Duration = Duration::from_secs(30);
+
+/// Watches for ever, as kube's own does, and backs off after failures as that does.
+///
+/// # Guarantees
+/// * Each list is asked for as a stream. Where that fails for any reason (an API server from before 1.34 does
+///   not offer it as a rule, and one whose watch cache is not ready refuses it), or breaks off or stalls, the
+///   same list is asked for in pages until one is complete.
+/// * A list that breaks off is followed by another [`Event::Init`], and never by [`Event::InitDone`].
+pub(super) fn watch_list<K>(
+    api: Api<K>,
+    config: watcher::Config,
+) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Default,
+{
+    let watch = Watch::begin(api, config, InitialListStrategy::StreamingList);
+    unfold(watch, |mut watch| async {
+        let event = watch.next().await?;
+        Some((event, watch))
+    })
+}
+
+/// A watch by one of the strategies.
+struct Watch<K> {
+    api: Api<K>,
+    config: watcher::Config,
+    events: BoxStream<'static, Result<Event<K>, watcher::Error>>,
+    progress: Progress,
+}
+
+/// How far the list of a watch has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Asked,
+    Begun,
+    Complete,
+}
+
+impl<K> Watch<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Default,
+{
+    fn begin(api: Api<K>, config: watcher::Config, strategy: InitialListStrategy) -> Self {
+        let config = watcher::Config {
+            initial_list_strategy: strategy,
+            ..config
+        };
+        let events = watcher(api.clone(), config.clone()).default_backoff().boxed();
+        Self {
+            api,
+            config,
+            events,
+            progress: Progress::Asked,
+        }
+    }
+
+    /// Begins anew, and so with a list.
+    fn restart(&mut self, strategy: InitialListStrategy) {
+        *self = Self::begin(self.api.clone(), self.config.clone(), strategy);
+    }
+
+    async fn next(&mut self) -> Option<Result<Event<K>, watcher::Error>> {
+        loop {
+            let event = match self.config.initial_list_strategy {
+                InitialListStrategy::StreamingList if self.progress != Progress::Complete => {
+                    let Some(event) = self.streamed().await else {
+                        self.restart(InitialListStrategy::ListWatch);
+                        continue;
+                    };
+                    Ok(event)
+                }
+                InitialListStrategy::ListWatch if self.progress == Progress::Complete => {
+                    let event = self.events.next().await?;
+                    if matches!(event, Ok(Event::Init)) {
+                        self.restart(InitialListStrategy::StreamingList);
+                        continue;
+                    }
+                    event
+                }
+                InitialListStrategy::StreamingList | InitialListStrategy::ListWatch => {
+                    self.events.next().await?
+                }
+            };
+            match &event {
+                Ok(Event::Init) => self.progress = Progress::Begun,
+                Ok(Event::InitDone) => self.progress = Progress::Complete,
+                Err(error) if self.is_streamed() && lists_anew(error) => self.progress = Progress::Asked,
+                Ok(Event::InitApply(_) | Event::Apply(_) | Event::Delete(_)) | Err(_) => {}
+            }
+            return Some(event);
+        }
+    }
+
+    fn is_streamed(&self) -> bool {
+        self.config.initial_list_strategy == InitialListStrategy::StreamingList
+    }
+
+    /// The next event of a list that is streamed; none where it failed.
+    async fn streamed(&mut self) -> Option<Event<K>> {
+        let kind = K::kind(&K::DynamicType::default()).into_owned();
+        match tokio::time::timeout(STALLED_AFTER, self.events.next()).await {
+            Ok(Some(Ok(Event::Init))) if self.progress == Progress::Begun => {
+                tracing::debug!(kind, "a list that was streamed broke off: listing in pages");
+                None
+            }
+            Ok(Some(Ok(event))) => Some(event),
+            Ok(Some(Err(error))) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(kind, error, "the list is not streamed: listing in pages");
+                None
+            }
+            Ok(None) => None,
+            Err(_elapsed) => {
+                tracing::debug!(kind, "a list that was streamed stalls: listing in pages");
+                None
+            }
+        }
+    }
+}
+
+/// Whether a watch that failed so goes on with a list.
+fn lists_anew(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchError(status) => status.code == 410,
+        watcher::Error::NoResourceVersion => true,
+        watcher::Error::InitialListFailed(_)
+        | watcher::Error::WatchStartFailed(_)
+        | watcher::Error::WatchFailed(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use futures::stream;
+    use http::{Request, Response};
+    use http_body::Frame;
+    use http_body_util::combinators::UnsyncBoxBody;
+    use http_body_util::{BodyExt as _, Full, StreamBody};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::ResourceExt as _;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What an API server answers a request.
+    enum Answer {
+        /// A list that it does not stream, or a page that it does not list.
+        Failed(u16),
+        /// These events of a watch, which then ends.
+        Ends(Vec<Value>),
+        /// These events of a watch, on which nothing happens then.
+        Lasts(Vec<Value>),
+        /// The only page.
+        Page(Vec<Value>),
+    }
+
+    use Answer::{Ends, Failed, Lasts, Page};
+
+    fn object(name: &str) -> Value {
+        json!({"metadata": {"name": name, "namespace": "ns", "resourceVersion": "5"}})
+    }
+
+    fn added(name: &str) -> Value {
+        json!({"type": "ADDED", "object": object(name)})
+    }
+
+    fn end_of_list() -> Value {
+        json!({"type": "BOOKMARK", "object": {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {
+            "resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"},
+        }}})
+    }
+
+    fn failure(code: u16) -> Value {
+        json!({
+            "kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "no",
+            "metadata": {}, "details": null,
+        })
+    }
+
+    fn expired() -> Value {
+        json!({"type": "ERROR", "object": failure(410)})
+    }
+
+    fn lines(events: Vec<Value>) -> impl Stream<Item = Result<Frame<bytes::Bytes>, Infallible>> + Send {
+        stream::iter(events).map(|event| Ok(Frame::data(format!("{event}\n").into())))
+    }
+
+    fn response(answer: Answer) -> Response<UnsyncBoxBody<bytes::Bytes, Infallible>> {
+        let whole = |text: Value| Full::from(text.to_string()).boxed_unsync();
+        let (code, body) = match answer {
+            Failed(code) => (code, whole(failure(code))),
+            Ends(events) => (200, StreamBody::new(lines(events)).boxed_unsync()),
+            Lasts(events) => {
+                let body = StreamBody::new(lines(events).chain(stream::pending()));
+                (200, body.boxed_unsync())
+            }
+            Page(items) => {
+                let page = json!({"kind": "List", "metadata": {"resourceVersion": "6"}, "items": items});
+                (200, whole(page))
+            }
+        };
+        Response::builder().status(code).body(body).unwrap()
+    }
+
+    /// What an API server is asked for, and the events that come of its answers, until it is asked for more.
+    async fn seen(answers: impl IntoIterator<Item = Answer>) -> (Vec<&'static str>, Vec<String>) {
+        let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (requests, is_over) = (Arc::clone(&asked), Arc::new(tokio::sync::Notify::new()));
+        let over = Arc::clone(&is_over);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            let what = match (
+                query.contains("sendInitialEvents=true"),
+                query.contains("watch=true"),
+            ) {
+                (true, _) => "streamed list",
+                (false, true) => "watch",
+                (false, false) => "list in pages",
+            };
+            let answer = answers.lock().unwrap().pop_front();
+            if answer.is_some() {
+                requests.lock().unwrap().push(what);
+            } else {
+                over.notify_one();
+            }
+            async move {
+                match answer {
+                    Some(answer) => Ok::<_, Infallible>(response(answer)),
+                    None => std::future::pending().await,
+                }
+            }
+        });
+        let api = Api::<ConfigMap>::all(kube::Client::new(service, "default"));
+        let mut events = std::pin::pin!(watch_list(api, watcher::Config::default()));
+        let mut shown = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                event = events.next() => shown.push(match event.unwrap() {
+                    Ok(Event::Init) => "init".to_owned(),
+                    Ok(Event::InitApply(object)) => format!("listed {}", object.name_any()),
+                    Ok(Event::InitDone) => "complete".to_owned(),
+                    Ok(Event::Apply(object)) => format!("applied {}", object.name_any()),
+                    Ok(Event::Delete(object)) => format!("deleted {}", object.name_any()),
+                    Err(error) => error.to_string(),
+                }),
+                () = is_over.notified() => break,
+            }
+        }
+        let asked = asked.lock().unwrap().clone();
+        (asked, shown)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_is_streamed_and_what_comes_after_it_is_watched() {
+        let (asked, seen) = seen([Ends(vec![added("a"), end_of_list(), added("b")])]).await;
+        assert_eq!(asked, ["streamed list"]);
+        assert_eq!(seen, ["init", "listed a", "complete", "applied b"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_is_not_streamed_is_read_in_pages_and_that_is_no_failure() {
+        for code in [400, 422, 429, 500] {
+            let (asked, seen) = seen([Failed(code), Page(vec![object("a")]), Ends(vec![])]).await;
+            assert_eq!(asked, ["streamed list", "list in pages", "watch"], "{code}");
+            assert_eq!(seen, ["init", "listed a", "complete"], "{code}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_streamed_list_that_breaks_off_or_stalls_begins_anew_in_pages() {
+        // kube asks once more before it says that the stream has ended.
+        let (ended, again) = (Ends(vec![added("a")]), Lasts(vec![]));
+        let (expired, stalled) = (Ends(vec![added("a"), expired()]), Lasts(vec![added("a")]));
+        for broken in [vec![ended, again], vec![expired], vec![stalled]] {
+            let streamed = broken.len();
+            let in_pages = [Page(vec![object("b")]), Ends(vec![])];
+            let (asked, seen) = seen(broken.into_iter().chain(in_pages)).await;
+            assert_eq!(asked[..streamed], ["streamed list", "streamed list"][..streamed]);
+            assert_eq!(asked[streamed..], ["list in pages", "watch"]);
+            assert_eq!(seen, ["init", "listed a", "init", "listed b", "complete"]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_in_pages_that_fails_is_tried_in_pages_until_it_is_complete() {
+        let (asked, seen) = seen([Failed(422), Failed(500), Page(vec![]), Ends(vec![])]).await;
+        assert_eq!(
+            asked,
+            ["streamed list", "list in pages", "list in pages", "watch"]
+        );
+        assert!(seen[1].contains("initial object list"), "{seen:?}");
+        assert_eq!([&seen[0], &seen[2], &seen[3]], ["init", "init", "complete"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_expired_lists_anew_as_a_stream_and_in_pages_where_that_fails() {
+        let (asked, _) = seen([
+            Failed(422),
+            Page(vec![]),
+            Ends(vec![expired()]),
+            Ends(vec![end_of_list(), expired()]),
+            Failed(422),
+            Page(vec![]),
+            Ends(vec![]),
+        ])
+        .await;
+        assert_eq!(
+            asked,
+            [
+                "streamed list",
+                "list in pages",
+                "watch",
+                "streamed list",
+                "streamed list",
+                "list in pages",
+                "watch"
+            ]
+        );
+    }
+}

@@ -1,0 +1,52 @@
+//! Lists that are streamed by a watch, as new as those that are read in pages.
+
+use http::Request;
+
+use super::pages::with_query;
+
+/// What kube asks for: a list out of the API server's memory, however old that is.
+const ANY_VERSION: &str = "resourceVersion=0";
+
+/// Has a list that is streamed be as new as the store. One API server of several may be behind: a list of its
+/// would take a process that starts back to before what the one before it wrote.
+pub(super) fn ask_for_most_recent<B>(request: &mut Request<B>) {
+    let uri = request.uri();
+    let Some(query) = uri.query() else { return };
+    let pairs = || query.split('&');
+    if !pairs().any(|pair| pair == "sendInitialEvents=true") {
+        return;
+    }
+    let others: Vec<_> = pairs().filter(|pair| *pair != ANY_VERSION).collect();
+    let path_and_query = format!("{}?{}", uri.path(), others.join("&"));
+    if let Some(most_recent) = with_query(uri, &path_and_query) {
+        *request.uri_mut() = most_recent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_is_streamed_is_of_the_most_recent_version_and_a_watch_of_its_own() {
+        for (asked, sent) in [
+            (
+                "?&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0",
+                "?&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+            ),
+            ("?watch=true&resourceVersion=0", "?watch=true&resourceVersion=0"),
+            ("?watch=true&resourceVersion=7", "?watch=true&resourceVersion=7"),
+            ("", ""),
+        ] {
+            let mut request = Request::new(());
+            *request.uri_mut() = format!("https://server/apis/g/v1/machines{asked}")
+                .parse()
+                .unwrap();
+            ask_for_most_recent(&mut request);
+            assert_eq!(
+                request.uri().to_string(),
+                format!("https://server/apis/g/v1/machines{sent}")
+            );
+        }
+    }
+}
