@@ -525,7 +525,10 @@ mod tests {
         metrics.driver_configured("pool");
         assert_line(
             &metrics,
-            r#"capcmi_driver_calls_total{driver="pool",operation="CreateMachine",code="ResourceExhausted"} 0"#,
+            concat!(
+                r#"capcmi_driver_calls_total{driver="pool",operation="CreateMachine","#,
+                r#"code="ResourceExhausted"} 0"#
+            ),
         );
         assert_line(
             &metrics,

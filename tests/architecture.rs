@@ -459,40 +459,11 @@ fn length_of_text(quoted: &str) -> usize {
     quoted.len()
 }
 
-/// How long a string is, raw or not, if one begins here.
-fn length_of_string(rest: &str) -> Option<usize> {
-    if rest.starts_with('"') {
-        return Some(length_of_text(rest));
-    }
-    let marks = rest.strip_prefix('r')?;
-    let quoted = marks.trim_start_matches('#');
-    let end = format!("\"{}", "#".repeat(marks.len() - quoted.len()));
-    let begin = 1 + end.len();
-    let length = quoted.strip_prefix('"')?.find(&end)?;
-    Some(begin + length + end.len())
-}
-
-/// The numbers of the lines that are wider than this and have nothing of a string.
+/// The numbers of the lines that are wider than this.
 fn wide_lines(text: &str, width: usize) -> Vec<usize> {
-    let mut of_strings = BTreeSet::new();
-    let mut at = 0;
-    while let Some(first) = text[at..].chars().next() {
-        let rest = &text[at..];
-        let line_of = |at: usize| text[..at].matches('\n').count();
-        at += if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("'\"'") {
-            3
-        } else if let Some(length) = length_of_string(rest) {
-            of_strings.extend(line_of(at)..=line_of(at + length));
-            length
-        } else {
-            first.len_utf8()
-        };
-    }
     let lines = text.lines().enumerate();
     lines
-        .filter(|(index, line)| line.chars().count() > width && !of_strings.contains(index))
+        .filter(|(_, line)| line.chars().count() > width)
         .map(|(index, _)| index + 1)
         .collect()
 }
@@ -805,10 +776,9 @@ fn a_driver_of_its_own_knows_the_contract_and_the_wire_alone() {
     );
 }
 
-/// rustfmt breaks no comment and no macro. A string may be wider where a break would hide more than it shows:
-/// a row of a table, a pattern, JSON as it is on the wire.
+/// rustfmt breaks no comment, no macro and no string.
 #[test]
-fn no_line_without_a_string_is_wider_than_rustfmt_makes_it() {
+fn no_line_is_wider_than_rustfmt_makes_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let settings = fs::read_to_string(root.join("rustfmt.toml")).unwrap();
     let width = settings
@@ -829,14 +799,8 @@ fn no_line_without_a_string_is_wider_than_rustfmt_makes_it() {
 }
 
 #[test]
-fn a_wide_line_is_seen_unless_a_string_is_on_it() {
-    for (text, wide) in [
-        ("1234567", vec![]),
-        ("/// 5678\nlet a = 1;", vec![1, 2]),
-        ("let a = \"b\";\n// \"cdef", vec![2]),
-        ("r#\"\"\n12345678\n\"#;\n12345678", vec![4]),
-        ("'\"', 6789", vec![1]),
-    ] {
+fn a_wide_line_is_seen_by_its_characters() {
+    for (text, wide) in [("1234567", vec![]), ("/// 5678\n\"ééééé\"\n12345678", vec![1, 3])] {
         assert_eq!(wide_lines(text, 7), wide, "{text}");
     }
 }

@@ -63,7 +63,12 @@ struct Args {
     )]
     places: Vec<Place>,
     /// Patches that the floors make for a machine.
-    #[arg(long, env = "BENCH_WRITES", default_value_t = WRITES, value_parser = clap::value_parser!(u8).range(2..=3))]
+    #[arg(
+        long,
+        env = "BENCH_WRITES",
+        default_value_t = WRITES,
+        value_parser = clap::value_parser!(u8).range(2..=3)
+    )]
     writes: u8,
     /// The most machines of a floor, which is compared by its rate.
     #[arg(long, env = "BENCH_FLOOR_MACHINES", default_value_t = 10_000)]

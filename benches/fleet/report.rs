@@ -92,8 +92,8 @@ impl fmt::Display for Report {
         let floors = self.rows.get(..self.floors).unwrap_or_default();
         writeln!(
             f,
-            "| what | machines | seconds | machines a second | time / floor | CPU ms a machine | CPU / floor | \
-             peak MiB | writes a machine | Events a machine | conflicts | Secret reads | \
+            "| what | machines | seconds | machines a second | time / floor | CPU ms a machine | CPU / floor \
+             | peak MiB | writes a machine | Events a machine | conflicts | Secret reads | \
              driver calls a machine |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
         )?;
         for (index, row) in self.rows.iter().enumerate() {

@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 /// Machines of one Cluster.
 const OF_A_CLUSTER: usize = 500;
 
+fn address(index: usize) -> String {
+    format!("10.{}.{}.{}", index >> 16 & 255, index >> 8 & 255, index & 255)
+}
+
 fn uid(kind: u32, index: usize) -> String {
     format!("{kind:08x}-5a1c-4b7e-9d2f-{index:012x}")
 }
@@ -55,12 +59,17 @@ pub fn infra_machine(index: usize) -> Value {
     let (cluster, name) = (index / OF_A_CLUSTER, format!("workers-5d8f9c7b4d-{index:06}"));
     let (namespace, cluster_name) = (format!("team-{cluster:03}"), format!("cluster-{cluster:03}"));
     let spec = json!({
-        "vmPool": "general-purpose", "size": "standard-4", "rootFsSize": 53_687_091_200_u64, "image": "debian-12-k8s-1.33.4",
-        "network": {"name": "tenant", "subnets": ["10.0.0.0/16", "10.1.0.0/16"], "securityGroups": ["default", "nodes"]},
+        "vmPool": "general-purpose", "size": "standard-4", "rootFsSize": 53_687_091_200_u64,
+        "image": "debian-12-k8s-1.33.4",
+        "network": {
+            "name": "tenant", "subnets": ["10.0.0.0/16", "10.1.0.0/16"],
+            "securityGroups": ["default", "nodes"],
+        },
     });
     let mut applied = spec.clone();
     applied["tags"] = json!({
-        "kubernetes.io/cluster": uid(1, cluster), "kubernetes.io/role": "node", "capcmi.io/machine": uid(2, index),
+        "kubernetes.io/cluster": uid(1, cluster), "kubernetes.io/role": "node",
+        "capcmi.io/machine": uid(2, index),
     });
     let at = second(index);
     let condition = |type_: &str, status: &str, reason: &str, message: &str| {
@@ -72,7 +81,8 @@ pub fn infra_machine(index: usize) -> Value {
     json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
         "metadata": {
-            "name": name, "namespace": namespace, "uid": uid(3, index), "resourceVersion": (1_000_000 + index).to_string(),
+            "name": name, "namespace": namespace, "uid": uid(3, index),
+            "resourceVersion": (1_000_000 + index).to_string(),
             "generation": 2, "creationTimestamp": at, "managedFields": managed_fields(),
             "finalizers": ["infrastructure.capcmi.io/inframachine"],
             "labels": labels(&cluster_name),
@@ -87,7 +97,8 @@ pub fn infra_machine(index: usize) -> Value {
                 "infrastructure.capcmi.io/applied-provider-spec": applied.to_string(),
             },
             "ownerReferences": [{
-                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name, "uid": uid(4, index),
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+                "name": name, "uid": uid(4, index),
                 "controller": true, "blockOwnerDeletion": true,
             }],
         },
@@ -98,7 +109,7 @@ pub fn infra_machine(index: usize) -> Value {
         "status": {
             "ready": true, "initialization": {"provisioned": true}, "nodeName": name, "powerState": "Running",
             "addresses": [
-                {"type": "InternalIP", "address": format!("10.{}.{}.{}", index >> 16 & 255, index >> 8 & 255, index & 255)},
+                {"type": "InternalIP", "address": address(index)},
                 {"type": "Hostname", "address": name},
             ],
             "conditions": [
@@ -154,7 +165,8 @@ pub fn machine(index: usize) -> Value {
     json!({
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
         "metadata": {
-            "name": name, "namespace": namespace, "uid": uid(4, index), "resourceVersion": (2_000_000 + index).to_string(),
+            "name": name, "namespace": namespace, "uid": uid(4, index),
+            "resourceVersion": (2_000_000 + index).to_string(),
             "generation": 1, "creationTimestamp": at, "managedFields": managed_fields(),
             "finalizers": ["machine.cluster.x-k8s.io"],
             "labels": labels(&cluster_name),
@@ -164,12 +176,15 @@ pub fn machine(index: usize) -> Value {
             }],
         },
         "spec": {
-            "clusterName": cluster_name, "version": "v1.33.4", "providerID": format!("pool:///{}", uid(5, index)),
+            "clusterName": cluster_name, "version": "v1.33.4",
+            "providerID": format!("pool:///{}", uid(5, index)),
             "bootstrap": {
                 "dataSecretName": name,
-                "configRef": {"apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "KubeadmConfig", "name": name},
+                "configRef": {"apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "KubeadmConfig",
+                    "name": name},
             },
-            "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": name},
+            "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io",
+                "kind": "InfraMachine", "name": name},
             "failureDomain": "zone-a",
         },
         "status": {

@@ -498,7 +498,8 @@ async fn identities_are_looked_for_page_by_page_among_unreadable_objects_and_no_
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
         let list = format!(
             r#"{{"apiVersion": "v1", "kind": "List", "metadata": {{"continue": "{more}"}},
-                "items": [{{"metadata": {{"annotations": {annotations}}}, "spec": {{"providerSpec": {deep}}}}}]}}"#
+                "items": [{{"metadata": {{"annotations": {annotations}}}, 
+                "spec": {{"providerSpec": {deep}}}}}]}}"#
         );
         async move { Ok::<_, Infallible>(Response::new(Body::from(list.into_bytes()))) }
     });

@@ -280,7 +280,8 @@ mod tests {
         let cluster = |name: &str, value: &str| {
             format!(
                 r#"{{"metadata": {{"name": "{name}", "uid": "u", "managedFields": [{{"fieldsV1": {value}}}]}},
-                    "spec": {{"paused": true, "topology": {{"variables": [{{"name": "v", "value": {value}}}]}}}}}}"#
+                    "spec": {{"paused": true,
+                    "topology": {{"variables": [{{"name": "v", "value": {value}}}]}}}}}}"#
             )
         };
         let (deep, flat) = (cluster("deep", &deep), cluster("flat", "{}"));

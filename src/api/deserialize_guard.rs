@@ -197,7 +197,8 @@ mod tests {
     fn an_object_that_is_nested_too_deep_spoils_no_list_and_keeps_its_metadata() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
         let object = format!(
-            r#"{{"metadata": {{"name": "c", "uid": "3", "annotations": {{"k": "v"}}, "managedFields": [{{"fieldsV1": {deep}}}]}},
+            r#"{{"metadata": {{"name": "c", "uid": "3", "annotations": {{"k": "v"}},
+            "managedFields": [{{"fieldsV1": {deep}}}]}},
                 "spec": {{"providerSpec": {deep}}}}}"#
         );
         let list = format!(

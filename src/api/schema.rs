@@ -56,7 +56,10 @@ pub fn quantities(_: &mut SchemaGenerator) -> Schema {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": true,
             "maxLength": 64,
-            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+            "pattern": concat!(
+                r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))",
+                r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+            ),
         },
     })
 }

@@ -227,7 +227,8 @@ pub(crate) mod tests {
         let (events, recorded) = recorded();
         for (generation, error) in [(1, "a"), (1, "a"), (2, "a"), (2, "b"), (2, "b")] {
             let text = format!(
-                r#"{{"metadata": {{"name": "c", "namespace": "ns", "uid": "u", "generation": {generation}}}, "spec": 7}}"#
+                r#"{{"metadata": {{"name": "c", "namespace": "ns", "uid": "u", "generation": {generation}}},
+                "spec": 7}}"#
             );
             let object: DeserializeGuard<InfraCluster> = serde_json::from_str(&text).unwrap();
             events.record_once(&object, Note::unreadable(error)).await;

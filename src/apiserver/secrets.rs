@@ -282,7 +282,8 @@ mod tests {
         let count = Arc::clone(&asked);
         let service = tower::service_fn(move |_: Request<Body>| {
             count.fetch_add(1, Ordering::SeqCst);
-            let status = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}"#;
+            let status = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "reason": "NotFound", "code": 404}"#;
             let response = Response::builder()
                 .status(404)
                 .body(Body::from(status.as_bytes().to_vec()));

@@ -274,8 +274,10 @@ mod tests {
         assert_eq!(
             text,
             "FINDING     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\
-             duplicate   pool     ns          c         a      2h    sim://a       m          InfraMachine ns/a has another VM\n\
-             orphan      pool     ns          c         left   2h    sim://left    m          the driver does not list the VM's tag capcmi.io/machine\n"
+             duplicate   pool     ns          c         a      2h    sim://a       m          \
+             InfraMachine ns/a has another VM\n\
+             orphan      pool     ns          c         left   2h    sim://left    m          \
+             the driver does not list the VM's tag capcmi.io/machine\n"
         );
         assert_eq!(
             age(Timestamp::UNIX_EPOCH, Timestamp::from_second(61).unwrap()),

@@ -16,8 +16,8 @@ use cmi_driver::{
 /// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
 /// Stands for what a driver said, where it is not known what of that is secret.
-const WITHHELD: &str = "the driver's message is withheld: the provider's credentials, which may be in it, can't be \
-    read";
+const WITHHELD: &str = "the driver's message is withheld: the provider's credentials, which may be in it, \
+    can't be read";
 
 /// Calls a driver.
 #[derive(Clone)]

@@ -125,7 +125,10 @@ mod tests {
                 labels::INSTANCE: VmExistence::MayExist.annotation(),
                 labels::SECRET: "account",
                 labels::APPLIED_PROVIDER_SPEC:
-                    format!(r#"{{"size":"s","tags":{{"capcmi.io/machine":"{name}","kubernetes.io/cluster":"c-1"}}}}"#),
+                    serde_json::json!({
+                        "size": "s", "tags": {"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"},
+                    })
+                    .to_string(),
             }},
             "spec": {"providerSpec": {}, "providerID": format!("sim://{name}")},
             "status": {"initialization": {"provisioned": true}},

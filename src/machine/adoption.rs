@@ -128,7 +128,8 @@ mod tests {
         }
         assert_eq!(
             given(
-                r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker", "capcmi.io/machine": "u-9"}"#
+                r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker",
+                    "capcmi.io/machine": "u-9"}"#
             ),
             tags("old", "worker", Some("u-9"))
         );

@@ -151,7 +151,8 @@ mod tests {
     fn of_a_spec_that_cannot_be_read_every_field_that_can_is_kept() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
         let spec = legible(&format!(
-            r#"{{"spec": {{"shutdownTimeoutSeconds": "soon", "secretRef": {{"name": "s"}}, "providerSpec": {deep},
+            r#"{{"spec": {{"shutdownTimeoutSeconds": "soon", "secretRef": {{"name": "s"}},
+            "providerSpec": {deep},
                 "provider": [], "providerID": "sim://1"}}}}"#
         ));
         assert_eq!(spec.secret_ref.map(|secret| secret.name).as_deref(), Some("s"));

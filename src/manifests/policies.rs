@@ -249,7 +249,8 @@ fn may_identify() -> String {
 
 fn who_may_identify(what: &str) -> String {
     format!(
-        "only the provider and users that may update inframachines/{} of {GROUP} in the whole cluster may {what}",
+        "only the provider and users that may update inframachines/{} of {GROUP} in the whole cluster may \
+         {what}",
         rbac::IDENTITY
     )
 }

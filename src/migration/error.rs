@@ -35,8 +35,8 @@ pub enum WriteError {
     Running(String),
     /// What was made is not what would be made.
     #[error(
-        "what an earlier run has made differs from what is planned now, so that machines would be replaced or \
-            deleted, or be made from what is old: {0}; run the command with the flags and files of the \
+        "what an earlier run has made differs from what is planned now, so that machines would be replaced \
+            or deleted, or be made from what is old: {0}; run the command with the flags and files of the \
             earlier run; where a class or its Secrets have changed since, change the new objects in the same \
             way; for machines that have come since, scale the new objects up to their number first"
     )]

@@ -171,7 +171,10 @@ mod tests {
                 "annotations": {
                     labels::MACHINE_ID: format!("ns/m/{id}"), labels::DRIVER: "pool",
                         labels::SECRET: "account",
-                    labels::APPLIED_PROVIDER_SPEC: format!(r#"{{"size":"s","tags":{{"capcmi.io/machine":"{id}","kubernetes.io/cluster":"c-1"}}}}"#),
+                    labels::APPLIED_PROVIDER_SPEC: json!({
+                        "size": "s", "tags": {"capcmi.io/machine": id, "kubernetes.io/cluster": "c-1"},
+                    })
+                    .to_string(),
                 },
             },
             "spec": {"providerSpec": {}},

@@ -130,8 +130,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     let (own, of) = (&remediation.metadata.name, &machine.metadata.name);
     if own != of {
         let message = format!(
-            "it is owned by the Machine `{}` and has another name: MachineHealthChecks give a remediation the \
-                name of its Machine, and nothing is restarted for any other",
+            "it is owned by the Machine `{}` and has another name: MachineHealthChecks give a remediation \
+                the name of its Machine, and nothing is restarted for any other",
             of.as_deref().unwrap_or_default()
         );
         return waiting(reason::WAITING_FOR_OWNER, &message);

@@ -152,7 +152,10 @@ mod tests {
                 json!({"gcePersistentDisk": {"pdName": "gke-pvc-1"}}),
                 names(&[
                     "kubernetes.io/gce-pd/gke-pvc-1",
-                    "kubernetes.io/csi/pd.csi.storage.gke.io^projects/UNSPECIFIED/zones/us-central1-a/disks/gke-pvc-1",
+                    concat!(
+                        "kubernetes.io/csi/pd.csi.storage.gke.io^",
+                        "projects/UNSPECIFIED/zones/us-central1-a/disks/gke-pvc-1"
+                    ),
                     "kubernetes.io/csi/pd.csi.storage.gke.io^projects/p/regions/us-central1/disks/gke-pvc-1",
                 ]),
                 "kubernetes.io/csi/pd.csi.storage.gke.io^projects/p/zones/us-central1-a/disks/old-gke-pvc-1",

@@ -21,8 +21,8 @@ async fn clusterctl_reads_the_provider() -> Result<()> {
             "{title}"
         );
     }
-    let container = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"]["containers"]
-        [0];
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(
         container["image"],
         format!(

@@ -111,9 +111,8 @@ async fn metrics_count_what_happened() -> Result<()> {
     };
     let machines = |phase: &str, reason: &str| {
         let namespace = &world.namespace;
-        format!(
-            r#"capcmi_machines{{phase="{phase}",driver="simulated",namespace="{namespace}",reason="{reason}"}}"#
-        )
+        let labels = format!(r#"driver="simulated",namespace="{namespace}",reason="{reason}""#);
+        format!(r#"capcmi_machines{{phase="{phase}",{labels}}}"#)
     };
     let exact = [
         (call("CreateMachine", "OK"), 3.0),

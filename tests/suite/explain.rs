@@ -74,14 +74,13 @@ async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_pa
     let text = eventually(DEADLINE, "the machine counted with its reason", async || {
         let text = provider.metrics().await?;
         let namespace = &world.namespace;
+        let labels = format!(r#"driver="simulated",namespace="{namespace}",reason="ResourceExhausted""#);
         for (name, expected) in [
+            (format!(r#"capcmi_machines{{phase="Pending",{labels}}}"#), 1.0),
             (
-                format!(
-                    r#"capcmi_machines{{phase="Pending",driver="simulated",namespace="{namespace}",reason="ResourceExhausted"}}"#
-                ),
+                r#"capcmi_driver_breakers{driver="simulated",state="open"}"#.to_owned(),
                 1.0,
             ),
-            (r#"capcmi_driver_breakers{driver="simulated",state="open"}"#.to_owned(), 1.0),
             (
                 r#"capcmi_driver_calls_total{driver="simulated",operation="DeleteMachine",code="Internal"}"#
                     .to_owned(),

@@ -44,7 +44,9 @@ spec:
     templateRef: {apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraClusterTemplate, name: cluster}
   controlPlane:
     templateRef:
-      {apiVersion: controlplane.cluster.x-k8s.io/v1alpha1, kind: StandInControlPlaneTemplate, name: control-plane}
+      apiVersion: controlplane.cluster.x-k8s.io/v1alpha1
+      kind: StandInControlPlaneTemplate
+      name: control-plane
   workers:
     machineDeployments:
     - class: worker

@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn a_node_registers_with_the_taints_of_the_kubelets_configuration() -> Result<()> {
-        let user_data = "#cloud-config\nwrite_files:\n- path: /var/lib/kubelet/config.yaml\n  content: |\n    \
-                         registerWithTaints: [{key: k, effect: NoSchedule}]\n";
+        let user_data = "#cloud-config\nwrite_files:\n- path: /var/lib/kubelet/config.yaml\n  content: \
+                         |\n    registerWithTaints: [{key: k, effect: NoSchedule}]\n";
         let taints = taints_of(&files_of(user_data.as_bytes())?)?;
         let keys: Vec<_> = taints.iter().map(|taint| taint.key.as_str()).collect();
         assert_eq!(keys, ["k"]);

@@ -158,7 +158,8 @@ async fn dry_run(control_planes: &Api<DynamicObject>, version: &str) -> kube::Re
         "spec": {
             "replicas": 1, "version": version,
             "machineTemplate": {"spec": {"infrastructureRef": {
-                "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "WebhookProbe", "name": "webhook-probe",
+                "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "WebhookProbe",
+                "name": "webhook-probe",
             }}},
         },
     });

@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn the_table_has_the_largest_part_first_and_all_of_the_time() {
-        let text = "capcmi 1 1.0:\n\t1 hyper::a (/bin/capcmi)\n\ncapcmi 1 1.1:\n\t1 hyper::b (/bin/capcmi)\n\n\
+        let text = "capcmi 1 1.0:\n\t1 hyper::a (/bin/capcmi)\n\n\
+                    capcmi 1 1.1:\n\t1 hyper::b (/bin/capcmi)\n\n\
             capcmi 1 1.2:\n\t1 rustls::c (/bin/capcmi)\n\ncapcmi 1 1.3:\n\t1 x (/bin/capcmi)\n\n";
         let table = table(&parse(text));
         let rows: Vec<_> = table.lines().skip(2).collect();

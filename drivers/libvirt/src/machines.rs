@@ -101,8 +101,8 @@ pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
                 return Ok(Lookup::Ours(Box::new(Vm { domain, record })));
             }
             let what = format!(
-                "domain `{}`, a copy of the machine's with another UUID: undefine it, or take away its metadata \
-                    and rename it",
+                "domain `{}`, a copy of the machine's with another UUID: undefine it, or take away its \
+                    metadata and rename it",
                 key.domain_name()
             );
             return Ok(Lookup::Doubtful(what));
@@ -206,7 +206,8 @@ impl Copies {
                 domain = %uuid,
                 machine = record.name,
                 vm = record.provider_id,
-                "a domain is a copy of a machine's with another UUID, and is left alone: take away its metadata"
+                "a domain is a copy of a machine's with another UUID, and is left alone: take away its \
+                 metadata"
             );
         }
         true

@@ -41,7 +41,8 @@ impl Instance {
     /// DHCP on the one interface, which is found by its address: its name depends on the guest.
     fn network_config(&self) -> String {
         format!(
-            "version: 2\nethernets:\n  primary:\n    match: {{macaddress: \"{}\"}}\n    set-name: eth0\n    dhcp4: true\n",
+            "version: 2\nethernets:\n  primary:\n    match: {{macaddress: \"{}\"}}\n    set-name: eth0\n    \
+             dhcp4: true\n",
             self.mac
         )
     }

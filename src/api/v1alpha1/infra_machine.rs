@@ -256,7 +256,10 @@ pub struct NotReadyTaint {
     #[serde(default = "default_not_ready_taint_key")]
     #[schemars(
         length(min = 1, max = 317),
-        regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
+        regex(pattern = concat!(
+            r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?",
+            r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        )),
         extend("x-kubernetes-validations" = [{
             "rule": r"!self.matches('^([^/]+\\.)?(kubernetes\\.io|k8s\\.io|x-k8s\\.io)/')",
             "message": "taints of kubernetes.io, k8s.io and x-k8s.io belong to Kubernetes and Cluster API, \

@@ -62,8 +62,8 @@ fn told_of(text: &mut String, checks: &HealthChecks, target: &Destination) {
         HealthChecks::Unknown(why) => {
             let _infallible = writeln!(
                 text,
-                "\nnote: let no MachineHealthCheck select these Machines before they are Running; whether one \
-                    does can't be seen: {}",
+                "\nnote: let no MachineHealthCheck select these Machines before they are Running; whether \
+                    one does can't be seen: {}",
                 printable(why)
             );
             return;
@@ -74,8 +74,8 @@ fn told_of(text: &mut String, checks: &HealthChecks, target: &Destination) {
         let _infallible = writeln!(
             text,
             "\nwarning: MachineHealthCheck {name} selects Machines of this migration ({machines}) and is not \
-                paused: it may have one deleted, and its Node drained, before its VM is adopted. Pause it, and \
-                take the annotation away when all Machines are Running:\n  kubectl annotate \
+                paused: it may have one deleted, and its Node drained, before its VM is adopted. Pause it, \
+                and take the annotation away when all Machines are Running:\n  kubectl annotate \
                 machinehealthcheck --namespace {} {name} {}=",
             printable(&target.namespace),
             labels::PAUSED

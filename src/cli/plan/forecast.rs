@@ -228,9 +228,9 @@ fn of_another_shard(seen: &Seen, new: &str) -> impl Iterator<Item = String> {
         .collect();
     unlike.into_iter().map(|(name, filter)| {
         format!(
-            "the InfraMachineTemplate `{name}` has no label {}: {filter}, which machines have: a provider with \
-                --watch-filter={filter} answers no question about it, and Cluster API rolls nothing out until \
-                it is answered: label the template",
+            "the InfraMachineTemplate `{name}` has no label {}: {filter}, which machines have: a provider \
+                with --watch-filter={filter} answers no question about it, and Cluster API rolls nothing out \
+                until it is answered: label the template",
             labels::WATCH_FILTER
         )
     })

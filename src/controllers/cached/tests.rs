@@ -23,7 +23,8 @@ fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachi
             ],
         },
         "spec": {
-            "providerID": "sim://m", "driver": "pool", "secretRef": {"name": "s"}, "shutdownTimeoutSeconds": 0,
+            "providerID": "sim://m", "driver": "pool", "secretRef": {"name": "s"},
+            "shutdownTimeoutSeconds": 0,
             "providerSpec": {"a": 0.1, "b": [f64::MAX, -0.0, null, u64::MAX], "c": {}},
             "notReadyTaint": {"key": "example.com/k"},
         },

@@ -71,8 +71,18 @@ pub async fn look_up(
         Disposition::Create | Disposition::Vanished => LookUpResult::Absent(named_id(permit, &failure)),
         Disposition::Fallback => LookUpResult::CannotLook,
         Disposition::Initialize => LookUpResult::Uninitialized(failure),
-        // The table has no other answer to a look-up that says anything about the VM.
-        _ => LookUpResult::Failed(failure),
+        // None of these says anything about the VM, and some are not the table's answers to a look-up.
+        Disposition::Retry
+        | Disposition::AwaitCapacity
+        | Disposition::NeedsIntervention
+        | Disposition::AwaitDriver
+        | Disposition::Terminal
+        | Disposition::LookUp
+        | Disposition::Replace
+        | Disposition::Delete
+        | Disposition::VerifyDeleted
+        | Disposition::StillThere
+        | Disposition::Gone => LookUpResult::Failed(failure),
     }
 }
 

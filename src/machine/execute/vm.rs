@@ -50,7 +50,20 @@ pub async fn presence_of_vm(
     match failure.disposition {
         Disposition::Gone => Ok(VmPresence::Absent(named_id(permit, &failure))),
         Disposition::StillThere => Ok(VmPresence::Present(id)),
-        _ => Err(failure),
+        // None of these says anything about the VM, and some are not the table's answers to a look-up.
+        Disposition::Retry
+        | Disposition::Initialize
+        | Disposition::AwaitCapacity
+        | Disposition::NeedsIntervention
+        | Disposition::AwaitDriver
+        | Disposition::Fallback
+        | Disposition::Terminal
+        | Disposition::Create
+        | Disposition::LookUp
+        | Disposition::Vanished
+        | Disposition::Replace
+        | Disposition::Delete
+        | Disposition::VerifyDeleted => Err(failure),
     }
 }
 

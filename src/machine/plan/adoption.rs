@@ -154,9 +154,9 @@ fn contested(machine: &InfraMachine, other: &str) -> String {
 
 fn contested_by_a_create(machine: &InfraMachine, other: &str) -> String {
     format!(
-        "the driver has named spec.providerID `{}` for the VM that it makes for the InfraMachine `{other}`, and \
-            has not said yet that there is one: if that VM is meant, it is that InfraMachine's, so delete this \
-            one, and only then its Machine",
+        "the driver has named spec.providerID `{}` for the VM that it makes for the InfraMachine `{other}`, \
+            and has not said yet that there is one: if that VM is meant, it is that InfraMachine's, so \
+            delete this one, and only then its Machine",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }

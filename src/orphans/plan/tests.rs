@@ -229,9 +229,10 @@ fn the_vm_of_a_half_done_create_is_owned_also_where_only_its_name_tells() {
     let mut refused = machine("n", "m", None);
     refused.may_have_vm = false;
     let finding = passes().settled(&bare, &live(vec![refused]));
-    assert!(
-        matches!(finding, Finding::Orphan(keep_reasons) if keep_reasons.contains(&KeepReason::NameInUse(key("n"))))
-    );
+    assert!(matches!(
+        finding,
+        Finding::Orphan(keep_reasons) if keep_reasons.contains(&KeepReason::NameInUse(key("n")))
+    ));
 }
 
 #[test]

@@ -11,7 +11,11 @@ metadata:
 spec:
   group: bootstrap.cluster.x-k8s.io
   scope: Namespaced
-  names: {kind: StandInBootstrap, listKind: StandInBootstrapList, plural: standinbootstraps, singular: standinbootstrap}
+  names:
+    kind: StandInBootstrap
+    listKind: StandInBootstrapList
+    plural: standinbootstraps
+    singular: standinbootstrap
   versions:
   - name: v1alpha1
     served: true

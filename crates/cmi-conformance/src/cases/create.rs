@@ -235,8 +235,8 @@ async fn hot_update(t: TestContext) -> CaseResult {
             (&again.provider_id, &again.node_name) == (&first.provider_id, &first.node_name),
             || {
                 format!(
-                    "the VM was `{}` of the node `{}`, and with the change {change} alone CreateMachine answered \
-                     `{}` of `{}`",
+                    "the VM was `{}` of the node `{}`, and with the change {change} alone CreateMachine \
+                     answered `{}` of `{}`",
                     first.provider_id, first.node_name, again.provider_id, again.node_name
                 )
             },

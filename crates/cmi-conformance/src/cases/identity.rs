@@ -238,8 +238,8 @@ async fn beside_slow_calls(t: TestContext) -> CaseResult {
     }
     t.restore().await?;
     Err(CaseError::Failed(format!(
-        "Probe takes longer than {:.1} s beside {AT_ONCE} calls that take {:.1} s: the driver runs fewer calls \
-         at a time than the provider makes, which then takes it for unreachable",
+        "Probe takes longer than {:.1} s beside {AT_ONCE} calls that take {:.1} s: the driver runs fewer \
+         calls at a time than the provider makes, which then takes it for unreachable",
         limit.as_secs_f64(),
         slow.as_secs_f64()
     )))

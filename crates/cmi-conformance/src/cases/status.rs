@@ -262,9 +262,9 @@ async fn there_is_one_of_a_name(t: &TestContext, request: &MachineRequest, plant
     let there_are_two = planted && listed(t, request).await?.is_none_or(|listed| listed > 1);
     if there_are_two {
         return Err(CaseError::Inconclusive(
-            "`uniqueNames: true` says that the back end takes no second VM of a name, and the hook `plant` has \
-             made one: take `uniqueNames` away, so that it is seen what the driver makes of two; or, if the \
-             hook has made none, let it fail"
+            "`uniqueNames: true` says that the back end takes no second VM of a name, and the hook `plant` \
+             has made one: take `uniqueNames` away, so that it is seen what the driver makes of two; or, if \
+             the hook has made none, let it fail"
                 .to_owned(),
         ));
     }

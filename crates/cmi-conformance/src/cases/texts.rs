@@ -12,8 +12,8 @@ use cmi_driver::{Code, Operation};
 
 pub(super) const CASES: &[Case] = cases! {
     "create-any-script":
-        "a tag with umlauts, Chinese characters and emoji is INVALID_ARGUMENT and makes nothing, or the VM is \
-         like any other"
+        "a tag with umlauts, Chinese characters and emoji is INVALID_ARGUMENT and makes nothing, or the VM \
+         is like any other"
         ["DRV-04", "DRV-10", "CMI-02", "CMI-30", "CMI-48", "CMI-82"], [] => any_script;
     "create-other-identity-any-script": "machine objects that differ in such characters alone are told apart"
         ["CAP-01"], [] => other_identity;

@@ -265,8 +265,8 @@ async fn keeps_the_owner(t: TestContext) -> CaseResult {
             let after = owner(&t, &request, &id).await?;
             ensure(after == before, || {
                 format!(
-                    "the list told cluster and machine of the VM `{id}` as {before:?} before UpdateMachine made \
-                     {what}, and tells {after:?} after it"
+                    "the list told cluster and machine of the VM `{id}` as {before:?} before UpdateMachine \
+                     made {what}, and tells {after:?} after it"
                 )
             })?;
         }
@@ -313,8 +313,8 @@ async fn keeps_the_rest(t: TestContext) -> CaseResult {
             for (place, value) in &rest {
                 ensure(has.pointer(place) == Some(value), || {
                     format!(
-                        "{place} of the VM was {value} before UpdateMachine made {what}, which does not name it, \
-                         and is {} after it, says the hook `vmSpec`",
+                        "{place} of the VM was {value} before UpdateMachine made {what}, which does not name \
+                         it, and is {} after it, says the hook `vmSpec`",
                         shown(has.pointer(place))
                     )
                 })?;

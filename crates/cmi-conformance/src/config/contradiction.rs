@@ -51,8 +51,8 @@ fn is_hot(config: &Config, capabilities: &Capabilities) -> Option<String> {
     (all_are_hot && !places.is_empty()).then(|| {
         format!(
             "`incompatibleChange` is {change}, and changes nothing but what the driver declares as \
-             `hot_updatable`, {}: a VM that differs in nothing else is the same, and CreateMachine adopts it. \
-             Take a change that asks for another VM",
+             `hot_updatable`, {}: a VM that differs in nothing else is the same, and CreateMachine adopts \
+             it. Take a change that asks for another VM",
             written(hot)
         )
     })
@@ -113,7 +113,8 @@ fn mandatory_fields_are_there(config: &Config) -> Option<String> {
     let absent = |field: &JsonPointer| spec.pointer(&field.to_string()).is_none();
     let field = config.mandatory().into_iter().find(absent)?;
     Some(format!(
-        "`mandatoryFields` has {field}, and `providerSpec` has no such field: what is mandatory has to be there"
+        "`mandatoryFields` has {field}, and `providerSpec` has no such field: what is mandatory has to be \
+         there"
     ))
 }
 
@@ -154,8 +155,8 @@ fn refused_credentials_are_others(config: &Config) -> Option<String> {
     let is_bad = |map: &SecretMap| config.bad_secrets.iter().any(|bad| equal(bad, map));
     if is_bad(&config.secrets) {
         return Some(if config.secrets.is_empty() {
-            "`badSecrets` has `{}`, no credentials at all, and `secrets` has none either: what every call goes \
-             with can't be wrong; if the driver takes no credentials, say `noCredentials: true`"
+            "`badSecrets` has `{}`, no credentials at all, and `secrets` has none either: what every call \
+             goes with can't be wrong; if the driver takes no credentials, say `noCredentials: true`"
                 .to_owned()
         } else {
             "`badSecrets` has the credentials of `secrets`: what every call goes with can't be wrong"
@@ -171,7 +172,8 @@ fn refused_credentials_are_others(config: &Config) -> Option<String> {
         return None;
     };
     Some(format!(
-        "`restrictedSecrets` are credentials of `{same}`, too: those that are known and may do nothing are others"
+        "`restrictedSecrets` are credentials of `{same}`, too: those that are known and may do nothing are \
+         others"
     ))
 }
 
@@ -258,8 +260,8 @@ mod tests {
                 "`secrets`",
             ),
             (
-                "secrets: {token: not-a-real-token}\nbadSecrets: [{token: of-a-stranger}]\nrestrictedSecrets: \
-                 {token: of-a-stranger}",
+                "secrets: {token: not-a-real-token}\nbadSecrets: [{token: \
+                 of-a-stranger}]\nrestrictedSecrets: {token: of-a-stranger}",
                 "`restrictedSecrets`",
                 "`badSecrets`",
             ),

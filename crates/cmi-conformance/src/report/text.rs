@@ -55,8 +55,8 @@ pub fn text(report: &Report) -> String {
         let requests: Vec<_> = outage.requests.iter().map(String::as_str).collect();
         let _infallible = writeln!(
             text,
-            "the driver went away in one of these requests: {}; to see in which, run again with `parallel: 1`; \
-             {}",
+            "the driver went away in one of these requests: {}; to see in which, run again with `parallel: \
+             1`; {}",
             requests.join(", "),
             outage.reason
         );

@@ -41,10 +41,10 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         over restarts as well";
     "CAP-26"     Must   "No two machines are named the same id: not those of another name, another cluster \
                         or another tag `capcmi.io/machine`";
-    "CAP-27"     Must   "CreateMachine adopts a VM that differs from the request in what `hot_updatable` names \
-                        alone";
-    "CAP-28"     Must   "ListZones and DescribeClass refuse a null or a value of another type, or take it for \
-                        no value";
+    "CAP-27"     Must   "CreateMachine adopts a VM that differs from the request in what `hot_updatable` \
+                        names alone";
+    "CAP-28"     Must   "ListZones and DescribeClass refuse a null or a value of another type, or take it \
+                        for no value";
     "CAP-29"     Must   "CreateMachine gives the VM that is there also when its bootstrap data was renewed";
     "CAP-30"     Must   "DeleteMachine finds the VM by name, cluster and tag, whatever else the spec says";
     "CAP-31"     Must   "DeleteMachine deletes every VM of the machine";

@@ -126,7 +126,10 @@ fn announce(listener: &Listener, version: &str) -> Result<(), StartError> {
     if let Endpoint::Tcp(authority) = &endpoint
         && !authority.is_loopback()
     {
-        tracing::warn!(%endpoint, "credentials and bootstrap data go over the network in plain text: use tls://");
+        tracing::warn!(
+            %endpoint,
+            "credentials and bootstrap data go over the network in plain text: use tls://"
+        );
     }
     tracing::info!(%endpoint, version, "serving");
     Ok(())

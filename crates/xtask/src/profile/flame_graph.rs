@@ -52,8 +52,8 @@ pub fn draw(samples: &[Sample]) -> String {
     }
     let height = (root.depth() + 1) as f64 * ROW;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"monospace\" \
-         font-size=\"11\">\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"monospace\" font-size=\"11\">\n"
     );
     let scale = WIDTH / root.samples.max(1) as f64;
     draw_node(&mut svg, &root, "all", (0.0, height - ROW), (scale, root.samples));

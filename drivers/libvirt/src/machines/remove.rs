@@ -50,7 +50,11 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
 /// Those of removing what was found.
 pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result<()> {
     let unseen = |status: Status| {
-        tracing::debug!(machine = key.name, %status, "a host that can't have the machine was not looked through");
+        tracing::debug!(
+            machine = key.name,
+            %status,
+            "a host that can't have the machine was not looked through"
+        );
         Ok(())
     };
     match domain_of(connect, key) {

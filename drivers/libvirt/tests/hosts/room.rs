@@ -110,7 +110,8 @@ async fn a_machine_without_a_failure_domain_is_placed_where_far_more_memory_is_f
     }
     // A domain that is no machine, and is off, has its memory all the same.
     let xml = format!(
-        "<domain type='qemu'><name>other</name><memory unit='MiB'>{}</memory><os><type>hvm</type></os></domain>",
+        "<domain type='qemu'><name>other</name><memory \
+         unit='MiB'>{}</memory><os><type>hvm</type></os></domain>",
         13 * MIB
     );
     let other = Domain::define_xml(&lab.connect("host-b")?, &xml)?;
