@@ -126,7 +126,7 @@ bench-latency: ## Measure how soon the driver is called while creates wait for i
 	$(FLEET) -- --scenario latency $(MACHINES)
 
 .PHONY: bench-shards
-bench-shards: ## Measure two providers with half of the fleet each, beside one.
+bench-shards: ## Measure two providers with half of the fleet each, beside one (BENCH_SHARDS_ALONE=true: without).
 	$(FLEET) -- --scenario shards $(MACHINES)
 
 # Counts do not depend on how fast the program is: the build of the tests will do, and a few machines.

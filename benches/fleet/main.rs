@@ -73,6 +73,9 @@ struct Args {
     /// The most machines of a floor, which is compared by its rate.
     #[arg(long, env = "BENCH_FLOOR_MACHINES", default_value_t = 10_000)]
     floor_machines: usize,
+    /// Of the shards scenario, without the one provider of the whole, which is measured by itself, too.
+    #[arg(long, env = "BENCH_SHARDS_ALONE")]
+    shards_alone: bool,
     /// Creates that wait for a slow driver, of the latency scenario.
     #[arg(long, env = "BENCH_BACKLOG", default_value_t = 2000)]
     backlog: usize,

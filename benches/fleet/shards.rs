@@ -13,26 +13,30 @@ use super::{Args, bring_up, provider};
 /// The values of the label. Each elects a leader, by a Lease of its own.
 const SHARDS: [&str; 2] = ["a", "b"];
 
-/// Measures two halves, beside one provider of the whole.
+/// Measures two halves, beside one provider of the whole unless they are asked for alone.
 pub async fn measure(args: &Args) -> Result<()> {
     for size in &args.sizes {
         for place in &args.places {
-            let mut rows: Vec<Row> = ["one provider", "two shards", "shard a", "shard b"]
-                .map(|what| Row {
-                    what: format!("{what}, {}", place.provider()),
-                    runs: Vec::new(),
-                })
-                .into();
+            let row = |what: &str| Row {
+                what: format!("{what}, {}", place.provider()),
+                runs: Vec::new(),
+            };
+            let mut whole = row("one provider");
+            let mut shards = ["two shards", "shard a", "shard b"].map(row);
             for _ in 0..args.rounds.max(1) {
-                let (mut replica, whole) = bring_up::Bench::set(*place, *size)
-                    .await?
-                    .come_up(provider::ELECTED)
-                    .await?;
-                replica.process.kill();
-                let [both, a, b] = of_shards(*place, *size).await?;
-                for (row, run) in rows.iter_mut().zip([whole, both, a, b]) {
+                if !args.shards_alone {
+                    let bench = bring_up::Bench::set(*place, *size).await?;
+                    let (mut replica, run) = bench.come_up(provider::ELECTED).await?;
+                    replica.process.kill();
+                    whole.runs.push(run);
+                }
+                for (row, run) in shards.iter_mut().zip(of_shards(*place, *size).await?) {
                     row.runs.push(run);
                 }
+            }
+            let mut rows = Vec::from(shards);
+            if !args.shards_alone {
+                rows.insert(0, whole);
             }
             println!("{}", Report { rows, floors: 0 });
         }
