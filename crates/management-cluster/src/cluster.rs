@@ -47,6 +47,7 @@ pub struct ManagementCluster {
 pub struct ManagementClusterBuilder {
     core: bool,
     audit_log: bool,
+    streamed_lists: bool,
     manifests: Vec<String>,
 }
 
@@ -62,6 +63,13 @@ impl ManagementClusterBuilder {
     #[must_use]
     pub fn audit_log(mut self, audit_log: bool) -> Self {
         self.audit_log = audit_log;
+        self
+    }
+
+    /// Whether the API server streams lists as the first events of a watch (`WatchList`). On by default.
+    #[must_use]
+    pub fn streamed_lists(mut self, streamed_lists: bool) -> Self {
+        self.streamed_lists = streamed_lists;
         self
     }
 
@@ -93,6 +101,7 @@ impl ManagementClusterBuilder {
             name: "management",
             audit_log: self.audit_log.then_some(audit_log.as_path()),
             service_account_admission: true,
+            streamed_lists: self.streamed_lists,
             nodes: false,
         };
         let api_server = ApiServer::start(&programs, &folder, &etcd, &options).await?;
@@ -129,6 +138,7 @@ impl ManagementCluster {
         ManagementClusterBuilder {
             core: true,
             audit_log: false,
+            streamed_lists: true,
             manifests: Vec::new(),
         }
     }
