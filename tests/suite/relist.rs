@@ -26,7 +26,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Whether all kinds were listed, and are watched again: what a list shows is notified before that.
+    /// Whether all kinds were listed, and are watched again.
     fn all(&self) -> Result<()> {
         for (what, asked) in [("listed", &self.lists), ("watched", &self.watches)] {
             let asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,13 +72,16 @@ async fn a_list_of_everything_wakes_no_machine_that_is_as_it_was() -> Result<()>
                 Fault::None
             };
         }
-        if is_read {
-            let asked = if request.is_watch() {
-                &hook_asked.watches
-            } else {
-                &hook_asked.lists
-            };
-            asked.lock().unwrap().push(request.path.clone());
+        for (is_asked, asked) in [
+            (request.is_watch(), &hook_asked.watches),
+            (
+                is_read && (!request.is_watch() || request.is_streamed_list()),
+                &hook_asked.lists,
+            ),
+        ] {
+            if is_asked {
+                asked.lock().unwrap().push(request.path.clone());
+            }
         }
         Fault::None
     })
@@ -110,7 +113,8 @@ async fn a_list_of_everything_wakes_no_machine_that_is_as_it_was() -> Result<()>
     is_expired.store(true, Ordering::SeqCst);
     gate.open();
     eventually(DEADLINE, "lists of everything", async || asked.all()).await?;
-    // One that comes now is seen, and all that was woken before it has been reconciled by then.
+    // One that comes now is seen once the lists are complete, and all that was woken before it has been
+    // reconciled by then.
     stage.machine("new").create().await?;
     stage.machine("new").provisioned().await?;
     // A reconcile is counted when it ends, after what it has written is seen.
@@ -148,7 +152,7 @@ async fn a_machine_that_changed_while_no_watch_ran_is_seen_in_the_list() -> Resu
         let is_list = request.path.ends_with("/inframachines") && request.method == http::Method::GET;
         match (hook_expired.load(Ordering::SeqCst), request.is_watch()) {
             (false, true) => Fault::Expire(hook_gate.clone()),
-            (true, false) if is_list => Fault::HoldBefore(hook_held.clone()),
+            (true, _) if is_list => Fault::HoldBefore(hook_held.clone()),
             _ => Fault::None,
         }
     })

@@ -33,6 +33,12 @@ impl ProxiedRequest {
             .any(|parameter| matches!(parameter, "watch=true" | "watch=1"))
     }
 
+    /// Whether the answer is all objects of a kind, as the first events of a watch.
+    pub fn is_streamed_list(&self) -> bool {
+        let parameters = self.query.split('&');
+        self.is_watch() && parameters.into_iter().any(|one| one == "sendInitialEvents=true")
+    }
+
     /// Takes the next index from `count` if the request is a counted write.
     pub(super) fn new(method: &Method, uri: &Uri, count: impl FnOnce() -> u64) -> Self {
         let path = uri.path().to_owned();
