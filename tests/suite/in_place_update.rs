@@ -166,10 +166,12 @@ async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str)
     Ok(())
 }
 
+/// How many updates of a fleet core may lose, one after the other.
+const MAX_TEMPLATES: usize = 5;
+
 /// Waits as [`updated`] does, where the update begins as core ends the one before: then core may lose it, and
 /// the operator points the MachineDeployment at a new template.
 async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name: &str) -> Result<()> {
-    const MAX_TEMPLATES: usize = 5;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
     let mut template = tier_name.to_owned();
     for again in 0..MAX_TEMPLATES {
@@ -186,6 +188,34 @@ async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name:
             return Ok(());
         }
         template = format!("{tier_name}-{again}");
+        retemplate(fleet, &template, tier(tier_name)).await?;
+    }
+    bail!("core lost {MAX_TEMPLATES} updates")
+}
+
+/// Waits as [`says_of_its_update`] does, where core may lose the update as in [`updated_by_repetition`].
+async fn says_by_repetition(
+    in_place: &InPlace,
+    fleet: &Fleet<'_>,
+    tier_name: &str,
+    text: &str,
+) -> Result<()> {
+    let mut template = tier_name.to_owned();
+    for again in 0..MAX_TEMPLATES {
+        let what = format!("a Machine that says `{text}`, or whose update is lost");
+        let is_said = eventually(DEADLINE, &what, async || {
+            let all = updating(&in_place.world).await?;
+            if all.contains(text) {
+                return Ok(true);
+            }
+            ensure!(is_lost(in_place, &template, tier_name).await?, "{all}");
+            Ok(false)
+        })
+        .await?;
+        if is_said {
+            return Ok(());
+        }
+        template = format!("{tier_name}-again-{again}");
         retemplate(fleet, &template, tier(tier_name)).await?;
     }
     bail!("core lost {MAX_TEMPLATES} updates")
@@ -440,7 +470,7 @@ async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driv
     // The VM is changed, and the answer is lost.
     cloud.fail(json!([{"operation": "UpdateMachine", "loseResponse": "Aborted"}]))?;
     retemplate(&fleet, "gold", tier("gold")).await?;
-    says_of_its_update(world, "Aborted: UpdateMachine").await?;
+    says_by_repetition(&in_place, &fleet, "gold", "Aborted: UpdateMachine").await?;
     retemplate(&fleet, "silver", tier("silver")).await?;
     cloud.fail(json!([]))?;
     updated_by_repetition(&in_place, &fleet, "silver").await?;
@@ -449,7 +479,7 @@ async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driv
     // And deleted in the middle of another one.
     cloud.fail(json!([{"operation": "UpdateMachine", "code": "Aborted"}]))?;
     retemplate(&fleet, "gold", tier("gold")).await?;
-    says_of_its_update(world, "Aborted: UpdateMachine").await?;
+    says_by_repetition(&in_place, &fleet, "gold", "Aborted: UpdateMachine").await?;
     deployments(&fleet).delete("md", &DeleteParams::default()).await?;
     fleet.gone().await?;
     cloud.holds(0).await?;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Gate, Proxy};
 use serde_json::json;
@@ -168,7 +168,9 @@ async fn a_machine_that_changed_while_no_watch_ran_is_seen_in_the_list() -> Resu
     goes.provisioned().await?;
     is_expired.store(true, Ordering::SeqCst);
     gate.open();
-    held.reached().await;
+    tokio::time::timeout(DEADLINE, held.reached())
+        .await
+        .context("the InfraMachines are not listed")?;
     goes.delete().await?;
     held.open();
     goes.gone().await?;
