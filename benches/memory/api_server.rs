@@ -95,12 +95,16 @@ impl ApiServer {
         let expiry = stream::once(async move { this.expired().await });
         let objects = is_listed.then(|| self.objects(path)).into_iter().flatten();
         let events = stream::iter(objects).chain(expiry);
-        let lines = events.map(|event| Ok::<_, Infallible>(Frame::data(format!("{event}\n").into())));
+        // The type comes first, as of an API server: what an object is read into depends on it.
+        let lines = events.map(|(type_, object)| {
+            let line = format!("{{\"type\":\"{type_}\",\"object\":{object}}}\n");
+            Ok::<_, Infallible>(Frame::data(line.into()))
+        });
         StreamBody::new(lines).boxed_unsync()
     }
 
     /// The events of a list that is streamed.
-    fn objects(&self, path: &str) -> impl Iterator<Item = Value> + Send + use<> {
+    fn objects(&self, path: &str) -> impl Iterator<Item = (&'static str, Value)> + Send + use<> {
         let object: Option<fn(usize) -> Value> = match path.rsplit('/').next() {
             Some("inframachines") if self.0.part.has_infra_machines() => Some(objects::infra_machine),
             Some("machines") if self.0.part.has_machines() => Some(objects::machine),
@@ -108,32 +112,32 @@ impl ApiServer {
         };
         let this = self.clone();
         let size = self.0.size;
-        let all = object.into_iter().flat_map(move |object| {
-            (0..size).map(move |index| json!({"type": "ADDED", "object": object(index)}))
-        });
+        let all = object
+            .into_iter()
+            .flat_map(move |object| (0..size).map(move |index| ("ADDED", object(index))));
         let end = move |()| {
             if object.is_some() {
                 this.0.lists.send_modify(|lists| *lists += 1);
             }
-            json!({"type": "BOOKMARK", "object": {
-                "kind": "X", "apiVersion": "v1", "metadata": {
-                    "resourceVersion": "9000000", "annotations": {"k8s.io/initial-events-end": "true"},
-                },
-            }})
+            let end = json!({"kind": "X", "apiVersion": "v1", "metadata": {
+                "resourceVersion": "9000000", "annotations": {"k8s.io/initial-events-end": "true"},
+            }});
+            ("BOOKMARK", end)
         };
         all.chain(once(()).map(end))
     }
 
-    async fn expired(&self) -> Value {
+    async fn expired(&self) -> (&'static str, Value) {
         self.0.watches.fetch_add(1, Ordering::Relaxed);
         let mut expired = self.0.expired.subscribe();
         if *expired.borrow() {
             return std::future::pending().await;
         }
         let _ = expired.wait_for(|expired| *expired).await;
-        json!({"type": "ERROR", "object": {
+        let failure = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Expired",
             "message": "too old resource version", "code": 410,
-        }})
+        });
+        ("ERROR", failure)
     }
 }
