@@ -13,11 +13,11 @@ mod controllers;
 mod diagnostics;
 mod elector;
 mod health;
+mod most_recent;
 mod pages;
 mod reviewer;
 mod serve;
 mod tasks;
-mod watch_list;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
 use super::connection::{self, is_watch, is_write};
+use super::most_recent::ask_for_most_recent;
 use super::pages::{MAX_BYTES, Page, Pages};
-use super::watch_list;
 use crate::leadership::Leadership;
 
 /// Requests at the same time, but for watches: each needs a connection over HTTP/1.1. Over HTTP/2, API
@@ -141,7 +141,7 @@ where
             return Box::pin(async move { Err(error.into()) });
         }
         if lasts {
-            watch_list::ask_for_most_recent(&mut request);
+            ask_for_most_recent(&mut request);
         }
         let page = limits.pages.ask(&mut request).filter(|_| !lasts);
         // Nothing is sent before this future is polled.
