@@ -42,7 +42,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
-    pub wake: Wake<DeserializeGuard<InfraCluster>>,
+    pub wake: Wake,
     /// The value of the label `cluster.x-k8s.io/watch-filter` of what is reconciled; any without it. The
     /// cache has the others as well: one of them may belong to the Cluster of machines that are looked at.
     pub watch_filter: Option<String>,

@@ -20,7 +20,6 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::api::Api;
-use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
 
@@ -42,7 +41,7 @@ use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, MachinePhase, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
-use crate::reconciler::Reconciler;
+use crate::reconciler::{Reconciler, Wake};
 use crate::volume_drain::Outages;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
@@ -589,13 +588,10 @@ fn caches() -> (Caches, Writers) {
     (caches, writers)
 }
 
-/// A function that has an object reconciled.
-fn waking<K>(trigger: &Trigger<K>) -> Arc<dyn Fn(ObjectRef<K>) + Send + Sync>
-where
-    K: Resource<DynamicType = ()> + 'static,
-{
+/// What has an object reconciled.
+fn waking<K: Resource<DynamicType = ()> + 'static>(trigger: &Trigger<K>) -> Wake {
     let trigger = trigger.clone();
-    Arc::new(move |object| trigger.send(object))
+    Arc::new(move |name| trigger.send_key(name))
 }
 
 /// The name of a driver as metrics have it; nothing is nothing.

@@ -6,7 +6,6 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::runtime::reflector::Lookup;
 
 use crate::api::ObjectMetaExt as _;
 use crate::apiserver::Error;
@@ -18,7 +17,7 @@ use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
 
 /// A question of an object to its driver.
-pub struct Query<'a, K: Lookup> {
+pub struct Query<'a> {
     /// Reads credentials.
     pub client: &'a Client,
     /// The configured drivers.
@@ -32,7 +31,7 @@ pub struct Query<'a, K: Lookup> {
     /// At which stage.
     pub stage: Stage,
     /// Has the object reconciled, when it is worth to ask again.
-    pub wake: &'a Wake<K>,
+    pub wake: &'a Wake,
 }
 
 /// What came of it.
@@ -52,7 +51,7 @@ pub enum QueryResult<T, E> {
     Failed(Status),
 }
 
-impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
+impl Query<'_> {
     /// Asks; `None` when the driver is busy. `spec` makes the provider spec of the class, or says why the
     /// driver is not asked.
     ///

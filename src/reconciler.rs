@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use kube::Resource;
 use kube::api::ObjectMeta;
-use kube::runtime::reflector::{Lookup, ObjectRef};
 
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
+use crate::caches::NamespacedName;
 use crate::configured_driver::{ConfiguredDrivers, Waker};
 use crate::metrics::{Kind, Metrics, ReconcileOutcome};
 use crate::retry::{self, Delay, LONG_WAIT, MAX_ASKED, Stage};
@@ -29,15 +29,14 @@ pub const REFRESH: Duration = Duration::from_mins(10);
 /// Logs, at a bounded rate, errors that hit all objects alike, such as 429.
 static REFUSED: OutageLog = OutageLog::new();
 
-/// Has an object reconciled.
-pub type Wake<K> = Arc<dyn Fn(ObjectRef<K>) + Send + Sync>;
+/// Has the object of this name reconciled.
+pub type Wake = Arc<dyn Fn(NamespacedName) + Send + Sync>;
 
-/// What has the object of this metadata reconciled.
-pub fn waker<K: Lookup<DynamicType = ()> + 'static>(wake: &Wake<K>, object: &ObjectMeta) -> Waker {
-    let namespace = object.namespace();
-    let name = object.name();
-    let (wake, reference) = (Arc::clone(wake), ObjectRef::new(name).within(namespace));
-    Waker::new(move || wake(reference))
+/// What has the object of this metadata reconciled. Small: a fleet that waits for its driver has one for each
+/// machine.
+pub fn waker(wake: &Wake, object: &ObjectMeta) -> Waker {
+    let (wake, name) = (Arc::clone(wake), NamespacedName::of(object));
+    Waker::new(move || wake(name))
 }
 
 /// When an object is reconciled again. kube's own can't be read outside of its controller.

@@ -51,7 +51,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a remediation reconciled.
-    pub wake: Wake<DeserializeGuard<InfraMachineRemediation>>,
+    pub wake: Wake,
 }
 
 /// One reconcile of one remediation.

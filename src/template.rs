@@ -36,7 +36,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a template reconciled.
-    pub wake: Wake<DeserializeGuard<InfraMachineTemplate>>,
+    pub wake: Wake,
 }
 
 /// One reconcile of one template.

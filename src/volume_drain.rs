@@ -67,7 +67,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a Machine reconciled.
-    pub wake: Wake<Machine>,
+    pub wake: Wake,
     /// Since when the workload clusters of Machines, by UID, can't be visited.
     pub outages: Outages,
 }

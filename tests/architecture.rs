@@ -98,7 +98,14 @@ const MAP: &[Rule] = &[
     ),
     rule(
         "reconciler",
-        &["api", "retry", "apiserver", "configured_driver", "metrics"],
+        &[
+            "api",
+            "retry",
+            "apiserver",
+            "caches",
+            "configured_driver",
+            "metrics",
+        ],
         &[WIRE],
     ),
     rule("workload_cluster", &["api", "apiserver", "retry"], &[WIRE]),

@@ -44,7 +44,7 @@ pub struct Context {
     /// Says whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
     /// Queues a machine for reconciling.
-    pub wake: Wake<DeserializeGuard<InfraMachine>>,
+    pub wake: Wake,
 }
 
 /// Names a machine.

@@ -103,6 +103,12 @@ impl Queue {
         self.flows.entry(namespace.into()).or_default()
     }
 
+    /// The name of a namespace, which its waiters share.
+    fn shared_name(&self, namespace: &str) -> Arc<str> {
+        let known = self.flows.get_key_value(namespace);
+        known.map_or_else(|| namespace.into(), |(name, _)| Arc::clone(name))
+    }
+
     pub(super) fn take(&mut self, namespace: &str, priority: Priority, now: Instant) {
         *self.held.of_mut(priority) += 1;
         self.grants += 1;
@@ -148,7 +154,7 @@ impl Queue {
         let (position, since, is_reported) = before.unwrap_or_else(|| {
             self.places += 1;
             let position = QueuePosition {
-                namespace: requester.namespace.into(),
+                namespace: self.shared_name(requester.namespace),
                 priority,
                 number: self.places,
             };
