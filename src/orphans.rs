@@ -1,7 +1,7 @@
 //! VMs that no InfraMachine has: found by lists, judged by live reads, reported, and deleted where
 //! that is asked for and proven.
 //!
-//! A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
+//! A scan is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
 //! what the caches say, as all have as a rule, end there: a fleet at rest costs one list for each class,
 //! and the API server nothing.
 
@@ -25,21 +25,21 @@ use kube::Client;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
-use self::owner::{Live, LiveMachine, OwnerLookup, Scope, owner_of};
+use self::owner::{CommonTexts, Live, LiveMachine, OwnerLookup, Scope, owner_of};
 use self::plan::{Clock, DeletionPolicy, Finding, judge};
-use self::report::{ReportState, given_up, report};
+use self::report::{ReportState, record_abandoned_list, report};
 use self::rotation::{MAX_LISTS, Rotation};
 use self::scope::{Class, Machines, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
-use crate::caches::{Caches, yield_periodically};
+use crate::caches::{Caches, Entry, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing;
 use crate::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine};
 
-/// Looks for orphans: what a pass works with.
+/// Looks for orphans: what a scan works with.
 pub struct Context {
     /// Live reads, and credentials.
     pub client: Client,
@@ -77,7 +77,7 @@ pub struct Options {
     pub interval: Duration,
     /// How old a VM has to be before it is deleted.
     pub min_age: Duration,
-    /// The most deletions of a pass and driver.
+    /// The most deletions of a scan and driver.
     pub most_deletes: usize,
 }
 
@@ -118,17 +118,19 @@ async fn keep_scanning(ctx: &Context, driver: &ConfiguredDriver) {
     loop {
         // A pause between passes rather than a fixed pace: two lists are at least so far apart.
         tokio::time::sleep(ctx.options.interval).await;
-        pass(ctx, driver, &mut state).await;
+        scan_driver(ctx, driver, &mut state).await;
         count(ctx, driver, &state);
     }
 }
 
-async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanState) {
+async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanState) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let (objects, retained) = (cached(&ctx.caches), ctx.deletion_log.classes());
-    let watched = watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained).await;
+    let watched = {
+        let (objects, retained) = (cached(&ctx.caches), ctx.deletion_log.classes());
+        watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained).await
+    };
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.reports.retain(|scope, _| scopes.contains(scope));
     let due = state.rotation.next(&watched, MAX_LISTS);
@@ -154,11 +156,7 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanState) {
         all.push(listed);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
-    let is_all_owned = {
-        let known = live_of(&cached(&ctx.caches)).await;
-        all.iter().all(|listed| are_owned(listed, &known))
-    };
-    let live = if is_all_owned {
+    let live = if are_owned(&all, &ctx.caches).await {
         None
     } else {
         match live::read(&ctx.client, ctx.namespace.as_deref()).await {
@@ -190,7 +188,7 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanState) {
 }
 
 /// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
-/// the driver does not take their spec. They would fail at every look, for ever.
+/// the driver does not take their spec. They would fail at every scan, for ever.
 async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
     let of = |class: &Class| RetainedClass {
         driver: driver.name().to_owned(),
@@ -205,7 +203,7 @@ async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, li
     }
     for (class, why) in &listed.impossible {
         if is_retained(&class) && ctx.deletion_log.unlistable(&of(class)) {
-            given_up(ctx, driver, &watched.scope, class, why).await;
+            record_abandoned_list(ctx, driver, &watched.scope, class, why).await;
         }
     }
 }
@@ -223,7 +221,7 @@ async fn conclude(
         asked: listed.asked,
         now: Timestamp::now(),
     };
-    let is_gone = known.locate(listed);
+    let is_gone = known.is_gone(listed);
     let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
     let findings = judge(
         &listed.scope,
@@ -234,6 +232,7 @@ async fn conclude(
         &mut known.observations,
         (policy, clock),
     );
+    known.record_lists(listed);
     let judged: Vec<_> = listed.vms.iter().zip(&findings).collect();
     report(ctx, driver, &listed.scope, known, &judged).await;
     for (vm, finding) in judged {
@@ -282,26 +281,43 @@ fn cached(caches: &Caches) -> Objects {
     }
 }
 
-async fn live_of(objects: &Objects) -> Live {
-    let mut machines = Vec::new();
+/// Whether the caches have an owner for every VM. Those that no providerID tells are few, as a rule, so that
+/// of the fleet no more is looked at than the machines that may be theirs.
+async fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
+    let recorded: HashSet<u64> = caches
+        .infra_machines
+        .scan(|all| all.filter_map(Entry::mark).collect());
+    let is_recorded = |vm: &&ListedMachine| {
+        let id = caches.infra_machines.number(vm.provider_id.as_str());
+        recorded.contains(&id)
+    };
+    let others = all.iter().flat_map(|listed| &listed.vms);
+    let others: Vec<_> = others.filter(|vm| !is_recorded(vm)).collect();
+    if others.is_empty() {
+        return true;
+    }
+    let identities: HashSet<&str> = others.iter().filter_map(|vm| vm.machine_id.as_deref()).collect();
+    let names: HashSet<&str> = others.iter().map(|vm| vm.machine_name.as_str()).collect();
+    let objects = cached(caches);
+    let (mut machines, mut common) = (Vec::new(), CommonTexts::default());
     for (index, object) in objects.infra_machines.all().enumerate() {
         yield_periodically(index).await;
-        machines.push(LiveMachine::of(&object));
+        let machine = LiveMachine::of(&object, &mut common);
+        if machine.may_own(&identities, &names) {
+            machines.push(machine);
+        }
     }
-    Live::new(machines, &objects.infra_clusters, &objects.clusters, false)
+    let known = Live::new(machines, &objects.infra_clusters, &objects.clusters, false);
+    all.iter().all(|listed| {
+        let is_owned = |vm| {
+            let owner = owner_of(&listed.scope, vm, &listed.vms, &known);
+            matches!(owner, OwnerLookup::Owned(_))
+        };
+        listed.vms.iter().all(|vm| is_recorded(&vm) || is_owned(vm))
+    })
 }
 
-fn are_owned(listed: &ClusterListing, known: &Live) -> bool {
-    let is_owned = |vm| {
-        matches!(
-            owner_of(&listed.scope, vm, &listed.vms, known),
-            OwnerLookup::Owned(_)
-        )
-    };
-    listed.vms.iter().all(is_owned)
-}
-
-/// A VM as one look finds it.
+/// A VM as one scan finds it.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its Cluster.
@@ -312,7 +328,7 @@ pub struct Found {
     pub finding: Finding,
 }
 
-/// What one look finds.
+/// What one scan finds.
 #[derive(Clone, Debug, Default)]
 pub struct Scan {
     /// The VMs of all Clusters that are here.

@@ -1,6 +1,7 @@
 //! What the lists of a Cluster show.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use kube::Client;
@@ -10,9 +11,9 @@ use super::plan::each_once;
 use super::scope::{Class, ClassId, Watched};
 use crate::configured_driver::ConfiguredDriver;
 use crate::listing::{self, ListError};
-use cmi_driver::{ListedMachine, ProviderId};
+use cmi_driver::ListedMachine;
 
-/// The key under which a look waits for its permits.
+/// The key under which a scan waits for its permits.
 pub(super) const REQUESTER: &str = "orphans";
 
 /// The VMs that the lists of a Cluster show.
@@ -22,10 +23,10 @@ pub struct ClusterListing {
     pub scope: Scope,
     /// When the first list was asked for.
     pub asked: Instant,
-    /// Each VM once.
+    /// Each VM once, in the order of their ids.
     pub vms: Vec<ListedMachine>,
-    /// The class in whose list a VM was: that list is whole, whatever became of others.
-    pub classes: HashMap<ProviderId, Class>,
+    /// The class in whose list each of them was: that list is whole, whatever became of others.
+    pub classes: Vec<Arc<Class>>,
     /// The classes whose list is not known now: nothing follows from it that a VM is in none of the others.
     pub unknown: HashSet<ClassId>,
     /// Those of them whose list can't be made until an operator acts, and why.
@@ -35,6 +36,13 @@ pub struct ClusterListing {
 }
 
 impl ClusterListing {
+    /// The class in whose list a VM was; none where the VM is not listed.
+    pub fn class_of(&self, provider_id: &str) -> Option<&Class> {
+        let place = |vm: &ListedMachine| vm.provider_id.as_str().cmp(provider_id);
+        let index = self.vms.binary_search_by(place).ok()?;
+        self.classes.get(index).map(|class| &**class)
+    }
+
     fn failed(&mut self, class: ClassId, why: String) {
         self.unknown.insert(class);
         self.failures.push(why);
@@ -53,12 +61,13 @@ pub async fn lists(
         scope: watched.scope.clone(),
         asked: Instant::now(),
         vms: Vec::new(),
-        classes: HashMap::new(),
+        classes: Vec::new(),
         unknown: HashSet::new(),
         impossible: Vec::new(),
         failures: Vec::new(),
     };
     let namespace = watched.scope.cluster.namespace();
+    let mut found = Vec::new();
     for class in &watched.classes {
         let id = class.id();
         if !is_due(id) {
@@ -68,11 +77,8 @@ pub async fn lists(
         let secret = class.secret.as_deref();
         match listing::list(client, driver, REQUESTER, namespace, secret, &class.spec).await {
             Ok(vms) => {
-                for vm in &vms {
-                    let known = listed.classes.entry(vm.provider_id.clone());
-                    known.or_insert_with(|| class.clone());
-                }
-                listed.vms.extend(vms);
+                let class = Arc::new(class.clone());
+                found.extend(vms.into_iter().map(|vm| (vm, Arc::clone(&class))));
             }
             Err(ListError::NotOffered) => {}
             Err(error) => {
@@ -84,6 +90,6 @@ pub async fn lists(
             }
         }
     }
-    listed.vms = each_once(std::mem::take(&mut listed.vms));
+    (listed.vms, listed.classes) = each_once(found).into_iter().unzip();
     listed
 }

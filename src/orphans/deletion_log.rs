@@ -30,10 +30,10 @@ const MAX_DELETIONS: usize = 16_384;
 ///
 /// It does not outlive the process: after a restart orphans of before are reported and not deleted.
 #[derive(Debug, Default)]
-pub struct DeletionLog(Mutex<Seen>);
+pub struct DeletionLog(Mutex<DeletionRecords>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct DeletionRecords {
     deletions: HashMap<String, ObservedDeletion>,
     /// The identities in the order in which their deletions were seen.
     order: VecDeque<String>,
@@ -119,12 +119,12 @@ impl DeletionLog {
         self.lock().classes.unlistable(class)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen> {
+    fn lock(&self) -> MutexGuard<'_, DeletionRecords> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seen {
+impl DeletionRecords {
     fn keep(&mut self, id: &str, deletion: ObservedDeletion) {
         if self.deletions.insert(id.to_owned(), deletion).is_some() {
             return;

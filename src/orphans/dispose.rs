@@ -15,7 +15,7 @@ use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::listing;
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
-/// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
+/// Deletes an orphan, unless it has become something else, or anything fails: the next scan judges anew.
 pub async fn delete(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -38,7 +38,7 @@ pub async fn delete(
         }
         Err(why) => {
             tracing::warn!(vm = %vm.provider_id, why, "an orphan is not deleted; trying again at the next \
-                pass");
+                scan");
         }
     }
 }
@@ -65,8 +65,7 @@ async fn try_delete(
         .await
         .map_err(|status| status.message().to_owned())?;
     let class = listed
-        .classes
-        .get(&vm.provider_id)
+        .class_of(vm.provider_id.as_str())
         .ok_or("the class that it was listed with is not known")?;
     let namespace = listed.scope.cluster.namespace();
     let class = listing::class(

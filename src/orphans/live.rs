@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
-use super::owner::{Live, LiveMachine};
+use super::owner::{CommonTexts, Live, LiveMachine};
 use super::scope::{Machines, Objects};
 use crate::api::DeserializeGuard;
 use crate::api::bounded::Bounded;
@@ -27,9 +27,10 @@ use crate::apiserver::{Error, pages};
 /// Anything that leaves the answer incomplete.
 pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Error> {
     let reader = Reader { client, namespace };
+    let mut common = CommonTexts::default();
     let machines = reader.all(
         "listing InfraMachines",
-        |machine: DeserializeGuard<InfraMachine>| LiveMachine::of(&machine),
+        |machine: DeserializeGuard<InfraMachine>| LiveMachine::of(&machine, &mut common),
     );
     let (machines, every_machine) = machines.await?;
     let (infra_clusters, _) = reader
@@ -95,14 +96,18 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// All objects of a kind, and whether they are those of all namespaces.
-    async fn all<K, T>(&self, action: &'static str, slim: fn(K) -> T) -> Result<(Vec<T>, bool), Error>
+    async fn all<K, T>(
+        &self,
+        action: &'static str,
+        mut slim: impl FnMut(K) -> T,
+    ) -> Result<(Vec<T>, bool), Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
     {
-        let everywhere = all(self.client, None, ListParams::default(), slim).await;
+        let everywhere = all(self.client, None, ListParams::default(), &mut slim).await;
         let (read, is_whole) = match (everywhere, self.namespace) {
             (Err(kube::Error::Api(status)), Some(namespace)) if status.code == 403 => {
-                let there = all(self.client, Some(namespace), ListParams::default(), slim);
+                let there = all(self.client, Some(namespace), ListParams::default(), &mut slim);
                 (there.await, false)
             }
             (read, _) => (read, true),
@@ -117,7 +122,7 @@ async fn all<K, T>(
     client: &Client,
     namespace: Option<&str>,
     list: ListParams,
-    slim: fn(K) -> T,
+    mut slim: impl FnMut(K) -> T,
 ) -> Result<Vec<T>, kube::Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,

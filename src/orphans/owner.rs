@@ -1,6 +1,8 @@
 //! Whose is a VM that a driver lists, by what the API server has.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -28,15 +30,15 @@ pub struct Scope {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordedId {
     /// There is or was a VM of it: any other is a second one.
-    Confirmed(String),
+    Confirmed(Box<str>),
     /// It was named before the create: any VM of the machine may be the one.
-    Named(String),
+    Named(Box<str>),
 }
 
 impl RecordedId {
     fn of(machine: &InfraMachine) -> Option<Self> {
-        let named = identity::named_provider_id(machine).map(|id| Self::Named(id.to_owned()));
-        named.or_else(|| identity::provider_id(machine).map(|id| Self::Confirmed(id.to_owned())))
+        let named = identity::named_provider_id(machine).map(|id| Self::Named(id.into()));
+        named.or_else(|| identity::provider_id(machine).map(|id| Self::Confirmed(id.into())))
     }
 
     fn as_str(&self) -> &str {
@@ -46,19 +48,21 @@ impl RecordedId {
     }
 }
 
-/// What counts of an InfraMachine for the question whose a VM is.
+/// What counts of an InfraMachine for the question whose a VM is. Small: a read of a whole fleet has one for
+/// each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveMachine {
     /// The object.
     pub key: NamespacedName,
     /// Its UID, which is its identity where nothing else was written down.
-    pub uid: String,
+    pub uid: Box<str>,
     /// The Cluster that it is labelled with.
-    pub cluster: Option<String>,
+    pub cluster: Option<Arc<str>>,
     /// The cluster id that it carries.
-    pub cluster_id: Option<String>,
-    /// The identity that it carries, its own or copied: to take a copy for an owner deletes nothing.
-    pub identity: Option<String>,
+    pub cluster_id: Option<Arc<str>>,
+    /// The identity that it carries, where that is not its UID: its own or copied, since to take a copy for
+    /// an owner deletes nothing.
+    pub identity: Option<Box<str>>,
     /// Whether a VM of it may exist.
     pub may_have_vm: bool,
     /// The id of its VM.
@@ -69,20 +73,36 @@ pub struct LiveMachine {
     pub is_moving: bool,
 }
 
+/// The texts that many machines have in common: each is kept once.
+#[derive(Debug, Default)]
+pub struct CommonTexts(HashSet<Arc<str>>);
+
+impl CommonTexts {
+    fn shared(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(text) {
+            return Arc::clone(known);
+        }
+        let text: Arc<str> = text.into();
+        self.0.insert(Arc::clone(&text));
+        text
+    }
+}
+
 impl LiveMachine {
     /// What counts of an object, also of one that can't be read.
-    pub fn of(object: &DeserializeGuard<InfraMachine>) -> Self {
+    pub fn of(object: &DeserializeGuard<InfraMachine>, common: &mut CommonTexts) -> Self {
         let meta = object.meta();
-        let annotation = |key: &str| meta.annotations.as_ref()?.get(key).cloned();
+        let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
+        let carried = annotation(labels::MACHINE_ID).and_then(|carried| carried.rsplit('/').next());
         let readable = object.0.as_ref().ok();
         Self {
             key: NamespacedName::of(meta),
-            uid: meta.uid().to_owned(),
-            cluster: cluster_name(meta).map(str::to_owned),
-            cluster_id: annotation(labels::CLUSTER_ID),
-            identity: annotation(labels::MACHINE_ID)
-                .and_then(|carried| carried.rsplit('/').next().map(str::to_owned))
-                .filter(|id| !id.is_empty()),
+            uid: meta.uid().into(),
+            cluster: cluster_name(meta).map(|name| common.shared(name)),
+            cluster_id: annotation(labels::CLUSTER_ID).map(|id| common.shared(id)),
+            identity: carried
+                .filter(|id| !id.is_empty() && *id != meta.uid())
+                .map(Box::from),
             may_have_vm: readable.is_none_or(|machine| identity::vm_existence(machine) != VmExistence::None),
             provider_id: readable.and_then(RecordedId::of),
             is_readable: readable.is_some(),
@@ -90,8 +110,24 @@ impl LiveMachine {
         }
     }
 
+    /// Whether a VM of these identities, or of these names where its identity is not told, may be its own.
+    pub fn may_own(&self, identities: &HashSet<&str>, names: &HashSet<&str>) -> bool {
+        let carried = self.identity.as_deref();
+        carried.is_some_and(|id| identities.contains(id))
+            || identities.contains(&*self.uid)
+            || names.contains(self.key.name())
+    }
+
+    fn recorded_id(&self) -> Option<&str> {
+        self.provider_id.as_ref().map(RecordedId::as_str)
+    }
+
+    fn has_identity(&self, id: &str) -> bool {
+        self.identity.as_deref() == Some(id) || *self.uid == *id
+    }
+
     fn is_of(&self, scope: &Scope) -> bool {
-        self.cluster_id.as_ref() == Some(&scope.cluster_id)
+        self.cluster_id.as_deref() == Some(&scope.cluster_id)
             || (self.key.namespace() == scope.cluster.namespace()
                 && self.cluster.as_deref() == Some(scope.cluster.name()))
     }
@@ -100,7 +136,7 @@ impl LiveMachine {
     /// driver does not say that.
     fn is_owner_of(&self, scope: &Scope, vm: &ListedMachine) -> bool {
         match &vm.machine_id {
-            Some(id) => self.identity.as_ref() == Some(id) || self.uid == *id,
+            Some(id) => self.has_identity(id),
             None => self.key.name() == vm.machine_name && self.may_have_vm && self.is_of(scope),
         }
     }
@@ -128,10 +164,43 @@ pub struct Live {
     clusters: BTreeMap<NamespacedName, LiveCluster>,
     /// Whether the InfraMachines are those of all namespaces, and of every label.
     whole: bool,
-    by_provider_id: HashMap<String, Vec<usize>>,
-    by_identity: HashMap<String, Vec<usize>>,
-    by_name: HashMap<String, Vec<usize>>,
+    by_provider_id: Index,
+    by_identity: Index,
+    by_name: Index,
     shared: HashMap<String, BTreeSet<NamespacedName>>,
+}
+
+/// The places of machines by a text of theirs. It keeps no text: what it finds has to be compared.
+#[derive(Clone, Debug, Default)]
+struct Index {
+    hashes: RandomState,
+    /// The hash of the text, and the place; in that order.
+    places: Vec<(u64, usize)>,
+}
+
+impl Index {
+    fn new<'a>(machines: &'a [LiveMachine], texts: impl Fn(&'a LiveMachine) -> [Option<&'a str>; 2]) -> Self {
+        let hashes = RandomState::new();
+        let all = || machines.iter().enumerate();
+        let count = all().map(|(_, machine)| texts(machine).into_iter().flatten().count());
+        let mut places = Vec::with_capacity(count.sum());
+        for (place, machine) in all() {
+            let texts = texts(machine).into_iter().flatten();
+            places.extend(texts.map(|text| (hashes.hash_one(text), place)));
+        }
+        places.sort_unstable();
+        Self { hashes, places }
+    }
+
+    /// Where the text may be.
+    fn places<'a>(&'a self, text: &str) -> impl Iterator<Item = usize> + use<'a> {
+        let wanted = self.hashes.hash_one(text);
+        let first = self.places.partition_point(|(hash, _)| *hash < wanted);
+        let found = self.places[first..].iter();
+        found
+            .take_while(move |(hash, _)| *hash == wanted)
+            .map(|(_, place)| *place)
+    }
 }
 
 impl Live {
@@ -168,19 +237,11 @@ impl Live {
             }
             live.clusters.insert(key, found);
         }
-        for (index, machine) in machines.iter().enumerate() {
-            let mut note = |map: fn(&mut Self) -> &mut HashMap<String, Vec<usize>>, value: &str| {
-                map(&mut live).entry(value.to_owned()).or_default().push(index);
-            };
-            if let Some(id) = &machine.provider_id {
-                note(|live| &mut live.by_provider_id, id.as_str());
-            }
-            if let Some(id) = &machine.identity {
-                note(|live| &mut live.by_identity, id);
-            }
-            note(|live| &mut live.by_identity, &machine.uid);
-            note(|live| &mut live.by_name, machine.key.name());
-        }
+        live.by_provider_id = Index::new(&machines, |machine| [machine.recorded_id(), None]);
+        live.by_identity = Index::new(&machines, |machine| {
+            [machine.identity.as_deref(), Some(&machine.uid)]
+        });
+        live.by_name = Index::new(&machines, |machine| [Some(machine.key.name()), None]);
         live.machines = machines;
         live
     }
@@ -196,21 +257,21 @@ impl Live {
         (cluster.uid == scope.uid && cluster.ids.contains(&scope.cluster_id)).then_some(cluster)
     }
 
-    fn found<'a>(
-        &'a self,
-        map: &'a HashMap<String, Vec<usize>>,
-        value: &str,
-    ) -> impl Iterator<Item = &'a LiveMachine> {
-        map.get(value)
-            .into_iter()
-            .flatten()
-            .map(|index| &self.machines[*index])
+    fn at<'a>(&'a self, index: &'a Index, text: &str) -> impl Iterator<Item = &'a LiveMachine> + use<'a> {
+        index.places(text).map(|place| &self.machines[place])
+    }
+
+    /// The machine that has the VM of this id, or the first of them.
+    fn of_provider_id(&self, id: &str) -> Option<&LiveMachine> {
+        self.at(&self.by_provider_id, id)
+            .find(|machine| machine.recorded_id() == Some(id))
     }
 
     /// A machine of the Cluster that has the name which the VM was made for.
     pub fn namesake(&self, scope: &Scope, vm: &ListedMachine) -> Option<&NamespacedName> {
-        self.found(&self.by_name, &vm.machine_name)
-            .find(|machine| machine.is_of(scope) && !vm.machine_name.is_empty())
+        let name = &vm.machine_name;
+        self.at(&self.by_name, name)
+            .find(|machine| machine.key.name() == name && machine.is_of(scope) && !name.is_empty())
             .map(|machine| &machine.key)
     }
 
@@ -235,8 +296,8 @@ impl Live {
         vm: &'a ListedMachine,
     ) -> impl Iterator<Item = &'a LiveMachine> {
         let candidates = match &vm.machine_id {
-            Some(id) => self.found(&self.by_identity, id),
-            None => self.found(&self.by_name, &vm.machine_name),
+            Some(id) => self.at(&self.by_identity, id),
+            None => self.at(&self.by_name, &vm.machine_name),
         };
         candidates.filter(|machine| machine.is_owner_of(scope, vm))
     }
@@ -263,7 +324,7 @@ fn live_cluster(
     let uid = cluster.metadata.uid().to_owned();
     let mut ids: BTreeSet<String> = members
         .iter()
-        .filter_map(|member| member.cluster_id.clone())
+        .filter_map(|member| member.cluster_id.as_deref().map(str::to_owned))
         .collect();
     ids.extend(notes.get(labels::CLUSTER_ID).cloned());
     if ids.is_empty() {
@@ -308,7 +369,7 @@ pub enum OwnerLookup {
 /// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
 /// that does not say yet which one is its own are both in doubt.
 pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> OwnerLookup {
-    if let Some(machine) = live.found(&live.by_provider_id, vm.provider_id.as_str()).next() {
+    if let Some(machine) = live.of_provider_id(vm.provider_id.as_str()) {
         return OwnerLookup::Owned(machine.key.clone());
     }
     let is_of_another = vm.cluster_id.as_ref().is_some_and(|id| *id != scope.cluster_id);

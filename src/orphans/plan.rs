@@ -31,7 +31,7 @@
 //!
 //! The call that deletes carries the tag `m`, which the driver compares with the VM's own once more.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -218,7 +218,7 @@ pub fn may_still_be_deleted(
         && keep_reasons(scope, vm, live, &observed_deletion, observation, at).is_empty()
 }
 
-/// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
+/// What one scan says of a VM: an orphan with what would keep it from being deleted, whatever was
 /// seen before and is asked for.
 pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Finding {
     match owner_of(scope, vm, siblings, live) {
@@ -295,31 +295,28 @@ fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     }
 }
 
-/// Each VM once, though several lists of a scope may have it. Where two lists say different things
-/// of it, nothing is proven.
-pub fn each_once(vms: impl IntoIterator<Item = ListedMachine>) -> Vec<ListedMachine> {
-    let mut found: BTreeMap<_, ListedMachine> = BTreeMap::new();
-    for vm in vms {
-        match found.get_mut(&vm.provider_id) {
-            None => {
-                found.insert(vm.provider_id.clone(), vm);
-            }
-            Some(known) if *known == vm => {}
-            Some(known) => {
-                if known.machine_name != vm.machine_name {
-                    known.machine_name.clear();
-                }
-                if known.machine_id != vm.machine_id {
-                    known.machine_id = None;
-                }
-                if known.cluster_id != vm.cluster_id {
-                    known.cluster_id = None;
-                }
-                known.created_at = known.created_at.max(vm.created_at);
-            }
+/// Each VM once, in the order of their ids, though several lists of a scope may have it: with the first
+/// list that has it. Where two lists say different things of it, nothing is proven.
+pub fn each_once<L>(mut vms: Vec<(ListedMachine, L)>) -> Vec<(ListedMachine, L)> {
+    // In place: a copy would be as large as the fleet.
+    vms.sort_by(|(one, _), (other, _)| one.provider_id.cmp(&other.provider_id));
+    vms.dedup_by(|(vm, _), (known, _)| {
+        if known.provider_id != vm.provider_id {
+            return false;
         }
-    }
-    found.into_values().collect()
+        if known.machine_name != vm.machine_name {
+            known.machine_name.clear();
+        }
+        if known.machine_id != vm.machine_id {
+            known.machine_id = None;
+        }
+        if known.cluster_id != vm.cluster_id {
+            known.cluster_id = None;
+        }
+        known.created_at = known.created_at.max(vm.created_at);
+        true
+    });
+    vms
 }
 
 #[cfg(test)]

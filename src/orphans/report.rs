@@ -19,7 +19,7 @@ use cmi_driver::ListedMachine;
 
 /// How often the same is reported again.
 const REPEAT: Duration = Duration::from_hours(24);
-/// Events of a Cluster in one pass; how many there are besides is said in one more.
+/// Events of a Cluster in one scan; how many there are besides is said in one more.
 const MAX_EVENTS: usize = 10;
 
 /// What is known and was reported of the VMs of a Cluster.
@@ -57,13 +57,9 @@ impl ReportState {
         self.lists.clear();
     }
 
-    /// Takes in which list each VM is in. What it answers says of a VM that is in none of them whether it is
-    /// gone: whether the list that it was in is there, or is not asked for any more. Of a list that failed,
-    /// or is not due, nothing is known.
-    pub fn locate(&mut self, listed: &ClusterListing) -> impl Fn(&str) -> bool + use<> {
-        for (vm, class) in &listed.classes {
-            self.lists.insert(vm.as_str().to_owned(), class.id());
-        }
+    /// Says of a VM that is not listed whether it is gone: whether the list that it was in is there, or is
+    /// not asked for any more. Of a list that failed, or is not due, nothing is known.
+    pub fn is_gone(&self, listed: &ClusterListing) -> impl Fn(&str) -> bool + use<> {
         let may_be_there: HashSet<String> = self
             .lists
             .iter()
@@ -73,10 +69,19 @@ impl ReportState {
         move |vm| !may_be_there.contains(vm)
     }
 
+    /// Takes in which list each VM is in that is known to be unowned.
+    pub fn record_lists(&mut self, listed: &ClusterListing) {
+        for id in self.observations.keys() {
+            if let Some(class) = listed.class_of(id) {
+                self.lists.insert(id.clone(), class.id());
+            }
+        }
+    }
+
     /// All VMs that are listed have an owner. Forgets them, and those that are gone.
     pub fn all_owned(&mut self, listed: &ClusterListing) {
-        let is_gone = self.locate(listed);
-        let is_listed = |id: &str| listed.classes.keys().any(|listed| listed.as_str() == id);
+        let is_gone = self.is_gone(listed);
+        let is_listed = |id: &str| listed.class_of(id).is_some();
         self.observations.retain(|id, _| !is_listed(id) && !is_gone(id));
         self.forget();
     }
@@ -193,7 +198,13 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
 
 /// Reports that a list of deleted machines can't be made, and will not be tried again: what they may have
 /// left behind is not found.
-pub async fn given_up(ctx: &Context, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
+pub async fn record_abandoned_list(
+    ctx: &Context,
+    driver: &ConfiguredDriver,
+    scope: &Scope,
+    class: &Class,
+    why: &str,
+) {
     let account = match class.secret.as_deref() {
         Some("") | None => "the provider's credentials".to_owned(),
         Some(name) => format!("the credentials of Secret `{name}`"),
@@ -233,6 +244,8 @@ pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, tex
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use jiff::Timestamp;
 
     use super::super::plan::{KeepReason, Observation};
@@ -299,10 +312,7 @@ mod tests {
             scope,
             asked: Instant::now(),
             vms: of_class.map(|_| vm()).into_iter().collect(),
-            classes: of_class
-                .map(|spec| (vm().provider_id, class(spec)))
-                .into_iter()
-                .collect(),
+            classes: of_class.map(|spec| Arc::new(class(spec))).into_iter().collect(),
             unknown: unknown.iter().map(|spec| class(spec).id()).collect(),
             impossible: Vec::new(),
             failures: Vec::new(),
@@ -314,7 +324,7 @@ mod tests {
     fn orphans_are_counted_until_the_list_that_they_were_in_is_there_without_them() {
         let counted_after = |next: &ClusterListing| {
             let (mut known, vm, now) = (known(), vm(), Instant::now());
-            let _ = known.locate(&listed(Some("a"), &["b"]));
+            known.record_lists(&listed(Some("a"), &["b"]));
             known.announcements(&[(&vm, &Finding::Orphan(vec![]))], |_| None, now);
             assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
             known.all_owned(next);
@@ -330,16 +340,16 @@ mod tests {
         );
     }
 
-    /// As above, where something is judged in the same look.
+    /// As above, where something is judged in the same scan.
     #[test]
     fn a_vm_is_gone_when_the_list_that_it_was_in_is_there_or_is_not_asked_for_any_more() {
         let mut known = known();
-        assert!(known.locate(&listed(None, &[]))("p"), "nothing is known of it");
-        let _ = known.locate(&listed(Some("a"), &[]));
-        assert!(!known.locate(&listed(None, &["a"]))("p"));
-        assert!(known.locate(&listed(None, &["b"]))("p"));
-        let _ = known.locate(&listed(Some("b"), &["a"]));
-        assert!(!known.locate(&listed(None, &["b"]))("p") && known.locate(&listed(None, &["a"]))("p"));
+        assert!(known.is_gone(&listed(None, &[]))("p"), "nothing is known of it");
+        known.record_lists(&listed(Some("a"), &[]));
+        assert!(!known.is_gone(&listed(None, &["a"]))("p"));
+        assert!(known.is_gone(&listed(None, &["b"]))("p"));
+        known.record_lists(&listed(Some("b"), &["a"]));
+        assert!(!known.is_gone(&listed(None, &["b"]))("p") && known.is_gone(&listed(None, &["a"]))("p"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ const MAX_PER_CLUSTER: usize = 32;
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// What a class costs beside its provider spec.
 const BESIDE: usize = 1024;
-/// So many looks in a row have to find that the list can't be made: a Secret that is
+/// So many scans in a row have to find that the list can't be made: a Secret that is
 /// replaced is away for a moment.
 const MAX_FAILURES: u8 = 2;
 

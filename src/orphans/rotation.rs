@@ -1,14 +1,14 @@
-//! Which lists a look makes where there are more than it may make.
+//! Which lists a scan makes where there are more than it may make.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::scope::{ClassId, Watched};
 use crate::caches::NamespacedName;
 
-/// The most lists of a look and driver.
+/// The most lists of a scan and driver.
 pub(super) const MAX_LISTS: usize = 512;
 
-/// Which lists a look makes.
+/// Which lists a scan makes.
 ///
 /// # Guarantees
 /// Each namespace has the same share as long as it has something to list, and each Cluster the same of
@@ -16,15 +16,15 @@ pub(super) const MAX_LISTS: usize = 512;
 /// looked at for longest comes first.
 #[derive(Debug, Default)]
 pub(super) struct Rotation {
-    look: u64,
+    scan: u64,
     /// When each was listed the last time.
     listed: HashMap<(NamespacedName, ClassId), u64>,
 }
 
 impl Rotation {
-    /// The lists that this look makes, at most so many.
+    /// The lists that this scan makes, at most so many.
     pub fn next(&mut self, watched: &[Watched], most: usize) -> HashSet<(NamespacedName, ClassId)> {
-        self.look += 1;
+        self.scan += 1;
         let mut by_namespace: BTreeMap<&str, Vec<(usize, u64, &NamespacedName, ClassId)>> = BTreeMap::new();
         for watched in watched.iter().filter(|watched| !watched.is_paused) {
             let cluster = &watched.scope.cluster;
@@ -56,8 +56,8 @@ impl Rotation {
             .take(most)
             .map(|(_, _, cluster, class)| (cluster.clone(), class))
             .collect();
-        let look = self.look;
-        self.listed.extend(next.iter().map(|list| (list.clone(), look)));
+        let scan = self.scan;
+        self.listed.extend(next.iter().map(|list| (list.clone(), scan)));
         next
     }
 

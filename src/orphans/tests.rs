@@ -1,4 +1,4 @@
-//! Whole looks, at a driver that lists and an API server that has the Cluster and none of its machines.
+//! Whole scans, at a driver that lists and an API server that has the Cluster and none of its machines.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -147,14 +147,14 @@ where
     store
 }
 
-/// Looks at the VMs of a Cluster with these templates.
-struct Looks {
+/// Scans at the VMs of a Cluster with these templates.
+struct Scans {
     ctx: Context,
     state: ScanState,
     notes: Arc<Mutex<Vec<String>>>,
 }
 
-impl Looks {
+impl Scans {
     fn new(cloud: &Cloud, templates: Vec<Value>) -> Self {
         let (client, notes) = api_server();
         let ctx = Context {
@@ -208,10 +208,10 @@ impl Looks {
             .record(&object, false, Timestamp::now(), during);
     }
 
-    async fn look(&mut self, times: usize) {
+    async fn run(&mut self, times: usize) {
         let driver = Arc::clone(self.ctx.drivers.iter().next().unwrap());
         for _ in 0..times {
-            pass(&self.ctx, &driver, &mut self.state).await;
+            scan_driver(&self.ctx, &driver, &mut self.state).await;
         }
     }
 
@@ -249,16 +249,16 @@ async fn a_list_that_no_look_can_make_is_reported_once_and_keeps_no_orphan_of_an
             ..Cloud::default()
         };
         cloud.vms.lock().unwrap().push(vm("left"));
-        let mut looks = Looks::new(&cloud, vec![]);
-        looks.delete_machine("rolled", "old", secret);
-        looks.delete_machine("left", "kept", "there");
-        looks.look(5).await;
+        let mut scans = Scans::new(&cloud, vec![]);
+        scans.delete_machine("rolled", "old", secret);
+        scans.delete_machine("left", "kept", "there");
+        scans.run(5).await;
         assert!(
             cloud.deleted.lock().unwrap().contains(&"left".to_owned()),
             "{why}"
         );
-        assert_eq!(looks.notes(why), 1, "{:?}", looks.notes.lock().unwrap());
-        let classes = looks.ctx.deletion_log.classes();
+        assert_eq!(scans.notes(why), 1, "{:?}", scans.notes.lock().unwrap());
+        let classes = scans.ctx.deletion_log.classes();
         assert!(
             classes.len() == 1 && classes[0].class.spec.contains("kept"),
             "{classes:?}"
@@ -274,12 +274,87 @@ async fn an_orphan_that_went_by_hand_is_forgotten_though_another_list_of_its_clu
         machine_id: None,
         ..vm("left")
     });
-    let mut looks = Looks::new(&cloud, vec![template("new", "gone")]);
-    looks.delete_machine("left", "kept", "there");
-    looks.look(3).await;
-    assert_eq!((looks.orphans(), looks.notes("p-left")), (1, 1));
+    let mut scans = Scans::new(&cloud, vec![template("new", "gone")]);
+    scans.delete_machine("left", "kept", "there");
+    scans.run(3).await;
+    assert_eq!((scans.orphans(), scans.notes("p-left")), (1, 1));
     cloud.vms.lock().unwrap().clear();
-    looks.look(1).await;
-    assert_eq!(looks.orphans(), 0);
+    scans.run(1).await;
+    assert_eq!(scans.orphans(), 0);
     assert!(cloud.deleted.lock().unwrap().is_empty());
+}
+
+/// An InfraMachine whose identity is `id`, on its way up or with a VM.
+fn machine(name: &str, id: &str, provider_id: Option<&str>) -> Value {
+    json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+        "metadata": {
+            "namespace": "ns", "name": name, "uid": format!("u-{name}"),
+            "labels": {labels::CLUSTER_NAME: "c"},
+            "annotations": {
+                labels::MACHINE_ID: format!("ns/{name}/{id}"), labels::CLUSTER_ID: "c-1",
+                labels::DRIVER: "pool", labels::APPLIED_PROVIDER_SPEC: "{}",
+            },
+        },
+        "spec": {"providerSpec": {}, "providerID": provider_id},
+    })
+}
+
+/// Of the fleet no more is looked at than the machines that may be the owners.
+#[tokio::test]
+async fn the_caches_know_the_owner_of_a_vm_by_its_id_its_identity_or_its_name() {
+    let scans = Scans::new(&Cloud::default(), vec![]);
+    let caches = Caches {
+        infra_machines: filled(vec![
+            machine("up", "other", Some("p-up")),
+            machine("moved", "before-the-move", None),
+            machine("new", "u-new", None),
+            machine("old", "u-old", Some("p-another")),
+        ]),
+        ..scans.ctx.caches
+    };
+    let bare = |name: &str| ListedMachine {
+        machine_id: None,
+        ..vm(name)
+    };
+    let of = |name: &str, id: &str| ListedMachine {
+        machine_id: Some(id.to_owned()),
+        ..vm(name)
+    };
+    let listing = |vms: &[ListedMachine]| ClusterListing {
+        scope: Scope {
+            cluster: crate::caches::NamespacedName::new("ns", "c"),
+            uid: "u-c".to_owned(),
+            cluster_id: "c-1".to_owned(),
+        },
+        asked: std::time::Instant::now(),
+        vms: vms.to_vec(),
+        classes: Vec::new(),
+        unknown: HashSet::new(),
+        impossible: Vec::new(),
+        failures: Vec::new(),
+    };
+    let renamed = ListedMachine {
+        machine_name: "renamed".to_owned(),
+        ..bare("up")
+    };
+    let owned = [renamed, of("x", "before-the-move"), of("x", "u-new"), bare("new")];
+    for vm in &owned {
+        assert!(
+            are_owned(&[listing(std::slice::from_ref(vm))], &caches).await,
+            "{vm:?}"
+        );
+    }
+    let two = [of("new", "u-new"), bare("new")];
+    for (vms, why) in [
+        (vec![bare("left")], "no machine has its name"),
+        (vec![of("up", "left")], "of another machine that had the name"),
+        (vec![of("old", "u-old")], "its machine has another VM"),
+        (two.to_vec(), "one of the two is a second VM"),
+    ] {
+        assert!(
+            !are_owned(&[listing(&owned), listing(&vms)], &caches).await,
+            "{why}"
+        );
+    }
 }

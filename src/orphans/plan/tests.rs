@@ -11,7 +11,7 @@ use crate::api::DeserializeGuard;
 use crate::api::cluster_api::Cluster;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::orphans::owner::{LiveMachine, RecordedId};
+use crate::orphans::owner::{CommonTexts, LiveMachine, RecordedId};
 
 const HOUR: Duration = Duration::from_hours(1);
 const GAP: Duration = Duration::from_mins(10);
@@ -38,12 +38,12 @@ fn vm(name: &str, id: &str) -> ListedMachine {
 fn machine(name: &str, id: &str, provider_id: Option<&str>) -> LiveMachine {
     LiveMachine {
         key: NamespacedName::new("ns", name),
-        uid: format!("uid-{id}"),
-        cluster: Some("c".to_owned()),
-        cluster_id: Some("c-1".to_owned()),
-        identity: Some(id.to_owned()),
+        uid: format!("uid-{id}").into(),
+        cluster: Some("c".into()),
+        cluster_id: Some("c-1".into()),
+        identity: Some(id.into()),
         may_have_vm: true,
-        provider_id: provider_id.map(|id| RecordedId::Confirmed(id.to_owned())),
+        provider_id: provider_id.map(|id| RecordedId::Confirmed(id.into())),
         is_readable: true,
         is_moving: false,
     }
@@ -146,7 +146,7 @@ fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it()
     assert_eq!(passes.judge(602, &vms, &live), [Finding::SeenOnce]);
 }
 
-/// The first list may be as late as the second: without time in between they are one look.
+/// The first list may be as late as the second: without time in between they are one scan.
 #[test]
 fn two_lists_at_the_same_time_are_one_sighting() {
     let (mut passes, live) = (passes(), live(vec![]));
@@ -189,23 +189,23 @@ fn a_vm_is_owned_by_the_machine_that_has_its_id_or_its_identity_wherever_it_is()
     let owners = [
         (
             "the same id",
-            elsewhere(|machine| machine.provider_id = Some(RecordedId::Confirmed("p-n-m".to_owned()))),
+            elsewhere(|machine| machine.provider_id = Some(RecordedId::Confirmed("p-n-m".into()))),
         ),
         (
             "the same identity",
-            elsewhere(|machine| machine.identity = Some("m".to_owned())),
+            elsewhere(|machine| machine.identity = Some("m".into())),
         ),
         (
             "the UID that the identity comes from",
             elsewhere(|machine| {
-                machine.uid = "m".to_owned();
+                machine.uid = "m".into();
                 machine.identity = None;
             }),
         ),
         (
             "a machine that can't be read",
             elsewhere(|machine| {
-                machine.identity = Some("m".to_owned());
+                machine.identity = Some("m".into());
                 machine.is_readable = false;
             }),
         ),
@@ -238,7 +238,7 @@ fn the_vm_of_a_half_done_create_is_owned_also_where_only_its_name_tells() {
 #[test]
 fn of_an_id_that_was_only_named_any_vm_of_the_machine_may_be_the_one() {
     let mut owner = machine("n", "m", None);
-    owner.provider_id = Some(RecordedId::Named("named".to_owned()));
+    owner.provider_id = Some(RecordedId::Named("named".into()));
     let other = vm("n", "m");
     let finding = passes().settled(&other, &live(vec![owner.clone()]));
     assert_eq!(finding, Finding::Owned(key("n")));
@@ -397,7 +397,7 @@ fn each_hold_is_in_some_situation_the_only_one() {
     };
     let twin = || {
         let mut twin = machine("other", "other", None);
-        twin.cluster = Some("twin".to_owned());
+        twin.cluster = Some("twin".into());
         twin
     };
     let twins = [
@@ -513,7 +513,8 @@ fn an_orphan_that_got_an_owner_before_the_call_is_not_deleted() {
 #[test]
 fn a_vm_that_two_lists_report_differently_proves_nothing() {
     let (one, mut other) = (vm("n", "m"), vm("n", "m"));
-    assert_eq!(each_once([one.clone(), one.clone()]), std::slice::from_ref(&one));
+    let lists = |vms: [&ListedMachine; 2]| vec![(vms[0].clone(), "first"), (vms[1].clone(), "second")];
+    assert_eq!(each_once(lists([&one, &one])), [(one.clone(), "first")]);
     other.machine_id = Some("m-2".to_owned());
     other.cluster_id = None;
     other.machine_name = "other".to_owned();
@@ -522,5 +523,5 @@ fn a_vm_that_two_lists_report_differently_proves_nothing() {
         created_at: other.created_at,
         ..ListedMachine::new(one.provider_id.clone(), "")
     };
-    assert_eq!(each_once([one, other]), [bare]);
+    assert_eq!(each_once(lists([&one, &other])), [(bare, "first")]);
 }

@@ -310,7 +310,12 @@ impl World {
     fn machines(&self) -> Vec<LiveMachine> {
         let machines = self.here.machines.values();
         machines
-            .map(|machine| LiveMachine::of(&DeserializeGuard(Ok(machine.clone()))))
+            .map(|machine| {
+                LiveMachine::of(
+                    &DeserializeGuard(Ok(machine.clone())),
+                    &mut CommonTexts::default(),
+                )
+            })
             .collect()
     }
 
