@@ -287,7 +287,7 @@ impl Controllers {
                     let (facts, namespace) = (entry.facts(), entry.key().namespace());
                     let key = match facts.phase {
                         Some(phase) => {
-                            let driver = known(&drivers, &facts.shown_driver);
+                            let driver = driver_label(&drivers, &facts.shown_driver);
                             (phase, driver, namespace, &*facts.reason)
                         }
                         None => (MachinePhase::Invalid, "", namespace, reason::UNREADABLE),
@@ -595,7 +595,7 @@ fn waking<K: Resource<DynamicType = ()> + 'static>(trigger: &Trigger<K>) -> Wake
 }
 
 /// The name of a driver as metrics have it; nothing is nothing.
-fn known<'a>(drivers: &ConfiguredDrivers, name: &'a str) -> &'a str {
+fn driver_label<'a>(drivers: &ConfiguredDrivers, name: &'a str) -> &'a str {
     if name.is_empty() || drivers.named(name).is_some() {
         name
     } else {

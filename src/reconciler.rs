@@ -17,11 +17,11 @@ use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
 use crate::caches::NamespacedName;
 use crate::configured_driver::{ConfiguredDrivers, Waker};
 use crate::metrics::{Kind, Metrics, ReconcileOutcome};
-use crate::retry::{self, Delay, LONG_WAIT, MAX_ASKED, Stage};
+use crate::retry::{self, Delay, LONG_WAIT, MAX_REQUESTED_DELAY, Stage};
 use cmi_driver::Status;
 
 /// Failures further apart than this are not in a row: nothing waits for longer.
-const FORGOTTEN_AFTER: Duration = MAX_ASKED.saturating_mul(2);
+const FORGOTTEN_AFTER: Duration = MAX_REQUESTED_DELAY.saturating_mul(2);
 
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
@@ -148,7 +148,7 @@ impl Requeue {
     /// is a lower bound; where the wait is otherwise a long one, a driver that knows better may say so, and
     /// the call is repeated by the back-off.
     pub fn after(stage: Stage, status: &Status) -> Self {
-        let asked = retry::asked(status);
+        let asked = retry::requested_delay(status);
         match retry::disposition(stage, status.code()).delay() {
             Delay::UntilChange => Self::After(LONG_WAIT),
             Delay::Backoff => Self::BackOff(asked.unwrap_or_default()),

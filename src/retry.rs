@@ -26,7 +26,7 @@ pub const MAX_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only a change from outside helps.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
-pub const MAX_ASKED: Duration = Duration::from_hours(1);
+pub const MAX_REQUESTED_DELAY: Duration = Duration::from_hours(1);
 
 /// The part of a back-off that jitter takes off at most.
 pub const BACKOFF_JITTER: f64 = 0.2;
@@ -347,9 +347,9 @@ const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition 
 }
 
 /// The wait that a driver asks for; it gets an hour at most. No time at all is none that was asked for.
-pub fn asked(status: &Status) -> Option<Duration> {
+pub fn requested_delay(status: &Status) -> Option<Duration> {
     let asked = status.retry_after().filter(|wait| !wait.is_zero())?;
-    Some(asked.min(MAX_ASKED))
+    Some(asked.min(MAX_REQUESTED_DELAY))
 }
 
 impl Backoff {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use self::forecast::{Action, Seen, forecast, spec_of};
+use self::forecast::{Action, Gathered, forecast, spec_of};
 use self::print::text;
 use self::read::read;
 use super::run::api_server;
@@ -64,13 +64,13 @@ pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
         .clone()
         .unwrap_or_else(|| config.default_namespace.clone());
     let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
-    let seen = read(&client, &namespace, &args)
+    let gathered = read(&client, &namespace, &args)
         .await
         .map_err(CommandError::Failed)?;
-    let capabilities = capabilities(&drivers, &seen, &namespace, &args.template)
+    let capabilities = capabilities(&drivers, &gathered, &namespace, &args.template)
         .await
         .map_err(CommandError::Failed)?;
-    let forecast = forecast(&seen, &args.template, &capabilities);
+    let forecast = forecast(&gathered, &args.template, &capabilities);
     match args.output {
         Output::Table => say(text(&forecast).trim_end()),
         Output::Json => say(&serde_json::to_string_pretty(&forecast).map_err(CommandError::failed)?),
@@ -88,11 +88,11 @@ pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
 /// What the driver of the new template can do; it is asked now.
 async fn capabilities(
     drivers: &ConfiguredDrivers,
-    seen: &Seen,
+    gathered: &Gathered,
     namespace: &str,
     template: &str,
 ) -> anyhow::Result<Arc<Capabilities>> {
-    let spec = seen.templates.get(template).and_then(spec_of);
+    let spec = gathered.templates.get(template).and_then(spec_of);
     let name = spec.and_then(|spec| spec.get("driver")?.as_str());
     let driver = drivers
         .resolve(name, namespace)

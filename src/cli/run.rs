@@ -172,14 +172,14 @@ struct OrphanArgs {
     /// proven to be left over from an InfraMachine whose deletion this process has seen.
     #[arg(long, value_enum, default_value_t = Orphans::Report, value_name = "MODE")]
     orphans: Orphans,
-    /// The pause between two looks for orphans; each takes a list for every driver and class, and
+    /// The pause between two scans for orphans; each takes a list for every driver and class, and
     /// at most 512 for a driver.
     #[arg(long, value_parser = duration::parse, default_value = "10m", value_name = "TIME")]
     orphans_interval: Duration,
     /// How old a VM has to be before it is deleted as an orphan.
     #[arg(long, value_parser = duration::parse, default_value = "1h", value_name = "TIME")]
     orphans_min_age: Duration,
-    /// The most orphans that one look deletes at a driver.
+    /// The most orphans that one scan deletes at a driver.
     #[arg(long, default_value = "10", value_name = "NUMBER")]
     orphans_max_deletes: NonZeroU16,
 }

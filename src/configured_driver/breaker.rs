@@ -164,7 +164,7 @@ impl Breakers {
         circuits
             .entry(key.clone())
             .or_insert_with(|| Circuit::half_open(None, now))
-            .on_exhausted(retry::asked(status), counted, now);
+            .on_exhausted(retry::requested_delay(status), counted, now);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ClassKey, Circuit>> {

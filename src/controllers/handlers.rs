@@ -252,10 +252,10 @@ impl Controllers {
                     }
                 }
             }
-            for erased in erased(update) {
+            for last in deleted_despite_finalizer(update) {
                 tokio::spawn(machine::delete_vm_left_behind(
                     Arc::clone(&machine_context),
-                    erased.clone(),
+                    last.clone(),
                 ));
             }
             if update.complete {
@@ -386,7 +386,7 @@ impl Remediations {
 
 /// The InfraMachines that the API server let go in spite of their finalizer. A list does not show
 /// how what it lacks has gone.
-fn erased(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
+fn deleted_despite_finalizer(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
     let changes = update.changes.iter().filter(|_| !update.listed);
     let gone = changes.filter_map(|change| match change {
         Change::Deleted(object) => object.0.as_ref().ok(),

@@ -98,7 +98,7 @@ async fn attempt(
         );
     }
     let (gathered, plan) = gather_and_plan(ctx, machine).await;
-    let mut object = Object::erased(ctx, Arc::clone(machine));
+    let mut object = Object::deleted_despite_finalizer(ctx, Arc::clone(machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
     let moment = record_failure(ctx, machine, &gathered, outcome, None);

@@ -70,7 +70,7 @@ impl<'a> Object<'a> {
     }
 
     /// One that the API server has no more, as it was at last. Nothing of it is written.
-    pub fn erased(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
+    pub fn deleted_despite_finalizer(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
         Self {
             was_deleted_despite_finalizer: true,
             ..Self::new(ctx, last)

@@ -289,7 +289,18 @@ impl Failure {
         match self.disposition {
             Disposition::Retry | Disposition::LookUp => Cause::Transient,
             Disposition::AwaitCapacity => Cause::Capacity,
-            _ => Cause::Other,
+            Disposition::Initialize
+            | Disposition::NeedsIntervention
+            | Disposition::AwaitDriver
+            | Disposition::Fallback
+            | Disposition::Terminal
+            | Disposition::Create
+            | Disposition::Vanished
+            | Disposition::Replace
+            | Disposition::Delete
+            | Disposition::VerifyDeleted
+            | Disposition::StillThere
+            | Disposition::Gone => Cause::Other,
         }
     }
 
@@ -308,7 +319,7 @@ impl Failure {
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
         // Never less than was asked for, and machines that failed together do not come back together.
         let asked = self
-            .asked()
+            .requested_delay()
             .map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
         let backoff = retry::backoff(attempt, jitter);
         match self.disposition.delay() {
@@ -322,14 +333,14 @@ impl Failure {
     }
 
     /// The wait that the driver asks for; it gets an hour at most. No time at all is none that was asked for.
-    pub fn asked(&self) -> Option<Duration> {
-        retry::asked(&self.status)
+    pub fn requested_delay(&self) -> Option<Duration> {
+        retry::requested_delay(&self.status)
     }
 
     /// What an operator reads: the call, what the driver said, and what can be done where the wait is for a
     /// operator to end.
     pub fn message(&self) -> String {
-        let said = self.said();
+        let said = self.call_and_answer();
         if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {
             format!("{said}; {RETRY_NOW_HINT}")
         } else {
@@ -337,7 +348,7 @@ impl Failure {
         }
     }
 
-    fn said(&self) -> String {
+    fn call_and_answer(&self) -> String {
         match self.operation {
             // The stage's name is the specification's (INI-14).
             Operation::InitializeMachine => format!("InstanceInitialization: {}", self.status.message()),

@@ -370,7 +370,7 @@ impl Draft<'_> {
     }
 
     /// Something else keeps a machine on its way. Whether its driver can be reached is not known before a
-    /// call; of a VM that is up, the next look says it.
+    /// call; of a VM that is up, the next look-up says it.
     fn driver_is_no_longer_missing(&mut self) {
         if !self.machine.is_provisioned() {
             self.status.conditions.retain(|shown| {

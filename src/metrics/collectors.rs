@@ -31,7 +31,7 @@ pub(super) struct BreakersByState(pub Arc<Mutex<BTreeMap<String, CountBreakers>>
 /// How many orphans there are, by namespace and reason.
 pub(super) type OrphanCounts = BTreeMap<(String, OrphanReason), u64>;
 
-/// The orphans of each driver as the last look found them.
+/// The orphans of each driver as the last scan found them.
 #[derive(Debug)]
 pub(super) struct Orphans(pub Arc<Mutex<BTreeMap<String, OrphanCounts>>>);
 

@@ -52,7 +52,7 @@ impl Stopped {
     /// Looks at the Leases again.
     ///
     /// # Errors
-    /// One is held or has changed since the first look, or they can't be listed.
+    /// One is held or has changed since it was first read, or they can't be listed.
     pub async fn confirm(&self) -> Result<(), WriteError> {
         let now = Leases::read(&self.client, &self.namespace).await?;
         self.refuse(now.held(Timestamp::now()))?;

@@ -73,7 +73,7 @@ pub enum WriteError {
             here"
     )]
     BeingDeleted(String),
-    /// A machine was changed between the look and the release.
+    /// A machine was changed between the read and the release.
     #[error("{0}; change it back, and run the command again, which goes on from here")]
     Changed(String),
     /// The object is written all the time.

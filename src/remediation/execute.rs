@@ -179,7 +179,7 @@ fn outcome(
 }
 
 fn not_sent(status: &Status) -> Outcome {
-    let requeue = Requeue::BackOff(retry::asked(status).unwrap_or_default());
+    let requeue = Requeue::BackOff(retry::requested_delay(status).unwrap_or_default());
     not_done(status.code().name(), said(status), requeue)
 }
 

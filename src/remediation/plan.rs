@@ -386,7 +386,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
 }
 
 /// The time of the last restart is one that no clock shows yet: it counts as made now, once, else the Node
-/// would get its whole time anew at each look.
+/// would get its whole time anew at each reconcile.
 fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Plan {
     let left = record
         .issued_at

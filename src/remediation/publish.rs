@@ -30,7 +30,7 @@ pub async fn publish(
     if let (Some(machine), Some(verdict)) = (gathered.machine(), &outcome.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
         if is_new && verdict.owner_must_remediate {
-            record_failure(gathered, ctx, given_up(outcome)).await;
+            record_failure(gathered, ctx, failure_note(outcome)).await;
         }
     }
     let status = status(&gathered.remediation, record, outcome, Timestamp::now());
@@ -45,7 +45,7 @@ pub async fn record_failure(gathered: &Gathered, ctx: &Context, note: Note) {
 }
 
 /// The event of a Machine that its owner has to replace.
-fn given_up(outcome: &Outcome) -> Note {
+fn failure_note(outcome: &Outcome) -> Note {
     Note {
         warning: true,
         reason: outcome.reason.clone(),

@@ -138,7 +138,7 @@ async fn evict_next(
             let message = format!("{}: {}", Operation::GetVolumeIds, failure.message());
             let report = status::driver_failed(failure.code().name(), &message);
             publish::show(gathered, ctx, Some(&report)).await?;
-            let asked = retry::asked(&failure).unwrap_or_default();
+            let asked = retry::requested_delay(&failure).unwrap_or_default();
             return Ok(Requeue::After(until_deadline(target, asked.max(DRIVER_FAILED))));
         }
     };

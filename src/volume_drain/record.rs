@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::api::v1alpha1::InfraMachineSpec;
 
-    /// What a cache does not keep is lost to the next look.
+    /// What a cache does not keep is lost to the next reconcile.
     #[test]
     fn the_largest_record_is_kept_by_the_cache_and_read_again() {
         let names: Vec<_> = (0..100).map(|n| format!("{}{n}", "v".repeat(300))).collect();

@@ -23,12 +23,12 @@ use super::step::{Before, Pod, Step, Waiting, step};
 use crate::leadership::Leadership;
 use crate::workload_cluster::{Answer, Connection, Unreachable};
 
-/// The most pods that are tried in one look while budgets forbid to evict them.
+/// The most pods that are tried in one reconcile while budgets forbid to evict them.
 const MAX_TRIED: usize = 32;
 /// The least: the most important one, one of the first ones, and one of the others.
 const MIN_TRIED: usize = 3;
-/// For how long the pods of one look are tried: an API server that is slow to refuse is not one that is away,
-/// and a visit that takes its whole time counts as an outage.
+/// For how long the pods of one reconcile are tried: an API server that is slow to refuse is not one that is
+/// away, and a visit that takes its whole time counts as an outage.
 const MAX_TRYING: Duration = Duration::from_secs(3);
 /// For how long the same pods are tried.
 const SECONDS_A_ROUND: i64 = 10;
@@ -144,9 +144,9 @@ pub async fn observe(
     })
 }
 
-/// The pods that are tried in one look, the most important one first: the first ones, and of the others some
-/// each time, so that no pod waits behind many that budgets keep. Both alternate and begin elsewhere each
-/// time: no pod is left out where looks end early.
+/// The pods that are tried in one reconcile, the most important one first: the first ones, and of the others
+/// some each time, so that no pod waits behind many that budgets keep. Both alternate and begin elsewhere
+/// each time: no pod is left out where reconciles end early.
 fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> Vec<&T> {
     const HALF: usize = MAX_TRIED / 2;
     let round = usize::try_from(now.as_second() / SECONDS_A_ROUND).unwrap_or_default();

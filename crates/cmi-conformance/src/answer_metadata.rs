@@ -11,7 +11,7 @@ use http::HeaderMap;
 pub struct AnswerMetadata(Mutex<Vec<(Operation, String)>>);
 
 impl AnswerMetadata {
-    /// The values since the last look, each with the call that it answered.
+    /// The values since they were last read, each with the call that it answered.
     pub(crate) fn take(&self) -> Vec<(Operation, String)> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

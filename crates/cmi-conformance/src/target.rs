@@ -45,7 +45,7 @@ impl Target {
         }
     }
 
-    /// The headers and trailers of the answers since the last look.
+    /// The headers and trailers of the answers since they were last read.
     pub(crate) fn take_metadata(&self) -> Vec<(Operation, String)> {
         self.metadata.take()
     }

@@ -46,7 +46,7 @@ pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
 pub(crate) struct Seen(BTreeSet<String>);
 
 impl Seen {
-    /// What has happened since the last look, when these run now.
+    /// What has happened since the last poll, when these run now.
     pub(crate) fn events<V>(
         &mut self,
         running: &BTreeMap<String, V>,
@@ -62,7 +62,7 @@ impl Seen {
         events
     }
 
-    /// Has a guest boot anew, though it runs as it did at the last look.
+    /// Has a guest boot anew, though it runs as it did at the last poll.
     fn forget(&mut self, id: &str) {
         self.0.remove(id);
     }

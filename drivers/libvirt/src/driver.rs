@@ -68,14 +68,14 @@ pub struct LibvirtDriver {
 }
 
 /// What a call about one machine says.
-struct Asked {
+struct MachineCall {
     key: MachineKey,
     spec: VmSpec,
     /// The id that the caller knows.
     id: Option<VmId>,
 }
 
-impl Asked {
+impl MachineCall {
     /// Checks name, provider id and spec of a call.
     fn read(machine: &MachineRef, provider_id: Option<&ProviderId>) -> Result<Self> {
         if !is_dns_subdomain(&machine.name) {
@@ -154,7 +154,7 @@ impl LibvirtDriver {
     }
 
     /// The hosts that may have the VM of a machine, by what is known of it.
-    fn possible_hosts(asked: &Asked, record: Option<PlacementRecord>) -> PossibleHosts {
+    fn possible_hosts(asked: &MachineCall, record: Option<PlacementRecord>) -> PossibleHosts {
         let known = asked.id.as_ref().map(|id| id.host.clone());
         let known = known
             .or_else(|| asked.spec.failure_domain.clone())
@@ -171,7 +171,7 @@ impl LibvirtDriver {
     }
 
     /// The one host that has the machine.
-    async fn home(&self, asked: &Asked, record: Option<PlacementRecord>) -> Result<&Arc<Host>> {
+    async fn home(&self, asked: &MachineCall, record: Option<PlacementRecord>) -> Result<&Arc<Host>> {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
@@ -184,7 +184,7 @@ impl LibvirtDriver {
     /// Does something to a machine on the host that has it, while nothing else changes it.
     async fn change<T: Send + 'static>(
         &self,
-        asked: &Asked,
+        asked: &MachineCall,
         record: Option<PlacementRecord>,
         change: impl FnOnce(&Connect, &MachineKey) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -229,7 +229,7 @@ impl LibvirtDriver {
 
     /// NOT_FOUND, with the id that a create would give the VM where its host is settled: by the failure
     /// domain, or because there is no other in the pool.
-    fn with_named_id(&self, asked: &Asked, status: Status) -> Status {
+    fn with_named_id(&self, asked: &MachineCall, status: Status) -> Status {
         if status.code() != Code::NotFound || asked.id.is_some() {
             return status;
         }
@@ -263,7 +263,7 @@ impl LibvirtDriver {
     }
 
     async fn create(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let asked = Asked::read(&request.machine, None)?;
+        let asked = MachineCall::read(&request.machine, None)?;
         let wanted = asked.spec.within(&self.config)?;
         let held = self.locks.hold(&asked.key.domain_name()).await?;
         let placed_before = self.placements().remove(&asked.key.uuid());
@@ -327,7 +327,7 @@ impl LibvirtDriver {
     }
 
     async fn delete(&self, request: DeleteMachineRequest) -> Result<()> {
-        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         if !asked.is_possible() {
             return Ok(());
         }
@@ -366,7 +366,7 @@ impl LibvirtDriver {
 /// Whether the spec says where the VM is, by its failure domain: a placement record beside it would cost a
 /// write. The only host of a pool does not say it, since the pool may have another by the time of the next
 /// call.
-fn is_told_by_spec(asked: &Asked, request: &CreateMachineRequest) -> bool {
+fn is_told_by_spec(asked: &MachineCall, request: &CreateMachineRequest) -> bool {
     asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
 }
 
@@ -447,7 +447,7 @@ impl Driver for LibvirtDriver {
     }
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
@@ -478,7 +478,7 @@ impl Driver for LibvirtDriver {
 
     /// Starts a VM whose making was cut off before that.
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
         self.change(&asked, record, |connect, key| {
             let mut vm = machines::find(connect, key)?;
@@ -506,7 +506,7 @@ impl Driver for LibvirtDriver {
     /// ABORTED as long as the guest runs: one that still boots does not notice the power button, and nothing
     /// says so. Each repeat presses it once more.
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
         self.change(&asked, record.clone(), |connect, key| {
             machines::find(connect, key)?.shut_down()
@@ -530,7 +530,7 @@ impl Driver for LibvirtDriver {
     }
 
     async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
-        let asked = Asked::read(&request.machine, Some(&request.provider_id))?;
+        let asked = MachineCall::read(&request.machine, Some(&request.provider_id))?;
         let spec = asked.spec.clone();
         self.change(&asked, None, move |connect, key| {
             machines::find(connect, key)?.update(&spec, &request)
@@ -539,7 +539,7 @@ impl Driver for LibvirtDriver {
     }
 
     async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
-        let asked = Asked::read(&request.machine, Some(&request.provider_id))?;
+        let asked = MachineCall::read(&request.machine, Some(&request.provider_id))?;
         let ordered = Arc::new(AtomicBool::default());
         let is_ordered = Arc::clone(&ordered);
         let restarted = self.change(&asked, None, move |connect, key| {
@@ -630,7 +630,7 @@ mod tests {
     fn the_host_is_noted_where_it_is_settled_by_the_pool_alone() {
         let is_told = |pool: &str, zone: Option<&str>, brought: Option<LastKnownState>| {
             let machine = machine(pool, zone);
-            let asked = Asked::read(&machine, None).unwrap();
+            let asked = MachineCall::read(&machine, None).unwrap();
             let request = CreateMachineRequest {
                 machine,
                 last_known_state: brought,
@@ -654,7 +654,7 @@ mod tests {
     fn an_id_is_named_where_there_is_one_host_that_the_machine_can_be_made_on() {
         let driver = LibvirtDriver::new(crate::config::tests::example());
         let named = |pool: &str, zone: Option<&str>, known: bool| {
-            let mut asked = Asked::read(&machine(pool, zone), None).unwrap();
+            let mut asked = MachineCall::read(&machine(pool, zone), None).unwrap();
             asked.id = known.then(|| asked.key.vm_id("host-b"));
             let status = driver.with_named_id(&asked, Status::new(Code::NotFound, "none"));
             let named = status.named_provider_id().map(ToString::to_string);

@@ -35,7 +35,7 @@ pub(in crate::cli) struct InfoArgs {
 }
 
 /// A driver to ask.
-struct Asked {
+struct ChosenDriver {
     /// Its name, or its endpoint.
     name: String,
     driver: Arc<dyn Driver>,
@@ -87,9 +87,9 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
 }
 
 /// The drivers to ask.
-fn chosen(args: &InfoArgs) -> Result<Vec<Asked>, CommandError> {
+fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
     if let Some(endpoint) = &args.plugin.endpoint {
-        return Ok(vec![Asked {
+        return Ok(vec![ChosenDriver {
             name: endpoint.clone(),
             driver: Arc::new(args.plugin.driver(&Timeouts::default())?),
             connector: Some(args.plugin.connector()?),
@@ -106,7 +106,7 @@ fn chosen(args: &InfoArgs) -> Result<Vec<Asked>, CommandError> {
     }
     all.into_iter()
         .map(|DriverConfig { settings, kind }| {
-            Ok(Asked {
+            Ok(ChosenDriver {
                 connector: kind.connector().map_err(CommandError::misconfigured)?,
                 driver: drivers::build(&file, &settings, kind)?,
                 name: settings.name,
@@ -116,7 +116,7 @@ fn chosen(args: &InfoArgs) -> Result<Vec<Asked>, CommandError> {
 }
 
 /// Asks in the order of the CMI specification.
-async fn ask(asked: &Asked) -> cmi_driver::Result<DriverInfo> {
+async fn ask(asked: &ChosenDriver) -> cmi_driver::Result<DriverInfo> {
     let driver = asked.driver.as_ref();
     Ok(DriverInfo {
         info: driver.info().await?,

@@ -51,12 +51,12 @@ pub(super) fn described(
             let _infallible = writeln!(text, "  note: {}", printable(note));
         }
     }
-    told_of(&mut text, checks, target);
+    write_health_checks(&mut text, checks, target);
     text
 }
 
 /// What to do about MachineHealthChecks.
-fn told_of(text: &mut String, checks: &HealthChecks, target: &Destination) {
+fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destination) {
     let all = match checks {
         HealthChecks::Known(all) => all,
         HealthChecks::Unknown(why) => {
@@ -119,7 +119,7 @@ mod tests {
             secrets_of_other_namespaces: false,
         };
         let mut text = String::new();
-        told_of(&mut text, checks, &target);
+        write_health_checks(&mut text, checks, &target);
         text
     }
 

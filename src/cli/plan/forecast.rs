@@ -18,7 +18,7 @@ use cmi_driver::Capabilities;
 const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
 
 /// What was read.
-pub(super) struct Seen {
+pub(super) struct Gathered {
     pub(super) deployment: DynamicObject,
     /// By name, the new one among them.
     pub(super) templates: BTreeMap<String, DynamicObject>,
@@ -113,10 +113,10 @@ pub(super) fn spec_of(template: &DynamicObject) -> Option<&Map<String, Value>> {
 }
 
 /// What becomes of the machines when their MachineDeployment is pointed at the template `new`.
-pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> Forecast {
+pub(super) fn forecast(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Forecast {
     let empty = Map::new();
-    let desired = seen.templates.get(new).and_then(spec_of).unwrap_or(&empty);
-    let changes: BTreeMap<_, _> = seen
+    let desired = gathered.templates.get(new).and_then(spec_of).unwrap_or(&empty);
+    let changes: BTreeMap<_, _> = gathered
         .templates
         .iter()
         .filter(|(name, _)| *name != new)
@@ -128,29 +128,29 @@ pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> F
             )
         })
         .collect();
-    let mut notes = notes(seen);
-    let rollout = match (&seen.core_gate, seen.extensions) {
+    let mut notes = notes(gathered);
+    let rollout = match (&gathered.core_gate, gathered.extensions) {
         (CoreGate::Off(gate), _) => Rollout::GateOff(gate),
         (CoreGate::On | CoreGate::Unknown(_), Some(count)) if count > 1 => Rollout::Stuck,
         (CoreGate::On | CoreGate::Unknown(_), _) if notes.is_empty() => Rollout::InPlace,
         (CoreGate::On | CoreGate::Unknown(_), _) => Rollout::Replacing,
     };
-    if let (CoreGate::Unknown(why), Rollout::InPlace) = (&seen.core_gate, rollout) {
+    if let (CoreGate::Unknown(why), Rollout::InPlace) = (&gathered.core_gate, rollout) {
         notes.push(format!(
             "it is unknown whether core's feature gates RuntimeSDK and InPlaceUpdates are on, and this plan \
                 assumes that they are: {why}"
         ));
     }
-    notes.extend(of_another_shard(seen, new));
+    notes.extend(of_another_shard(gathered, new));
     let fields = changes
         .iter()
         .flat_map(|(name, changes)| changes.iter().map(|change| field(name, change)));
-    let machines = seen
+    let machines = gathered
         .machines
         .iter()
         .map(|(machine, infra)| row(machine, infra.as_ref(), new, &changes, rollout));
     Forecast {
-        refused: refusal(seen, new, capabilities),
+        refused: refusal(gathered, new, capabilities),
         fields: fields.collect(),
         machines: machines.collect(),
         notes,
@@ -158,8 +158,8 @@ pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> F
 }
 
 /// Why no machine can be made from the new template, whatever those that exist are made from.
-fn refusal(seen: &Seen, new: &str, capabilities: &Capabilities) -> Option<String> {
-    match seen
+fn refusal(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Option<String> {
+    match gathered
         .templates
         .get(new)?
         .clone()
@@ -171,33 +171,33 @@ fn refusal(seen: &Seen, new: &str, capabilities: &Capabilities) -> Option<String
 }
 
 /// Why no machine of the MachineDeployment is updated in place, whatever changes.
-fn notes(seen: &Seen) -> Vec<String> {
+fn notes(gathered: &Gathered) -> Vec<String> {
     let mut notes = Vec::new();
-    if seen.deployment.data["spec"]["rollout"]["strategy"]["type"] == "OnDelete" {
+    if gathered.deployment.data["spec"]["rollout"]["strategy"]["type"] == "OnDelete" {
         notes.push(
             "its strategy is OnDelete: a machine is replaced when it is deleted, and none is updated \
             in place"
                 .to_owned(),
         );
     }
-    if seen.deployment.data["spec"]["template"]["spec"]["bootstrap"]["configRef"]["name"].is_null() {
+    if gathered.deployment.data["spec"]["template"]["spec"]["bootstrap"]["configRef"]["name"].is_null() {
         notes.push(
             "it has no bootstrap.configRef, without which Cluster API updates no machine in place".to_owned(),
         );
     }
-    if let CoreGate::Off(gate) = seen.core_gate {
+    if let CoreGate::Off(gate) = gathered.core_gate {
         notes.push(format!(
             "core's feature gate {gate} is off: Cluster API asks no extension and replaces every machine"
         ));
         return notes;
     }
-    if let Some(several) = seen.extensions.filter(|count| *count > 1) {
+    if let Some(several) = gathered.extensions.filter(|count| *count > 1) {
         notes.push(format!(
             "{several} extensions are registered for CanUpdateMachineSet, and Cluster API takes one for a \
                 namespace: it rolls nothing out before the others leave it out of their namespaceSelector"
         ));
     }
-    if seen.extensions == Some(0) {
+    if gathered.extensions == Some(0) {
         notes.push(
             "no extension is registered for CanUpdateMachineSet in this namespace: Cluster API replaces \
                 every machine"
@@ -209,9 +209,9 @@ fn notes(seen: &Seen) -> Vec<String> {
 
 /// Which templates lack the label of the machines: the flags of the provider are not known here, and with
 /// `--watch-filter` it does not answer for such a template, now or at the next change.
-fn of_another_shard(seen: &Seen, new: &str) -> impl Iterator<Item = String> {
+fn of_another_shard(gathered: &Gathered, new: &str) -> impl Iterator<Item = String> {
     let filter_of = |object: &DynamicObject| object.labels().get(labels::WATCH_FILTER).cloned();
-    let infra = seen.machines.iter().filter_map(|(_, infra)| infra.as_ref());
+    let infra = gathered.machines.iter().filter_map(|(_, infra)| infra.as_ref());
     let unlike: BTreeSet<_> = infra
         .filter_map(|infra| Some((filter_of(infra)?, [template_of(infra), Some(new)])))
         .flat_map(|(filter, names)| {
@@ -221,7 +221,7 @@ fn of_another_shard(seen: &Seen, new: &str) -> impl Iterator<Item = String> {
                 .map(move |name| (name, filter.clone()))
         })
         .filter(|(name, filter)| {
-            let template = seen.templates.get(*name);
+            let template = gathered.templates.get(*name);
             template.is_some_and(|template| filter_of(template).as_ref() != Some(filter))
         })
         .map(|(name, filter)| (name.to_owned(), filter))
@@ -344,8 +344,8 @@ mod tests {
         (object(name, machine), Some(object(name, cloned)))
     }
 
-    fn seen(strategy: &str, extensions: Option<usize>) -> Seen {
-        Seen {
+    fn gathered(strategy: &str, extensions: Option<usize>) -> Gathered {
+        Gathered {
             deployment: object(
                 "md",
                 json!({"spec": {
@@ -371,13 +371,13 @@ mod tests {
         }
     }
 
-    fn actions(seen: &Seen) -> Vec<(String, &'static str)> {
+    fn actions(gathered: &Gathered) -> Vec<(String, &'static str)> {
         let capabilities = Capabilities {
             operations: [Operation::UpdateMachine].into(),
             hot_updatable: vec![JsonPointer::field("labels")],
             ..Capabilities::minimal()
         };
-        let rows = forecast(seen, "new", &capabilities).machines;
+        let rows = forecast(gathered, "new", &capabilities).machines;
         rows.iter()
             .map(|row| (row.machine.clone(), row.action.text()))
             .collect()
@@ -393,9 +393,9 @@ mod tests {
             ("e", "replaced"),
         ]
         .map(|(machine, action)| (machine.to_owned(), action));
-        assert_eq!(actions(&seen("RollingUpdate", Some(1))), expected);
+        assert_eq!(actions(&gathered("RollingUpdate", Some(1))), expected);
         assert_eq!(
-            actions(&seen("RollingUpdate", None)),
+            actions(&gathered("RollingUpdate", None)),
             expected,
             "what can't be read is no reason"
         );
@@ -403,17 +403,17 @@ mod tests {
 
     #[test]
     fn nothing_is_updated_in_place_without_an_extension_or_with_the_strategy_on_delete() {
-        for seen in [
-            seen("RollingUpdate", Some(0)),
-            seen("RollingUpdate", Some(2)),
-            seen("OnDelete", Some(1)),
+        for gathered in [
+            gathered("RollingUpdate", Some(0)),
+            gathered("RollingUpdate", Some(2)),
+            gathered("OnDelete", Some(1)),
         ] {
-            let actions = actions(&seen);
+            let actions = actions(&gathered);
             assert!(
                 actions.iter().all(|(_, action)| *action != "in place"),
                 "{actions:?}"
             );
-            assert_eq!(notes(&seen).len(), 1);
+            assert_eq!(notes(&gathered).len(), 1);
         }
     }
 
@@ -424,30 +424,34 @@ mod tests {
             let filter = (labels::WATCH_FILTER.to_owned(), "blue".to_owned());
             object.metadata.labels.get_or_insert_default().extend([filter]);
         };
-        let notes = |seen: &Seen| forecast(seen, "new", &Capabilities::minimal()).notes;
-        let mut seen = seen("RollingUpdate", Some(1));
-        for infra in seen.machines.iter_mut().filter_map(|(_, infra)| infra.as_mut()) {
+        let notes = |gathered: &Gathered| forecast(gathered, "new", &Capabilities::minimal()).notes;
+        let mut gathered = gathered("RollingUpdate", Some(1));
+        for infra in gathered
+            .machines
+            .iter_mut()
+            .filter_map(|(_, infra)| infra.as_mut())
+        {
             label(infra);
         }
-        label(seen.templates.get_mut("older").unwrap());
-        let said = notes(&seen);
+        label(gathered.templates.get_mut("older").unwrap());
+        let said = notes(&gathered);
         let named: Vec<_> = said.iter().map(|note| note.split('`').nth(1).unwrap()).collect();
         assert_eq!(named, ["new", "old"], "{said:?}");
-        assert_eq!(actions(&seen)[0].1, "in place");
-        seen.templates.values_mut().for_each(label);
-        assert_eq!(notes(&seen), Vec::<String>::new());
+        assert_eq!(actions(&gathered)[0].1, "in place");
+        gathered.templates.values_mut().for_each(label);
+        assert_eq!(notes(&gathered), Vec::<String>::new());
     }
 
     #[test]
     fn a_gate_of_core_that_is_off_replaces_all_and_one_that_is_unknown_is_said_to_be_assumed_on() {
-        let mut off = seen("RollingUpdate", Some(2));
+        let mut off = gathered("RollingUpdate", Some(2));
         off.core_gate = CoreGate::Off("InPlaceUpdates");
         let acted = actions(&off);
         assert_eq!(acted[0].1, "replaced");
         assert!(acted.iter().all(|(_, action)| *action != "in place"), "{acted:?}");
         assert_eq!(notes(&off).len(), 1);
 
-        let mut unknown = seen("RollingUpdate", Some(1));
+        let mut unknown = gathered("RollingUpdate", Some(1));
         unknown.core_gate = CoreGate::Unknown("forbidden".to_owned());
         assert_eq!(actions(&unknown)[0].1, "in place");
         let said = forecast(&unknown, "new", &Capabilities::minimal()).notes;

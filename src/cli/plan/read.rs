@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::PlanArgs;
 use super::core_gate;
-use super::forecast::{Seen, template_of};
+use super::forecast::{Gathered, template_of};
 use crate::api::GROUP;
 use crate::api::cluster_api;
 
@@ -25,7 +25,7 @@ fn objects(client: &Client, namespace: &str, group: &str, version: &str, kind: &
 }
 
 /// All that a forecast is made from.
-pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> anyhow::Result<Seen> {
+pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> anyhow::Result<Gathered> {
     let core = |kind| objects(client, namespace, cluster_api::GROUP, "v1beta2", kind);
     let ours = |kind| objects(client, namespace, GROUP, "v1alpha1", kind);
     let name = &args.machinedeployment;
@@ -65,7 +65,7 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
             None => {}
         }
     }
-    Ok(Seen {
+    Ok(Gathered {
         deployment,
         templates,
         machines,

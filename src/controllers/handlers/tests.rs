@@ -430,7 +430,9 @@ async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_i
         let cache_writer = &mut watched.infra_machines;
         drop(cache_writer.take(Event::Apply(infra_machine("m", 2, &held))));
         let update = events.into_iter().flat_map(|event| cache_writer.take(event));
-        let found: usize = update.map(|update| erased(&update).len()).sum();
+        let found: usize = update
+            .map(|update| deleted_despite_finalizer(&update).len())
+            .sum();
         assert_eq!(found, expected);
     }
 }

@@ -232,7 +232,7 @@ async fn record_refusal(
         // The replica that leads by now writes it.
         return Ok(());
     }
-    match left_by(plan.recorded, failure) {
+    match existence_after_failure(plan.recorded, failure) {
         Some(VmExistence::MayExist) => object.prepare_for_move().await?,
         Some(existence) => object.record_no_vm(existence).await?,
         None => {}
@@ -242,7 +242,7 @@ async fn record_refusal(
 
 /// What a create that failed leaves, when it is not tried again as it is or never reached the driver;
 /// `recorded` is what the object said before. Nothing is written between the tries of one.
-fn left_by(recorded: VmExistence, failure: &Failure) -> Option<VmExistence> {
+fn existence_after_failure(recorded: VmExistence, failure: &Failure) -> Option<VmExistence> {
     if failure.status.is_never_sent() {
         return (recorded != VmExistence::MayExist).then_some(recorded);
     }
@@ -304,7 +304,7 @@ mod tests {
     use cmi_driver::Status;
 
     fn left(recorded: VmExistence, status: Status) -> Option<VmExistence> {
-        left_by(recorded, &Failure::new(Stage::Create, status))
+        existence_after_failure(recorded, &Failure::new(Stage::Create, status))
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub async fn shut_down(
     let answer = object.awaiting(Operation::ShutDownMachine, call).await;
     let answered = Timestamp::now();
     let accepted = asking.accepted.unwrap_or(answered);
-    let until = Until::of(accepted, asking.grace);
+    let deadline = ShutDownDeadline::of(accepted, asking.grace);
     match answer {
         Ok(response) => {
             ctx.states.shut_down_accepted(object.uid());
@@ -50,7 +50,7 @@ pub async fn shut_down(
             } else {
                 None
             };
-            let outcome = after_acceptance(vm, until, plan.requeue_after);
+            let outcome = after_acceptance(vm, deadline, plan.requeue_after);
             let waits = outcome.is_some();
             record_acceptance(
                 object,
@@ -78,7 +78,7 @@ pub async fn shut_down(
             Ok(after_shut_down(
                 failure,
                 asking,
-                until,
+                deadline,
                 answered,
                 plan.requeue_after,
             ))
@@ -103,15 +103,15 @@ async fn record_acceptance(
 
 /// Until when the guest has time, as a message says it.
 #[derive(Clone, Copy)]
-struct Until(Option<Timestamp>);
+struct ShutDownDeadline(Option<Timestamp>);
 
-impl Until {
+impl ShutDownDeadline {
     fn of(accepted: Timestamp, grace: Duration) -> Self {
         Self(accepted.checked_add(grace).ok())
     }
 }
 
-impl std::fmt::Display for Until {
+impl std::fmt::Display for ShutDownDeadline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(time) => write!(f, "the VM is deleted at {time:.0} at the latest"),
@@ -125,7 +125,7 @@ impl std::fmt::Display for Until {
 /// power state can't be seen.
 fn after_acceptance(
     answer: Option<cmi_driver::Result<Machine>>,
-    until: Until,
+    deadline: ShutDownDeadline,
     requeue_after: Duration,
 ) -> Option<Outcome> {
     let power = match answer {
@@ -133,38 +133,38 @@ fn after_acceptance(
         Some(Ok(machine)) => machine.power_state,
         Some(Err(status)) => match status.machine() {
             Some(machine) => machine.power_state,
-            None => return unobserved(status, until, requeue_after),
+            None => return unobserved(status, deadline, requeue_after),
         },
     };
     match power {
         Some(PowerState::Stopped | PowerState::Failed) => None,
         Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
             let observation = format!("its VM is {}", power.name());
-            Some(shutting_down(&observation, until, requeue_after))
+            Some(shutting_down(&observation, deadline, requeue_after))
         }
         None => Some(shutting_down(
             "the driver does not say whether it runs",
-            until,
+            deadline,
             requeue_after,
         )),
     }
 }
 
 /// The outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no time.
-fn unobserved(status: Status, until: Until, requeue_after: Duration) -> Option<Outcome> {
+fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
         (Disposition::Delete, Code::NotFound) => None,
-        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), until, requeue_after)),
+        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), deadline, requeue_after)),
         _ => Some(Outcome::Failed(Box::new(failure))),
     }
 }
 
-fn shutting_down(observation: &str, until: Until, requeue_after: Duration) -> Outcome {
+fn shutting_down(observation: &str, deadline: ShutDownDeadline, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
-        message: format!("the guest has accepted to stop, and {observation}; {until}"),
+        message: format!("the guest has accepted to stop, and {observation}; {deadline}"),
         requeue_after,
     }
 }
@@ -174,7 +174,7 @@ fn shutting_down(observation: &str, until: Until, requeue_after: Duration) -> Ou
 fn after_shut_down(
     mut failure: Failure,
     asking: ShutDown,
-    until: Until,
+    deadline: ShutDownDeadline,
     now: Timestamp,
     requeue_after: Duration,
 ) -> Option<Outcome> {
@@ -185,9 +185,9 @@ fn after_shut_down(
     if failure.status.code() == Code::Aborted {
         return Some(Outcome::Deleting {
             reason: reason::SHUTTING_DOWN,
-            message: format!("{}; {until}", failure.message()),
+            message: format!("{}; {deadline}", failure.message()),
             requeue_after: failure
-                .asked()
+                .requested_delay()
                 .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(MIN_PAUSE)),
         });
     }
@@ -200,7 +200,7 @@ fn after_shut_down(
         return None;
     }
     let ends = match asking.accepted {
-        Some(_) => until.to_string(),
+        Some(_) => deadline.to_string(),
         None => format!(
             "after {SHUT_DOWN_TRIES} failures in a row and {} s of the deletion, the VM is deleted without a \
                 shut-down",
@@ -228,15 +228,15 @@ mod tests {
         }
     }
 
-    fn until() -> Until {
-        Until::of(at(0), Duration::from_mins(1))
+    fn deadline() -> ShutDownDeadline {
+        ShutDownDeadline::of(at(0), Duration::from_mins(1))
     }
 
     fn after(status: Status) -> Option<Outcome> {
         after_shut_down(
             Failure::new(Stage::ShutDown, status),
             asking(None, false),
-            until(),
+            deadline(),
             at(0),
             PACE,
         )
@@ -268,7 +268,7 @@ mod tests {
         let requeue_after = |seconds: i64, accepted: Option<Timestamp>| {
             let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
             let failure = Failure::new(Stage::ShutDown, status);
-            match after_shut_down(failure, asking(accepted, false), until(), at(seconds), PACE) {
+            match after_shut_down(failure, asking(accepted, false), deadline(), at(seconds), PACE) {
                 Some(Outcome::Deleting { requeue_after, .. }) => requeue_after.as_secs(),
                 other => panic!("{other:?}"),
             }
@@ -310,7 +310,7 @@ mod tests {
         let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
         for answer in answers.chain([None, denied]) {
             let text = format!("{answer:?}");
-            let outcome = after_acceptance(answer, until(), PACE);
+            let outcome = after_acceptance(answer, deadline(), PACE);
             assert!(
                 matches!(
                     outcome,
@@ -334,13 +334,13 @@ mod tests {
     fn a_guest_that_is_stopped_or_gone_is_deleted_now() {
         for power in [PowerState::Stopped, PowerState::Failed] {
             let answer = Some(Ok(vm(Some(power))));
-            assert!(after_acceptance(answer, until(), PACE).is_none(), "{power:?}");
+            assert!(after_acceptance(answer, deadline(), PACE).is_none(), "{power:?}");
         }
         let gone = Status::new(Code::NotFound, "there is none");
-        assert!(after_acceptance(Some(Err(gone)), until(), PACE).is_none());
+        assert!(after_acceptance(Some(Err(gone)), deadline(), PACE).is_none());
         let outage = Status::new(Code::Unavailable, "it can't be reached");
         assert!(matches!(
-            after_acceptance(Some(Err(outage)), until(), PACE),
+            after_acceptance(Some(Err(outage)), deadline(), PACE),
             Some(Outcome::Failed(_))
         ));
     }
@@ -360,19 +360,19 @@ mod tests {
         assert!(
             message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
         );
-        assert!(after_shut_down(unavailable(), last, until(), at(0), PACE).is_none());
+        assert!(after_shut_down(unavailable(), last, deadline(), at(0), PACE).is_none());
         let mut never_sent = unavailable();
         never_sent.status = never_sent.status.never_sent();
         assert!(
             matches!(
-                after_shut_down(never_sent, last, until(), at(0), PACE),
+                after_shut_down(never_sent, last, deadline(), at(0), PACE),
                 Some(Outcome::Failed(_))
             ),
             "a driver that can't be reached was not asked"
         );
         let stopping = Failure::new(Stage::ShutDown, Status::new(Code::Aborted, "stopping"));
         assert!(
-            after_shut_down(stopping, last, until(), at(0), PACE).is_some(),
+            after_shut_down(stopping, last, deadline(), at(0), PACE).is_some(),
             "it has its time"
         );
     }

@@ -10,7 +10,7 @@ use crate::api::conditions::{self, ConditionStatus};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
-use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_ASKED, MAX_BACKOFF, MIN_REQUEUE, jitter};
+use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter};
 use crate::wall_clock::{elapsed, until};
 use cmi_driver::{Code, Operation};
 
@@ -67,7 +67,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let next = last.next_retry_time.as_ref()?.0;
     // A clock that was set back must not make the wait longer than it was meant to be.
     let meant = until(next, last.last_update_time.0);
-    let meant = meant.min(MAX_ASKED);
+    let meant = meant.min(MAX_REQUESTED_DELAY);
     let left = until(next, now);
     let shown = u32::try_from(last.attempts).unwrap_or_default();
     let elapsed = elapsed(last.last_update_time.0, now).unwrap_or_default();

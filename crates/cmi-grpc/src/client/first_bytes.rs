@@ -17,10 +17,10 @@ const SETTINGS: u8 = 4;
 /// The first bytes that came over a connection, as they were on the network, and what TLS hides of them.
 /// Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FirstBytes(Arc<Seen>);
+pub(super) struct FirstBytes(Arc<Received>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Received {
     bytes: Mutex<Vec<u8>>,
     missed_certificate: AtomicBool,
 }

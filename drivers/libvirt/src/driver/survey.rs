@@ -13,7 +13,7 @@ use futures::future::join_all;
 use tokio::time::timeout;
 use virt::connect::Connect;
 
-use super::Asked;
+use super::MachineCall;
 use crate::connection::Host;
 use crate::identity::MachineKey;
 use crate::machines::{self, Observation};
@@ -119,7 +119,7 @@ impl Survey {
     /// # Errors
     /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be it; NOT_FOUND when there
     /// is none, and every host that may have it has said so; else what kept a host from saying.
-    pub fn one(self, asked: &Asked) -> Result<Found> {
+    pub fn one(self, asked: &MachineCall) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
         match (found.next(), found.next(), self.doubtful.first(), self.silent) {
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use cmi_driver::{ProviderSpec, tags};
 
-    fn asked() -> Asked {
+    fn asked() -> MachineCall {
         let spec = serde_json::json!({"vmPool": "p", "size": "s", "tags": {
             tags::CLUSTER: "c", tags::ROLE: "node", tags::MACHINE: "i"
         }});
@@ -190,7 +190,7 @@ mod tests {
             provider_spec: serde_json::from_value::<ProviderSpec>(spec).unwrap(),
             ..Default::default()
         };
-        Asked::read(&cmi_driver::MachineRef::new("m", class), None).unwrap()
+        MachineCall::read(&cmi_driver::MachineRef::new("m", class), None).unwrap()
     }
 
     fn machine(host: &str) -> Observation {

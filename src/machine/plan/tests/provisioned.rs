@@ -261,7 +261,7 @@ fn a_trigger_in_between_neither_hurries_nor_loses_the_next_look() {
     assert_eq!(
         world().resting(4).plan(machine().provisioned()),
         kept(true, None),
-        "a VM that is settled needs no next look"
+        "a VM that is settled needs no next look-up"
     );
 }
 
