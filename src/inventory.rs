@@ -162,15 +162,7 @@ fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absence
 /// What stands for the ids of all VMs of a class; `None` when they can't be had, and nothing follows from
 /// that.
 async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
-    let secret = group.secret.as_deref();
-    let listed = listing::list(
-        &ctx.client,
-        driver,
-        REQUESTER,
-        &group.namespace,
-        secret,
-        &group.class,
-    );
+    let listed = listing::list(&ctx.client, driver, REQUESTER, &group.namespace, &group.class);
     match listed.await {
         Ok(machines) => {
             let number =

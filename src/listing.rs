@@ -3,17 +3,20 @@
 //! This is not a `driver_query`: the inventory and the commands are no reconciles that a waker runs again, so
 //! they wait for their permit; and they ask once what the driver can do, for many lists.
 
+mod class_ref;
+
 use std::sync::Arc;
 
 use kube::Client;
 
+pub use self::class_ref::{ClassId, ClassRef};
 use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::credentials;
 use cmi_driver::{
-    Capabilities, Chain, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderSpec,
-    Status,
+    Capabilities, Code, Chain, ListMachinesRequest, ListedMachine, MachineClass, Operation,
+    ProviderSpec, Status,
 };
 
 /// Why there is no list. Nothing follows from that about any VM.
@@ -81,8 +84,7 @@ pub async fn capabilities(
     Ok(Some(capabilities).filter(|capabilities| capabilities.offers(Operation::ListMachines)))
 }
 
-/// All VMs that the list of a class shows: of a provider spec, as JSON, with the credentials of an account:
-/// those in a Secret of the namespace, or the provider's own.
+/// All VMs that the list of a class shows, whose Secret is in this namespace.
 ///
 /// # Errors
 /// [`ListError`]: a list is whole or there is none (DRV-37).
@@ -91,12 +93,11 @@ pub async fn list(
     driver: &ConfiguredDriver,
     requester: &str,
     namespace: &str,
-    secret: Option<&str>,
-    spec: &str,
+    class: &ClassRef,
 ) -> Result<Vec<ListedMachine>, ListError> {
     // A permit for each list: others get theirs in between.
     let permit = driver.acquire(Priority::Upkeep, requester).await;
-    let class = class(client, driver, namespace, secret, spec).await?;
+    let class = self::class(client, driver, namespace, class).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotOffered),
@@ -112,10 +113,10 @@ pub async fn class(
     client: &Client,
     driver: &ConfiguredDriver,
     namespace: &str,
-    secret: Option<&str>,
-    spec: &str,
+    class: &ClassRef,
 ) -> Result<MachineClass, ListError> {
-    let provider_spec: ProviderSpec = serde_json::from_str(spec).map_err(ListError::ProviderSpec)?;
+    let provider_spec: ProviderSpec = serde_json::from_str(&class.spec).map_err(ListError::ProviderSpec)?;
+    let secret = class.secret.as_deref();
     let secrets = credentials::of(client, driver, namespace, secret, SECRET_REF).await??;
     Ok(MachineClass {
         provider_spec,

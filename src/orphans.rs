@@ -25,17 +25,17 @@ use kube::Client;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
-use self::owner::{CommonTexts, Live, LiveMachine, OwnerLookup, Scope, owner_of};
+use self::owner::{CommonTexts, Live, LiveMachine, OwnerLookup, Scope, Siblings, owner_of};
 use self::plan::{Clock, DeletionPolicy, Finding, judge};
 use self::report::{ReportState, record_abandoned_list, report};
 use self::rotation::{MAX_LISTS, Rotation};
-use self::scope::{Class, Machines, Objects, RetainedClass, Watched, watched};
+use self::scope::{MachineClasses, Machines, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
-use crate::caches::{Caches, Entry, yield_periodically};
+use crate::caches::{Caches, Entry};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
-use crate::listing;
+use crate::listing::{self, ClassRef};
 use crate::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine};
 
@@ -73,7 +73,7 @@ impl Context {
 pub struct Options {
     /// Whether those that are proven to be orphans are deleted.
     pub delete: bool,
-    /// Between two passes, and the least between two observations of an orphan.
+    /// Between two scans, and the least between two observations of an orphan.
     pub interval: Duration,
     /// How old a VM has to be before it is deleted.
     pub min_age: Duration,
@@ -98,6 +98,7 @@ impl Default for Options {
 struct ScanState {
     reports: HashMap<Scope, ReportState>,
     rotation: Rotation,
+    classes: MachineClasses,
 }
 
 /// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads:
@@ -116,7 +117,7 @@ pub async fn run(ctx: Context) {
 async fn keep_scanning(ctx: &Context, driver: &ConfiguredDriver) {
     let mut state = ScanState::default();
     loop {
-        // A pause between passes rather than a fixed pace: two lists are at least so far apart.
+        // A pause between scans rather than a fixed pace: two lists are at least so far apart.
         tokio::time::sleep(ctx.options.interval).await;
         scan_driver(ctx, driver, &mut state).await;
         count(ctx, driver, &state);
@@ -129,7 +130,8 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
     };
     let watched = {
         let (objects, retained) = (cached(&ctx.caches), ctx.deletion_log.classes());
-        watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained).await
+        let known = &mut state.classes;
+        watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained, known).await
     };
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.reports.retain(|scope, _| scopes.contains(scope));
@@ -156,7 +158,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
         all.push(listed);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
-    let live = if are_owned(&all, &ctx.caches).await {
+    let live = if are_owned(&all, &ctx.caches) {
         None
     } else {
         match live::read(&ctx.client, ctx.namespace.as_deref()).await {
@@ -190,12 +192,12 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
 /// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every scan, for ever.
 async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
-    let of = |class: &Class| RetainedClass {
+    let of = |class: &ClassRef| RetainedClass {
         driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),
         class: class.clone(),
     };
-    let is_retained = |class: &&Class| watched.retained.contains(&class.id());
+    let is_retained = |class: &&ClassRef| watched.retained.contains(&class.id());
     for class in watched.classes.iter().filter(is_retained) {
         if !listed.unknown.contains(&class.id()) {
             ctx.deletion_log.listed(&of(class));
@@ -264,12 +266,17 @@ async fn watched_by(
     driver: &ConfiguredDriver,
     capabilities: &Capabilities,
     retained: &[RetainedClass],
+    known: &mut MachineClasses,
 ) -> Vec<Watched> {
     let resolve = |named: Option<&str>, namespace: &str| {
         let resolved = drivers.resolve(named, namespace).ok()?;
         Some(resolved.name().to_owned())
     };
-    watched(objects, driver.name(), resolve, &capabilities.tag_path, retained).await
+    let tag_path = &capabilities.tag_path;
+    let classes = known
+        .update(&objects.infra_machines, driver.name(), tag_path)
+        .await;
+    watched(objects, driver.name(), classes, resolve, tag_path, retained).await
 }
 
 fn cached(caches: &Caches) -> Objects {
@@ -281,39 +288,43 @@ fn cached(caches: &Caches) -> Objects {
     }
 }
 
-/// Whether the caches have an owner for every VM. Those that no providerID tells are few, as a rule, so that
-/// of the fleet no more is looked at than the machines that may be theirs.
-async fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
-    let recorded: HashSet<u64> = caches
-        .infra_machines
-        .scan(|all| all.filter_map(Entry::mark).collect());
-    let is_recorded = |vm: &&ListedMachine| {
-        let id = caches.infra_machines.number(vm.provider_id.as_str());
-        recorded.contains(&id)
-    };
+/// Whether the caches have an owner for every VM. Of the fleet no more is unpacked than the machines that a
+/// VM may belong to whose id none has recorded: by its UID, or by its name, which an adopted VM need not
+/// share. The owner of one that has neither is found by the live read alone.
+fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
+    let machines = &caches.infra_machines;
+    let recorded: HashSet<u64> = machines.scan(|all| all.filter_map(Entry::mark).collect());
+    let is_recorded = |vm: &&ListedMachine| recorded.contains(&machines.number(vm.provider_id.as_str()));
     let others = all.iter().flat_map(|listed| &listed.vms);
     let others: Vec<_> = others.filter(|vm| !is_recorded(vm)).collect();
     if others.is_empty() {
         return true;
     }
-    let identities: HashSet<&str> = others.iter().filter_map(|vm| vm.machine_id.as_deref()).collect();
+    let identities = others.iter().filter_map(|vm| vm.machine_id.as_deref());
+    let uids: HashSet<u64> = identities.map(|id| machines.number(id)).collect();
     let names: HashSet<&str> = others.iter().map(|vm| vm.machine_name.as_str()).collect();
-    let objects = cached(caches);
-    let (mut machines, mut common) = (Vec::new(), CommonTexts::default());
-    for (index, object) in objects.infra_machines.all().enumerate() {
-        yield_periodically(index).await;
-        let machine = LiveMachine::of(&object, &mut common);
-        if machine.may_own(&identities, &names) {
-            machines.push(machine);
-        }
-    }
-    let known = Live::new(machines, &objects.infra_clusters, &objects.clusters, false);
+    let mut common = CommonTexts::default();
+    let candidates =
+        machines.select(|entry| uids.contains(&entry.uid()) || names.contains(entry.key().name()));
+    let candidates = candidates.iter().filter_map(Entry::object);
+    let known = Live::new(
+        candidates
+            .map(|object| LiveMachine::of(&object, &mut common))
+            .collect(),
+        &caches.infra_clusters.state(),
+        &caches.clusters.state(),
+        false,
+    );
     all.iter().all(|listed| {
-        let is_owned = |vm| {
-            let owner = owner_of(&listed.scope, vm, &listed.vms, &known);
+        let mut others = listed.vms.iter().filter(|vm| !is_recorded(vm)).peekable();
+        if others.peek().is_none() {
+            return true;
+        }
+        let siblings = Siblings::new(&listed.vms);
+        others.all(|vm| {
+            let owner = owner_of(&listed.scope, vm, &siblings, &known);
             matches!(owner, OwnerLookup::Owned(_))
-        };
-        listed.vms.iter().all(|vm| is_recorded(&vm) || is_owned(vm))
+        })
     })
 }
 
@@ -355,7 +366,8 @@ pub async fn scan(
         let scan: &mut Scan = scans.entry(driver.name().to_owned()).or_default();
         match listing::capabilities(driver, REQUESTER).await {
             Ok(Some(capabilities)) => {
-                for watched in watched_by(&objects, drivers, driver, &capabilities, &[]).await {
+                let known = &mut MachineClasses::default();
+                for watched in watched_by(&objects, drivers, driver, &capabilities, &[], known).await {
                     let mut listed = lists(client, driver, &watched, |_| true).await;
                     scan.failures.append(&mut listed.failures);
                     all.push((driver.name(), listed));
@@ -365,12 +377,14 @@ pub async fn scan(
             Err(status) => scan.failures.push(status.message().to_owned()),
         }
     }
+    drop(objects);
     let live = live::read(client, namespace).await?;
     for (driver, listed) in all {
+        let siblings = Siblings::new(&listed.vms);
         let found = listed.vms.iter().map(|vm| Found {
             scope: listed.scope.clone(),
             vm: vm.clone(),
-            finding: plan::at_a_glance(&listed.scope, vm, &listed.vms, &live),
+            finding: plan::at_a_glance(&listed.scope, vm, &siblings, &live),
         });
         scans.entry(driver.to_owned()).or_default().found.extend(found);
     }

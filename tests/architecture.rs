@@ -93,7 +93,7 @@ const MAP: &[Rule] = &[
     ),
     rule(
         "listing",
-        &["apiserver", "credentials", "configured_driver"],
+        &["api", "apiserver", "credentials", "configured_driver", "identity"],
         &[WIRE],
     ),
     rule(

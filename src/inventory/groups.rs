@@ -7,17 +7,16 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
 use crate::caches::{Caches, Entry, yield_periodically};
 use crate::identity;
-use cmi_driver::{JsonPointer, tags};
+use crate::listing::ClassRef;
+use cmi_driver::JsonPointer;
 
 /// The machines that one list answers for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     /// Of the machines.
     pub namespace: String,
-    /// The Secret with the credentials that they were made with.
-    pub secret: Option<String>,
-    /// The provider spec without the machine's own tag, as JSON.
-    pub class: String,
+    /// What is listed.
+    pub class: ClassRef,
 }
 
 /// A machine of the cache.
@@ -93,12 +92,9 @@ fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option
     {
         return None;
     }
-    let mut spec = identity::applied_spec(machine)?;
-    spec.remove_tags(tag_path, &[tags::MACHINE]);
     Some(Group {
         namespace: machine.metadata.namespace.clone()?,
-        secret: identity::credentials(machine).map(str::to_owned),
-        class: serde_json::to_string(&spec).ok()?,
+        class: ClassRef::of_machine(machine, tag_path)?,
     })
 }
 

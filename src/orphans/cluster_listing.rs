@@ -8,9 +8,9 @@ use kube::Client;
 
 use super::owner::Scope;
 use super::plan::each_once;
-use super::scope::{Class, ClassId, Watched};
+use super::scope::Watched;
 use crate::configured_driver::ConfiguredDriver;
-use crate::listing::{self, ListError};
+use crate::listing::{self, ClassId, ClassRef, ListError};
 use cmi_driver::ListedMachine;
 
 /// The key under which a scan waits for its permits.
@@ -26,18 +26,18 @@ pub struct ClusterListing {
     /// Each VM once, in the order of their ids.
     pub vms: Vec<ListedMachine>,
     /// The class in whose list each of them was: that list is whole, whatever became of others.
-    pub classes: Vec<Arc<Class>>,
+    pub classes: Vec<Arc<ClassRef>>,
     /// The classes whose list is not known now: nothing follows from it that a VM is in none of the others.
     pub unknown: HashSet<ClassId>,
     /// Those of them whose list can't be made until an operator acts, and why.
-    pub impossible: Vec<(Class, String)>,
+    pub impossible: Vec<(ClassRef, String)>,
     /// Why a list is missing that was asked for.
     pub failures: Vec<String>,
 }
 
 impl ClusterListing {
     /// The class in whose list a VM was; none where the VM is not listed.
-    pub fn class_of(&self, provider_id: &str) -> Option<&Class> {
+    pub fn class_of(&self, provider_id: &str) -> Option<&ClassRef> {
         let place = |vm: &ListedMachine| vm.provider_id.as_str().cmp(provider_id);
         let index = self.vms.binary_search_by(place).ok()?;
         self.classes.get(index).map(|class| &**class)
@@ -74,8 +74,7 @@ pub async fn lists(
             listed.unknown.insert(id);
             continue;
         }
-        let secret = class.secret.as_deref();
-        match listing::list(client, driver, REQUESTER, namespace, secret, &class.spec).await {
+        match listing::list(client, driver, REQUESTER, namespace, class).await {
             Ok(vms) => {
                 let class = Arc::new(class.clone());
                 found.extend(vms.into_iter().map(|vm| (vm, Arc::clone(&class))));

@@ -7,13 +7,14 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 use super::retained_classes::RetainedClasses;
-use super::scope::{Class, RetainedClass};
+use super::scope::RetainedClass;
 use crate::admission::EnforcementEpoch;
 use crate::api::cluster_api::cluster_name;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
 use crate::caches::NamespacedName;
 use crate::identity::{self, MachineId};
+use crate::listing::ClassRef;
 
 /// How many deletions are kept; an orphan of an older one is reported and not deleted.
 const MAX_DELETIONS: usize = 16_384;
@@ -146,7 +147,7 @@ fn retained_class(machine: &InfraMachine) -> Option<RetainedClass> {
     );
     let mut spec = identity::applied_spec(machine)?;
     super::scope::remove_identity(&mut spec.0);
-    let class = Class {
+    let class = ClassRef {
         secret: identity::credentials(machine).map(str::to_owned),
         spec: serde_json::to_string(&spec).ok()?,
     };

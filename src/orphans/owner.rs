@@ -110,14 +110,6 @@ impl LiveMachine {
         }
     }
 
-    /// Whether a VM of these identities, or of these names where its identity is not told, may be its own.
-    pub fn may_own(&self, identities: &HashSet<&str>, names: &HashSet<&str>) -> bool {
-        let carried = self.identity.as_deref();
-        carried.is_some_and(|id| identities.contains(id))
-            || identities.contains(&*self.uid)
-            || names.contains(self.key.name())
-    }
-
     fn recorded_id(&self) -> Option<&str> {
         self.provider_id.as_ref().map(RecordedId::as_str)
     }
@@ -168,9 +160,11 @@ pub struct Live {
     by_identity: Index,
     by_name: Index,
     shared: HashMap<String, BTreeSet<NamespacedName>>,
+    /// By namespace, a machine that can't be read.
+    unreadable: HashMap<String, NamespacedName>,
 }
 
-/// The places of machines by a text of theirs. It keeps no text: what it finds has to be compared.
+/// The places of things by a text of theirs. It keeps no text: what it finds has to be compared.
 #[derive(Clone, Debug, Default)]
 struct Index {
     hashes: RandomState,
@@ -179,13 +173,12 @@ struct Index {
 }
 
 impl Index {
-    fn new<'a>(machines: &'a [LiveMachine], texts: impl Fn(&'a LiveMachine) -> [Option<&'a str>; 2]) -> Self {
+    fn new<'a, T>(all: &'a [T], texts: impl Fn(&'a T) -> [Option<&'a str>; 2]) -> Self {
         let hashes = RandomState::new();
-        let all = || machines.iter().enumerate();
-        let count = all().map(|(_, machine)| texts(machine).into_iter().flatten().count());
+        let count = all.iter().map(|one| texts(one).into_iter().flatten().count());
         let mut places = Vec::with_capacity(count.sum());
-        for (place, machine) in all() {
-            let texts = texts(machine).into_iter().flatten();
+        for (place, one) in all.iter().enumerate() {
+            let texts = texts(one).into_iter().flatten();
             places.extend(texts.map(|text| (hashes.hash_one(text), place)));
         }
         places.sort_unstable();
@@ -206,7 +199,7 @@ impl Index {
 impl Live {
     /// Puts together what was read.
     pub fn new(
-        machines: Vec<LiveMachine>,
+        mut machines: Vec<LiveMachine>,
         infra_clusters: &[impl AsRef<DeserializeGuard<InfraCluster>>],
         clusters: &[impl AsRef<Cluster>],
         whole: bool,
@@ -237,6 +230,13 @@ impl Live {
             }
             live.clusters.insert(key, found);
         }
+        for machine in machines.iter().filter(|machine| !machine.is_readable) {
+            let namespace = machine.key.namespace().to_owned();
+            live.unreadable
+                .entry(namespace)
+                .or_insert_with(|| machine.key.clone());
+        }
+        machines.shrink_to_fit();
         live.by_provider_id = Index::new(&machines, |machine| [machine.recorded_id(), None]);
         live.by_identity = Index::new(&machines, |machine| {
             [machine.identity.as_deref(), Some(&machine.uid)]
@@ -277,10 +277,7 @@ impl Live {
 
     /// A machine in the namespace of the Cluster that can't be read.
     pub fn unreadable(&self, scope: &Scope) -> Option<&NamespacedName> {
-        self.machines
-            .iter()
-            .find(|machine| !machine.is_readable && machine.key.namespace() == scope.cluster.namespace())
-            .map(|machine| &machine.key)
+        self.unreadable.get(scope.cluster.namespace())
     }
 
     /// Another Cluster with the same cluster id.
@@ -366,9 +363,41 @@ pub enum OwnerLookup {
     Unowned,
 }
 
+/// The VMs of a scope that were listed together.
+#[derive(Debug)]
+pub struct Siblings<'a> {
+    vms: &'a [ListedMachine],
+    by_identity: Index,
+    by_name: Index,
+}
+
+impl<'a> Siblings<'a> {
+    /// All that were listed.
+    pub fn new(vms: &'a [ListedMachine]) -> Self {
+        Self {
+            vms,
+            by_identity: Index::new(vms, |vm| [vm.machine_id.as_deref(), None]),
+            by_name: Index::new(vms, |vm| [Some(&vm.machine_name), None]),
+        }
+    }
+
+    /// How many of them were made for a machine.
+    fn count_of(&self, owner: &LiveMachine, scope: &Scope) -> usize {
+        let identities = [owner.identity.as_deref(), Some(&*owner.uid)];
+        let identified = identities.into_iter().flatten();
+        let identified = identified.flat_map(|id| self.by_identity.places(id));
+        let named = self.by_name.places(owner.key.name());
+        let places: BTreeSet<_> = identified.chain(named).collect();
+        let made = places
+            .iter()
+            .filter(|place| owner.is_owner_of(scope, &self.vms[**place]));
+        made.count()
+    }
+}
+
 /// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
 /// that does not say yet which one is its own are both in doubt.
-pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> OwnerLookup {
+pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> OwnerLookup {
     if let Some(machine) = live.of_provider_id(vm.provider_id.as_str()) {
         return OwnerLookup::Owned(machine.key.clone());
     }
@@ -378,9 +407,7 @@ pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], l
     };
     let owner = live.owners(scope, vm).next();
     let is_only = |owner: &LiveMachine| {
-        let of_owner = |other: &&ListedMachine| owner.is_owner_of(scope, other);
-        !matches!(owner.provider_id, Some(RecordedId::Confirmed(_)))
-            && siblings.iter().filter(of_owner).count() <= 1
+        !matches!(owner.provider_id, Some(RecordedId::Confirmed(_))) && siblings.count_of(owner, scope) <= 1
     };
     match (owner, &cluster.frozen) {
         (Some(owner), _) if is_only(owner) => OwnerLookup::Owned(owner.key.clone()),

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::owner::{Live, OwnerLookup, Scope, owner_of};
+use super::owner::{Live, OwnerLookup, Scope, Siblings, owner_of};
 use crate::caches::NamespacedName;
 use crate::wall_clock::elapsed;
 use cmi_driver::ListedMachine;
@@ -159,12 +159,13 @@ pub fn judge(
     observations: &mut Observations,
     (policy, clock): (DeletionPolicy, Clock),
 ) -> Vec<Finding> {
+    let siblings = Siblings::new(vms);
     let listed: HashSet<_> = vms.iter().map(|vm| vm.provider_id.as_str()).collect();
     observations.retain(|id, _| listed.contains(id.as_str()) || !is_gone(id));
     vms.iter()
         .map(|vm| {
             let id = vm.provider_id.as_str();
-            let (owner, keep_reasons) = (owner_of(scope, vm, vms, live), |observation| {
+            let (owner, keep_reasons) = (owner_of(scope, vm, &siblings, live), |observation| {
                 keep_reasons(scope, vm, live, &observed_deletion, observation, (policy, clock))
             });
             let unowned = match owner {
@@ -213,14 +214,14 @@ pub fn may_still_be_deleted(
     observation: Observation,
     at: (DeletionPolicy, Clock),
 ) -> bool {
-    owner_of(scope, vm, siblings, live) == OwnerLookup::Unowned
+    owner_of(scope, vm, &Siblings::new(siblings), live) == OwnerLookup::Unowned
         && observation.is_confirmed
         && keep_reasons(scope, vm, live, &observed_deletion, observation, at).is_empty()
 }
 
 /// What one scan says of a VM: an orphan with what would keep it from being deleted, whatever was
 /// seen before and is asked for.
-pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Finding {
+pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> Finding {
     match owner_of(scope, vm, siblings, live) {
         OwnerLookup::Owned(key) => Finding::Owned(key),
         OwnerLookup::Foreign => Finding::Foreign,

@@ -10,10 +10,10 @@ use super::cluster_listing::ClusterListing;
 use super::deletion_log::ObservedDeletion;
 use super::owner::Scope;
 use super::plan::{Finding, Observations};
-use super::scope::{Class, ClassId};
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
 use crate::configured_driver::ConfiguredDriver;
+use crate::listing::{ClassId, ClassRef};
 use crate::metrics::OrphanReason;
 use cmi_driver::ListedMachine;
 
@@ -202,7 +202,7 @@ pub async fn record_abandoned_list(
     ctx: &Context,
     driver: &ConfiguredDriver,
     scope: &Scope,
-    class: &Class,
+    class: &ClassRef,
     why: &str,
 ) {
     let account = match class.secret.as_deref() {
@@ -294,8 +294,8 @@ mod tests {
         assert_eq!(reported(&kept, REPEAT), 1, "it was owned in between");
     }
 
-    fn class(spec: &str) -> Class {
-        Class {
+    fn class(spec: &str) -> ClassRef {
+        ClassRef {
             secret: None,
             spec: spec.to_owned(),
         }

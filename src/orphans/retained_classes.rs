@@ -35,7 +35,7 @@ struct Entry {
     class: RetainedClass,
     /// Counts up: the higher, the later.
     seen: u64,
-    /// Looks in a row that found that the list can't be made.
+    /// Scans in a row that found that the list can't be made.
     failures: u8,
 }
 
@@ -142,14 +142,14 @@ impl RetainedClasses {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scope::Class;
     use super::*;
+    use crate::listing::ClassRef;
 
     fn class(namespace: &str, cluster: &str, number: usize, bytes: usize) -> RetainedClass {
         RetainedClass {
             driver: "pool".to_owned(),
             cluster: NamespacedName::new(namespace, cluster),
-            class: Class {
+            class: ClassRef {
                 secret: None,
                 spec: format!("{number:0>bytes$}"),
             },

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::scope::{ClassId, Watched};
+use super::scope::Watched;
 use crate::caches::NamespacedName;
+use crate::listing::ClassId;
 
 /// The most lists of a scan and driver.
 pub(super) const MAX_LISTS: usize = 512;
@@ -74,12 +75,12 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::super::owner::Scope;
-    use super::super::scope::Class;
     use super::*;
+    use crate::listing::ClassRef;
 
     /// A Cluster with so many classes.
     fn watched(namespace: &str, cluster: &str, classes: usize) -> Watched {
-        let class = |number: usize| Class {
+        let class = |number: usize| ClassRef {
             secret: None,
             spec: format!("{namespace}/{cluster}/{number}"),
         };
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_makes_so_many_lists_and_one_tenant_takes_none_of_another() {
+    fn a_scan_makes_so_many_lists_and_one_tenant_takes_none_of_another() {
         let all = [
             watched("crowd", "a", 5_000),
             watched("crowd", "b", 1),
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_look_leaves_out_comes_next() {
+    fn what_a_scan_leaves_out_comes_next() {
         let all = [watched("ns", "a", 7), watched("other", "b", 5)];
         let mut rotation = Rotation::default();
         let mut seen = HashSet::new();

@@ -1,6 +1,6 @@
 //! Which lists show the VMs of which Cluster.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use kube::Resource as _;
@@ -9,20 +9,12 @@ use serde_json::{Map, Value};
 use super::owner::{Scope, infra_cluster_of};
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::caches::NamespacedName;
-use crate::caches::{Entry, cluster_owners, yield_periodically};
-use crate::identity::{self, MachineId, Role};
+use crate::caches::{Entry, cluster_owners, own_cluster_id, yield_periodically};
+use crate::identity::{self, Role};
+use crate::listing::{ClassId, ClassRef};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
-
-/// What is listed at once: a provider spec with the credentials of an account.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Class {
-    /// The Secret with the credentials, in the Cluster's namespace.
-    pub secret: Option<String>,
-    /// The provider spec with the tags of cluster and role, without a machine's own, as JSON.
-    pub spec: String,
-}
 
 /// The class of a deleted machine: its list shows the VM that may have been left behind, also when it
 /// was the last of its class.
@@ -33,19 +25,8 @@ pub struct RetainedClass {
     /// The Cluster.
     pub cluster: NamespacedName,
     /// The class.
-    pub class: Class,
+    pub class: ClassRef,
 }
-
-impl Class {
-    /// What stands for it where it is only compared: it may be long.
-    pub fn id(&self) -> ClassId {
-        ClassId(fingerprint(self))
-    }
-}
-
-/// Stands for a [`Class`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClassId(u64);
 
 /// A Cluster and the lists of one driver that show its VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +36,7 @@ pub struct Watched {
     /// Whether it is paused, as far as is known: then nothing is asked.
     pub is_paused: bool,
     /// The lists.
-    pub classes: BTreeSet<Class>,
+    pub classes: BTreeSet<ClassRef>,
     /// Those of them that only deleted machines had.
     pub retained: BTreeSet<ClassId>,
 }
@@ -91,12 +72,100 @@ impl Default for Machines {
 }
 
 impl Machines {
-    /// All of them, one by one.
-    pub fn all(&self) -> Box<dyn Iterator<Item = Arc<DeserializeGuard<InfraMachine>>> + Send + '_> {
+    /// For each Cluster the id that one of its machines was given, where there is one.
+    async fn cluster_ids(&self) -> HashMap<NamespacedName, String> {
+        let mut ids = HashMap::new();
+        let mut add = |namespace: &str, cluster: Option<&str>, id: Option<&str>| {
+            if let (Some(cluster), Some(id)) = (cluster, id) {
+                let cluster = NamespacedName::new(namespace, cluster);
+                ids.entry(cluster).or_insert_with(|| id.to_owned());
+            }
+        };
         match self {
-            Self::Read(machines) => Box::new(machines.iter().cloned()),
-            Self::Cached(machines) => Box::new(machines.iter().filter_map(Entry::object)),
+            Self::Read(machines) => {
+                for (index, object) in machines.iter().enumerate() {
+                    yield_periodically(index).await;
+                    if let Ok(machine) = &object.0 {
+                        let meta = &machine.metadata;
+                        add(meta.namespace(), cluster_name(meta), own_cluster_id(machine));
+                    }
+                }
+            }
+            Self::Cached(machines) => {
+                for (index, machine) in machines.iter().enumerate() {
+                    yield_periodically(index).await;
+                    let facts = machine.facts();
+                    let id = facts.own_cluster_id.as_deref();
+                    add(machine.key().namespace(), facts.cluster.as_deref(), id);
+                }
+            }
         }
+        ids
+    }
+}
+
+/// A class of a Cluster's machines.
+type ClusterClass = (NamespacedName, ClassRef);
+
+/// The classes of the machines of a driver, as far as they are known from the last scan: of a fleet at rest
+/// no machine is unpacked again.
+#[derive(Debug, Default)]
+pub struct MachineClasses {
+    /// By UID, with the version that it was read of; none of a machine without a class.
+    known: HashMap<u64, (u64, Option<Arc<ClusterClass>>)>,
+    tag_path: Option<JsonPointer>,
+}
+
+impl MachineClasses {
+    /// The classes of the machines that a driver has, or is about to make, each once.
+    pub async fn update(
+        &mut self,
+        machines: &Machines,
+        driver: &str,
+        tag_path: &JsonPointer,
+    ) -> HashSet<Arc<ClusterClass>> {
+        if self.tag_path.as_ref() != Some(tag_path) {
+            *self = Self {
+                tag_path: Some(tag_path.clone()),
+                ..Self::default()
+            };
+        }
+        let mut classes = HashSet::new();
+        match machines {
+            Machines::Read(machines) => {
+                for (index, object) in machines.iter().enumerate() {
+                    yield_periodically(index).await;
+                    classes.extend(class_of_machine(object, driver, tag_path).map(Arc::new));
+                }
+            }
+            Machines::Cached(machines) => {
+                let mut known = HashMap::with_capacity(self.known.len());
+                for (index, machine) in machines.iter().enumerate() {
+                    yield_periodically(index).await;
+                    if machine.facts().used_driver.as_deref() != Some(driver) {
+                        continue;
+                    }
+                    let class = match self.known.remove(&machine.uid()) {
+                        Some((version, class)) if version == machine.version() => class,
+                        _ => {
+                            let object = machine.object();
+                            object
+                                .and_then(|object| class_of_machine(&object, driver, tag_path).map(Arc::new))
+                        }
+                    };
+                    let shared = class.map(|class| {
+                        let known = classes.get(&class).map(Arc::clone);
+                        known.unwrap_or_else(|| {
+                            classes.insert(Arc::clone(&class));
+                            class
+                        })
+                    });
+                    known.insert(machine.uid(), (machine.version(), shared));
+                }
+                self.known = known;
+            }
+        }
+        classes
     }
 }
 
@@ -107,28 +176,24 @@ impl Machines {
 pub async fn watched(
     objects: &Objects,
     driver: &str,
+    classes: impl IntoIterator<Item = Arc<ClusterClass>>,
     resolve: impl Fn(Option<&str>, &str) -> Option<String>,
     tag_path: &JsonPointer,
     retained: &[RetainedClass],
 ) -> Vec<Watched> {
     let scopes = scopes(objects).await;
-    let mut found: BTreeMap<&NamespacedName, BTreeSet<Class>> = BTreeMap::new();
+    let mut found: BTreeMap<&NamespacedName, BTreeSet<ClassRef>> = BTreeMap::new();
     // Whether it was not known before.
-    let mut add = |cluster: &NamespacedName, class: Class| {
+    let mut add = |cluster: &NamespacedName, class: ClassRef| {
         let Some((key, (scope, _))) = scopes.get_key_value(cluster) else {
             return false;
         };
         cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id)
             && found.entry(key).or_default().insert(class)
     };
-    for (index, object) in objects.infra_machines.all().enumerate() {
-        yield_periodically(index).await;
-        if let Ok(machine) = &object.0
-            && identity::recorded_driver(machine) == Some(driver)
-            && let Some((cluster, class)) = class_of_machine(machine, tag_path)
-        {
-            add(&cluster, class);
-        }
+    for class in classes {
+        let (cluster, class) = &*class;
+        add(cluster, class.clone());
     }
     let mut of_deleted_alone: HashMap<&NamespacedName, BTreeSet<ClassId>> = HashMap::new();
     for retained in retained.iter().filter(|retained| retained.driver == driver) {
@@ -137,7 +202,7 @@ pub async fn watched(
             of_cluster.insert(retained.class.id());
         }
     }
-    let with_machines: Vec<(NamespacedName, Class)> = found
+    let with_machines: Vec<(NamespacedName, ClassRef)> = found
         .iter()
         .flat_map(|(key, classes)| classes.iter().map(|class| ((*key).clone(), class.clone())))
         .collect();
@@ -150,7 +215,7 @@ pub async fn watched(
             let Some(class) = class_of_template(template, &scope.cluster_id, tag_path) else {
                 continue;
             };
-            let is_listed = |(cluster, known): &(NamespacedName, Class)| {
+            let is_listed = |(cluster, known): &(NamespacedName, ClassRef)| {
                 cluster == key && is_alike(known, &class, tag_path)
             };
             if !with_machines.iter().any(is_listed) {
@@ -183,19 +248,7 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         .iter()
         .map(|object| (NamespacedName::of(object.meta()), &**object))
         .collect();
-    let mut siblings: HashMap<NamespacedName, String> = HashMap::new();
-    for (index, object) in objects.infra_machines.all().enumerate() {
-        yield_periodically(index).await;
-        let Ok(machine) = &object.0 else { continue };
-        let id = identity::annotation(machine, labels::CLUSTER_ID);
-        if let (Some(id), Some(name), Some(_)) = (id, cluster_name(&machine.metadata), MachineId::of(machine))
-        {
-            let namespace = machine.metadata.namespace();
-            siblings
-                .entry(NamespacedName::new(namespace, name))
-                .or_insert_with(|| id.to_owned());
-        }
-    }
+    let siblings = objects.infra_machines.cluster_ids().await;
     let scope = |cluster: &Cluster| {
         let key = NamespacedName::of(&cluster.metadata);
         let uid = cluster.metadata.uid.clone()?;
@@ -221,18 +274,21 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         .collect()
 }
 
-fn class_of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<(NamespacedName, Class)> {
+/// The class of a machine that this driver has, or is about to make.
+fn class_of_machine(
+    object: &DeserializeGuard<InfraMachine>,
+    driver: &str,
+    tag_path: &JsonPointer,
+) -> Option<ClusterClass> {
+    let machine = object.0.as_ref().ok()?;
+    if identity::recorded_driver(machine) != Some(driver) {
+        return None;
+    }
     let cluster = NamespacedName::new(
         machine.metadata.namespace.as_deref()?,
         cluster_name(&machine.metadata)?,
     );
-    let mut spec = identity::applied_spec(machine)?;
-    spec.remove_tags(tag_path, &[tags::MACHINE]);
-    let class = Class {
-        secret: identity::credentials(machine).map(str::to_owned),
-        spec: serde_json::to_string(&spec).ok()?,
-    };
-    Some((cluster, class))
+    Some((cluster, ClassRef::of_machine(machine, tag_path)?))
 }
 
 /// The class of the machines that a template makes, as workers: which of them run the
@@ -241,14 +297,14 @@ fn class_of_template(
     template: &InfraMachineTemplate,
     cluster_id: &str,
     tag_path: &JsonPointer,
-) -> Option<Class> {
+) -> Option<ClassRef> {
     let wanted = &template.spec.template.spec;
     let mut spec = ProviderSpec(wanted.provider_spec.clone());
     let tag_map = spec.object_at(tag_path).ok()?;
     tag_map.insert(tags::CLUSTER.to_owned(), Value::from(cluster_id));
     tag_map.insert(tags::ROLE.to_owned(), Value::from(Role::Node.tag()));
     let secret = wanted.secret_ref.as_ref().map(|reference| reference.name.clone());
-    Some(Class {
+    Some(ClassRef {
         secret: secret.filter(|name| !name.is_empty()),
         spec: serde_json::to_string(&spec).ok()?,
     })
@@ -268,8 +324,8 @@ fn clusters_of_template<'a>(
 
 /// Whether a list of one class shows what a list of the other does: the same account and spec, but for what
 /// differs among the machines of a template.
-fn is_alike(one: &Class, other: &Class, tag_path: &JsonPointer) -> bool {
-    let bare = |class: &Class| {
+fn is_alike(one: &ClassRef, other: &ClassRef, tag_path: &JsonPointer) -> bool {
+    let bare = |class: &ClassRef| {
         let mut spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
         spec.remove_tags(tag_path, &[tags::ROLE]);
         spec.0.remove(tags::FAILURE_DOMAIN);
@@ -279,7 +335,7 @@ fn is_alike(one: &Class, other: &Class, tag_path: &JsonPointer) -> bool {
 }
 
 /// The cluster id that a class is tagged with.
-fn cluster_of(class: &Class, tag_path: &JsonPointer) -> Option<String> {
+fn cluster_of(class: &ClassRef, tag_path: &JsonPointer) -> Option<String> {
     let spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
     let id = spec.get(tag_path)?.get(tags::CLUSTER)?.as_str()?;
     Some(id.to_owned())
@@ -305,6 +361,7 @@ mod tests {
 
     use super::*;
     use crate::api::labels::VmExistence;
+    use crate::caches::cache;
 
     fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
         Arc::new(serde_json::from_value(value).unwrap())
@@ -360,8 +417,19 @@ mod tests {
     fn of_pool(objects: &Objects, retained: &[RetainedClass]) -> Vec<Watched> {
         let resolve = |named: Option<&str>, _: &str| Some(named.unwrap_or("pool").to_owned());
         let tag_path = "/tags".parse().unwrap();
-        let few = watched(objects, "pool", resolve, &tag_path, retained);
+        let few = watched_by_pool(objects, resolve, &tag_path, retained);
         few.now_or_never().unwrap()
+    }
+
+    async fn watched_by_pool(
+        objects: &Objects,
+        resolve: impl Fn(Option<&str>, &str) -> Option<String>,
+        tag_path: &JsonPointer,
+        retained: &[RetainedClass],
+    ) -> Vec<Watched> {
+        let mut known = MachineClasses::default();
+        let classes = known.update(&objects.infra_machines, "pool", tag_path).await;
+        watched(objects, "pool", classes, resolve, tag_path, retained).await
     }
 
     fn specs(watched: &[Watched]) -> Vec<&str> {
@@ -409,7 +477,7 @@ mod tests {
         let retained = RetainedClass {
             driver: "pool".to_owned(),
             cluster: watched[0].scope.cluster.clone(),
-            class: Class {
+            class: ClassRef {
                 secret: None,
                 spec: json!({"tags": {"kubernetes.io/cluster": "u-c"}}).to_string(),
             },
@@ -444,6 +512,47 @@ mod tests {
         assert!(of_pool(&without_its_cluster, &[]).is_empty());
     }
 
+    /// What is known of an old version, or of a driver that wanted its tags elsewhere, is not taken for new.
+    #[test]
+    fn the_classes_that_are_known_follow_the_machines_of_the_cache() {
+        let (machines, mut writer) = cache::<DeserializeGuard<InfraMachine>>();
+        let applied = |size: &str, version: &str| {
+            let mut machine = (*machine("a", &json!({}))).clone();
+            let metadata = &mut machine.0.as_mut().unwrap().metadata;
+            metadata.resource_version = Some(version.to_owned());
+            let spec = json!({"size": size, "tags": {tags::MACHINE: "a"}}).to_string();
+            let annotations = metadata.annotations.as_mut().unwrap();
+            annotations.insert(labels::APPLIED_PROVIDER_SPEC.to_owned(), spec);
+            Arc::new(machine)
+        };
+        let mut known = MachineClasses::default();
+        let mut specs = |driver: &str, tag_path: &str| {
+            let cached = Machines::Cached(machines.select(|_| true));
+            let tag_path = tag_path.parse().unwrap();
+            let classes = known.update(&cached, driver, &tag_path);
+            let classes = classes.now_or_never().unwrap();
+            classes
+                .iter()
+                .map(|class| class.1.spec.clone())
+                .collect::<Vec<_>>()
+        };
+        writer.apply(applied("s", "1"));
+        for _ in 0..2 {
+            assert_eq!(specs("pool", "/tags"), [r#"{"size":"s","tags":{}}"#]);
+        }
+        writer.apply(applied("l", "2"));
+        assert_eq!(specs("pool", "/tags"), [r#"{"size":"l","tags":{}}"#]);
+        let unmoved = r#"{"size":"l","tags":{"capcmi.io/machine":"a"}}"#;
+        assert_eq!(
+            specs("pool", "/labels"),
+            [unmoved],
+            "the driver's tags are elsewhere"
+        );
+        assert_eq!(specs("other", "/tags"), Vec::<String>::new());
+        writer.delete(&machine("a", &json!({})));
+        assert_eq!(specs("pool", "/tags"), Vec::<String>::new());
+    }
+
     #[test]
     fn a_whole_fleet_is_not_looked_through_at_once() {
         let tag_map = json!({"kubernetes.io/cluster": "u-c"});
@@ -454,7 +563,7 @@ mod tests {
             ..Objects::default()
         };
         let tag_path = "/tags".parse().unwrap();
-        let mut looking = pin!(watched(&objects, "pool", |_, _| None, &tag_path, &[]));
+        let mut looking = pin!(watched_by_pool(&objects, |_, _| None, &tag_path, &[]));
         let polls = (0..100).map(|_| looking.as_mut().now_or_never());
         let (mut others_went_on, mut found) = (0, None);
         for poll in polls {

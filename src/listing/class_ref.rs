@@ -1,0 +1,37 @@
+//! What a list is asked for.
+
+use cmi_driver::{JsonPointer, tags};
+
+use crate::api::fingerprint;
+use crate::api::v1alpha1::InfraMachine;
+use crate::identity;
+
+/// A class by reference: a provider spec, and where its credentials are. One list shows all VMs of a class.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassRef {
+    /// The Secret with the credentials, in the namespace of the machines; the provider's own without it.
+    pub secret: Option<String>,
+    /// The provider spec with the tags of cluster and role, without a machine's own, as JSON.
+    pub spec: String,
+}
+
+/// Stands for a [`ClassRef`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassId(u64);
+
+impl ClassRef {
+    /// The class of a machine whose provider spec was applied; of another there is none.
+    pub fn of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<Self> {
+        let mut spec = identity::applied_spec(machine)?;
+        spec.remove_tags(tag_path, &[tags::MACHINE]);
+        Some(Self {
+            secret: identity::credentials(machine).map(str::to_owned),
+            spec: serde_json::to_string(&spec).ok()?,
+        })
+    }
+
+    /// What stands for it where it is only compared: it may be long.
+    pub fn id(&self) -> ClassId {
+        ClassId(fingerprint(self))
+    }
+}
