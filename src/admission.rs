@@ -8,7 +8,7 @@
 //! # Guarantees
 //! * What acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the
 //!   machine was read, and that found the policies in force; a first create needs the last check, which
-//!   is at most [`EVERY`] old.
+//!   is at most [`CHECK_INTERVAL`] old.
 //! * Providers of several versions in one management cluster do not take the policies from each other: the
 //!   newest version's stand, and guard for the older ones, because no version's guard less than those of the
 //!   version before. [`applied_version`] says whose they are.
@@ -37,15 +37,15 @@ use crate::apiserver::Error;
 use crate::leadership::Leadership;
 use crate::manifests;
 use crate::metrics::Metrics;
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// Between two checks, where no deletion needs one before.
-pub const EVERY: Duration = Duration::from_secs(30);
+pub const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The same, until the policies are in place for the first time: the installation waits for that.
 const FIRST: Duration = Duration::from_secs(2);
 /// Between the beginnings of two checks, however many machines ask for one: those that ask
 /// meanwhile share the next.
-const PACE: Duration = Duration::from_millis(200);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 /// How often a check begins anew, because another provider has written in between.
@@ -196,7 +196,7 @@ impl AdmissionPolicies {
             if last >= moment {
                 return self.last();
             }
-            tokio::time::sleep(PACE.saturating_sub(last.elapsed())).await;
+            tokio::time::sleep(MIN_CHECK_INTERVAL.saturating_sub(last.elapsed())).await;
         }
         let began = Instant::now();
         let mut checked = self.check(&mut checks).await;
@@ -245,7 +245,7 @@ impl AdmissionPolicies {
             }
             let is_confirmed = *self.installation.borrow() == Installation::Seen;
             tokio::select! {
-                () = tokio::time::sleep(if is_confirmed { EVERY } else { FIRST }) => {}
+                () = tokio::time::sleep(if is_confirmed { CHECK_INTERVAL } else { FIRST }) => {}
                 () = leadership.acquired(), if !leads => {}
             }
         }
@@ -289,7 +289,7 @@ fn is_refused(error: &Error) -> bool {
 
 /// What went wrong with what led to it, and what to do where the provider lacks a right.
 fn advice(error: &Error) -> String {
-    let what = Chain(error).to_string();
+    let what = ErrorChain(error).to_string();
     if is_refused(error) {
         format!(
             "{what}; bind the ClusterRole capcmi-admission-role of this version to the provider's \

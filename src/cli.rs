@@ -24,7 +24,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::manifests::Manifests;
 use crate::telemetry::{self, LogArgs};
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 #[derive(Debug, Parser)]
@@ -98,7 +98,7 @@ impl CommandError {
     /// The error and what led to it, in one line as a rule.
     fn message(&self) -> String {
         match self {
-            Self::Misconfigured(error) | Self::Failed(error) => Chain(error.as_ref()).to_string(),
+            Self::Misconfigured(error) | Self::Failed(error) => ErrorChain(error.as_ref()).to_string(),
         }
     }
 }

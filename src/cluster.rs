@@ -23,7 +23,7 @@ use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, REFRESH, Reconciler, Requeue, Wake};
+use crate::reconciler::{Action, Enqueue, REFRESH, Reconciler, Requeue};
 use crate::retry::Stage;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
@@ -42,7 +42,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
-    pub wake: Wake,
+    pub enqueue: Enqueue,
     /// The value of the label `cluster.x-k8s.io/watch-filter` of what is reconciled; any without it. The
     /// cache has the others as well: one of them may belong to the Cluster of machines that are looked at.
     pub watch_filter: Option<String>,
@@ -140,7 +140,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
         driver: infra.spec.driver.as_deref(),
         secret: infra.spec.secret_ref.as_ref().map(|secret| secret.name.as_str()),
         stage: Stage::ListZones,
-        wake: &ctx.wake,
+        enqueue: &ctx.enqueue,
     };
     let spec = |capabilities: &Capabilities| {
         let has_zones = capabilities.zones.then_some(());

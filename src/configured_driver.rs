@@ -31,7 +31,7 @@ use crate::leadership::is_not_leader;
 use crate::metrics::{Metrics, PermitCount};
 use cmi_driver::{Capabilities, Driver, MachineClass, Operation, Result, Secrets};
 
-pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
+pub use breaker::{CircuitOpen, ProbeHint, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use debounce::StableReachability;
 pub use introspection::Introspection;
@@ -343,13 +343,7 @@ impl<'a> Permit<'a> {
     /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` runs
     /// when there may be room. To be asked before anything is done for the create, which is then
     /// expected soon. Makes no call.
-    pub fn has_capacity(
-        &self,
-        class: &MachineClass,
-        key: &str,
-        reason: HalfOpenReason,
-        waker: Waker,
-    ) -> bool {
+    pub fn has_capacity(&self, class: &MachineClass, key: &str, reason: ProbeHint, waker: Waker) -> bool {
         self.driver.driver.allows(class, key, reason, waker)
     }
 
@@ -359,8 +353,8 @@ impl<'a> Permit<'a> {
     }
 
     /// Records that a VM that was made with these credentials is gone: there may be room for others.
-    pub fn note_gone(&self, secrets: &Secrets) {
-        self.driver.driver.note_gone(secrets);
+    pub fn on_vm_deleted(&self, secrets: &Secrets) {
+        self.driver.driver.on_vm_deleted(secrets);
     }
 
     /// Whether this permit may be used to make a VM: it was taken for that, or there is still a

@@ -41,7 +41,7 @@ use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, MachinePhase, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
-use crate::reconciler::{Reconciler, Wake};
+use crate::reconciler::{Enqueue, Reconciler};
 use crate::volume_drain::Outages;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
@@ -158,7 +158,7 @@ impl Controllers {
                 drivers.clone(),
                 events.clone(),
             ),
-            wake: waking(&drain_trigger),
+            enqueue: enqueue(&drain_trigger),
             outages: Outages::default(),
         });
         let taint_context = Arc::new(not_ready_taint::Context {
@@ -188,7 +188,7 @@ impl Controllers {
                 AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
                     .within(options.namespace.clone()),
             ),
-            wake: waking(&infra_machine_trigger),
+            enqueue: enqueue(&infra_machine_trigger),
         });
         Self {
             client,
@@ -415,7 +415,7 @@ impl Controllers {
             drivers: self.drivers.clone(),
             events: self.machine_context.events.clone(),
             reconciler: self.reconciler(Kind::InfraCluster),
-            wake: waking(&self.infra_cluster_trigger),
+            enqueue: enqueue(&self.infra_cluster_trigger),
             watch_filter: self.options.watch_filter.clone(),
         })
     }
@@ -426,7 +426,7 @@ impl Controllers {
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
             reconciler: self.reconciler(Kind::InfraMachineTemplate),
-            wake: waking(&self.template_trigger),
+            enqueue: enqueue(&self.template_trigger),
         })
     }
 
@@ -439,7 +439,7 @@ impl Controllers {
             events: self.machine_context.events.clone(),
             policies: self.policies(),
             reconciler: self.reconciler(Kind::InfraMachineRemediation),
-            wake: waking(&remediations.trigger),
+            enqueue: enqueue(&remediations.trigger),
         })
     }
 
@@ -493,7 +493,7 @@ impl Controllers {
                 };
                 if let Some(object) = machine.object() {
                     machine_context.states.hint(object.meta().uid(), hint);
-                    trigger.send_key(machine.key().clone());
+                    trigger.enqueue_key(machine.key().clone());
                 }
             }
             ListResult::Confirmed(confirmed) => {
@@ -589,9 +589,9 @@ fn caches() -> (Caches, Writers) {
 }
 
 /// What has an object reconciled.
-fn waking<K: Resource<DynamicType = ()> + 'static>(trigger: &Trigger<K>) -> Wake {
+fn enqueue<K: Resource<DynamicType = ()> + 'static>(trigger: &Trigger<K>) -> Enqueue {
     let trigger = trigger.clone();
-    Arc::new(move |name| trigger.send_key(name))
+    Arc::new(move |name| trigger.enqueue_key(name))
 }
 
 /// The name of a driver as metrics have it; nothing is nothing.

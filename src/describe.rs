@@ -17,9 +17,9 @@ mod scrape;
 mod tests;
 mod vm;
 
-pub use driver::{Configured, DriverAnswer, DriverFacts, gather as gather_driver};
+pub use driver::{Configured, DriverAnswer, DriverReport, gather as gather_driver};
 pub use driver_page::page as driver_page;
-pub use machine::{MachineFacts, gather as gather_machine};
+pub use machine::{MachineReport, gather as gather_machine};
 pub use machine_page::page as machine_page;
 pub use scrape::{InvalidScrape, Scrape};
 

@@ -12,7 +12,7 @@ use crate::apiserver::Error;
 use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError};
 use crate::credentials;
-use crate::reconciler::{Wake, waker};
+use crate::reconciler::{Enqueue, waker};
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
 
@@ -31,7 +31,7 @@ pub struct Query<'a> {
     /// At which stage.
     pub stage: Stage,
     /// Has the object reconciled, when it is worth to ask again.
-    pub wake: &'a Wake,
+    pub enqueue: &'a Enqueue,
 }
 
 /// What came of it.
@@ -68,7 +68,7 @@ impl Query<'_> {
             Err(error) => return Ok(Some(QueryResult::NotResolved(error))),
         };
         let requester = Requester::new(self.object.uid(), namespace);
-        match driver.try_acquire(Priority::Upkeep, requester, waker(self.wake, self.object)) {
+        match driver.try_acquire(Priority::Upkeep, requester, waker(self.enqueue, self.object)) {
             Some(permit) => self.ask_with(&permit, namespace, spec, request).await.map(Some),
             None => Ok(None),
         }

@@ -15,7 +15,7 @@ use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::credentials;
 use cmi_driver::{
-    Capabilities, Code, Chain, ListMachinesRequest, ListedMachine, MachineClass, Operation,
+    Capabilities, Code, ErrorChain, ListMachinesRequest, ListedMachine, MachineClass, Operation,
     ProviderSpec, Status,
 };
 
@@ -64,7 +64,7 @@ impl ListError {
         match self {
             Self::Driver(status) => status.message().to_owned(),
             Self::NotOffered | Self::ProviderSpec(_) | Self::Credentials(_) | Self::Api(_) => {
-                Chain(self).to_string()
+                ErrorChain(self).to_string()
             }
         }
     }

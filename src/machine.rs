@@ -4,7 +4,6 @@
 //! contract and is pure; [`object::Object`] is the only place that writes.
 
 mod adoption;
-mod cause;
 mod context;
 mod deleted_despite_finalizer;
 mod execute;
@@ -20,6 +19,7 @@ mod ownership;
 mod plan;
 mod provider_ids;
 mod publish;
+mod retry_trigger;
 mod runtime_state;
 mod secret_movability;
 mod status;
@@ -40,7 +40,7 @@ pub use runtime_state::{LookUpHint, RuntimeStates};
 use self::execute::execute;
 use self::gather::{Gathered, gather};
 use self::object::Object;
-use self::plan::{Plan, Trust, plan};
+use self::plan::{Plan, RequiredPolicyCheck, plan};
 use self::publish::{publish, write};
 use crate::admission::Enforcement;
 use crate::api::v1alpha1::InfraMachine;
@@ -94,10 +94,10 @@ async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Pl
 
 /// The plan, or a wait in its place where it trusts an identity that may be forged.
 async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
-    let enforcement = match plan.trust() {
-        Trust::Nothing => return plan,
-        Trust::LastCheck => ctx.policies.last(),
-        Trust::CheckSinceRead => ctx.policies.since(gathered.read_before()).await,
+    let enforcement = match plan.required_policy_check() {
+        RequiredPolicyCheck::None => return plan,
+        RequiredPolicyCheck::Cached => ctx.policies.last(),
+        RequiredPolicyCheck::Fresh => ctx.policies.since(gathered.read_before()).await,
     };
     match enforcement {
         Enforcement::InForce => plan,

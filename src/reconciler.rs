@@ -30,11 +30,11 @@ pub const REFRESH: Duration = Duration::from_mins(10);
 static REFUSED: OutageLog = OutageLog::new();
 
 /// Has the object of this name reconciled.
-pub type Wake = Arc<dyn Fn(NamespacedName) + Send + Sync>;
+pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
 
 /// What has the object of this metadata reconciled. Small: a fleet that waits for its driver has one for each
 /// machine.
-pub fn waker(wake: &Wake, object: &ObjectMeta) -> Waker {
+pub fn waker(wake: &Enqueue, object: &ObjectMeta) -> Waker {
     let (wake, name) = (Arc::clone(wake), NamespacedName::of(object));
     Waker::new(move || wake(name))
 }

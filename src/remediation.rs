@@ -32,7 +32,7 @@ use crate::api::v1alpha1::InfraMachineRemediation;
 use crate::apiserver::{Error, Events};
 use crate::caches::{Cache, Caches};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::reconciler::{Action, Reconciler, Requeue, Wake};
+use crate::reconciler::{Action, Enqueue, Reconciler, Requeue};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -51,7 +51,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a remediation reconciled.
-    pub wake: Wake,
+    pub enqueue: Enqueue,
 }
 
 /// One reconcile of one remediation.

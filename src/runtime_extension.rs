@@ -45,7 +45,7 @@ use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
 use crate::hot_update::in_place;
 use crate::leadership::Leadership;
-use cmi_driver::{Capabilities, Chain};
+use cmi_driver::{Capabilities, ErrorChain};
 
 /// What a request may have: two MachineSets and four templates, of which those for bootstrapping are the
 /// largest.
@@ -170,7 +170,7 @@ fn brief(error: &serde_json::Error) -> String {
 
 impl IntoResponse for Unread {
     fn into_response(self) -> Response {
-        tracing::warn!(error = %Chain(&self), "a request of a runtime hook was refused");
+        tracing::warn!(error = %ErrorChain(&self), "a request of a runtime hook was refused");
         let status = match self {
             Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
@@ -312,9 +312,9 @@ async fn update(context: &Context, request: &UpdateMachineRequest) -> UpdateMach
         Ok(progress) => UpdateMachineResponse::of(&progress),
         Err(error) => {
             let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
-            tracing::warn!(%namespace, %name, error = %Chain(error.as_ref()),
+            tracing::warn!(%namespace, %name, error = %ErrorChain(error.as_ref()),
                 "an update in place could not go on");
-            UpdateMachineResponse::failed(Chain(error.as_ref()).to_string())
+            UpdateMachineResponse::failed(ErrorChain(error.as_ref()).to_string())
         }
     }
 }
@@ -375,7 +375,10 @@ mod tests {
         assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE);
         let broken = futures::stream::iter([Ok("{"), Err(std::io::Error::other("reset by peer"))]);
         let broken = read::<Value>(Body::from_stream(broken)).await.unwrap_err();
-        assert!(Chain(&broken).to_string().ends_with("reset by peer"), "{broken}");
+        assert!(
+            ErrorChain(&broken).to_string().ends_with("reset by peer"),
+            "{broken}"
+        );
         assert_eq!(broken.into_response().status(), StatusCode::BAD_REQUEST);
     }
 }

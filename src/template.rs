@@ -21,7 +21,7 @@ use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, REFRESH, Reconciler, Requeue, Wake};
+use crate::reconciler::{Action, Enqueue, REFRESH, Reconciler, Requeue};
 use crate::retry::{LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
 
@@ -36,7 +36,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a template reconciled.
-    pub wake: Wake,
+    pub enqueue: Enqueue,
 }
 
 /// One reconcile of one template.
@@ -106,7 +106,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         driver: wanted.driver.as_deref(),
         secret: wanted.secret_ref.as_ref().map(|secret| secret.name.as_str()),
         stage: Stage::DescribeClass,
-        wake: &ctx.wake,
+        enqueue: &ctx.enqueue,
     };
     let spec = |capabilities: &Capabilities| {
         let violation = violation(template, capabilities);
@@ -136,7 +136,7 @@ pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -
         return Some(format!("spec.template.spec.{all}"));
     }
     let spec = ProviderSpec(spec.provider_spec.clone());
-    let refusal = capabilities.refusal(&spec);
+    let refusal = capabilities.spec_error(&spec);
     refusal.map(|why| format!("spec.template.spec.{why}"))
 }
 

@@ -42,7 +42,7 @@ use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
 use crate::configured_driver::ConfiguredDrivers;
 use crate::leadership::Leadership;
-use crate::reconciler::{Action, Reconciler, Requeue, Wake};
+use crate::reconciler::{Action, Enqueue, Reconciler, Requeue};
 use crate::workload_cluster::WorkloadClusters;
 
 /// Failures further apart than this are not of one outage.
@@ -67,7 +67,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a Machine reconciled.
-    pub wake: Wake,
+    pub enqueue: Enqueue,
     /// Since when the workload clusters of Machines, by UID, can't be visited.
     pub outages: Outages,
 }

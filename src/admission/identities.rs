@@ -10,7 +10,7 @@ use super::identity_presence::IdentityPresence;
 use super::is_refused;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::apiserver::{Error, pages};
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// Whether there are identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ fn unlisted(error: &Error, place: &str) -> String {
     format!(
         "whether there are any can't be found out ({}): grant the provider `list` on inframachines and \
             infraclusters {place}",
-        Chain(error)
+        ErrorChain(error)
     )
 }
 

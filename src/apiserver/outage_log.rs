@@ -1,5 +1,5 @@
 //! How an outage of the API server is logged: when it begins, once a minute while it lasts, and its end.
-//! Where requests fail and are answered by turns, that is one outage.
+//! Where requests fail and are answered alternately, that is one outage.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

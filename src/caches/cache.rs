@@ -20,7 +20,7 @@ use crate::api::ObjectMetaExt as _;
 
 /// So many objects of a kind that were read or written last are kept as they are, besides those that can't be
 /// packed: a reconcile reads its own more than once.
-const AWAKE: usize = 512;
+const MAX_UNPACKED: usize = 512;
 /// Facts that no object has are dropped when there are so many more than the last time.
 const FACTS: usize = 1024;
 
@@ -83,7 +83,7 @@ impl<K: Cached> Clone for Entry<K> {
 
 #[derive(Debug)]
 enum Form<K> {
-    Awake(Arc<K>),
+    Unpacked(Arc<K>),
     Packed(Packed),
     /// Was packed, and was read since.
     Both(Arc<K>, Packed),
@@ -92,7 +92,7 @@ enum Form<K> {
 impl<K> Clone for Form<K> {
     fn clone(&self) -> Self {
         match self {
-            Self::Awake(object) => Self::Awake(Arc::clone(object)),
+            Self::Unpacked(object) => Self::Unpacked(Arc::clone(object)),
             Self::Packed(packed) => Self::Packed(packed.clone()),
             Self::Both(object, packed) => Self::Both(Arc::clone(object), packed.clone()),
         }
@@ -129,7 +129,7 @@ impl<K: Cached> Entry<K> {
     /// The object itself; of one at rest a copy.
     pub fn object(&self) -> Option<Arc<K>> {
         match &self.form {
-            Form::Awake(object) | Form::Both(object, _) => Some(Arc::clone(object)),
+            Form::Unpacked(object) | Form::Both(object, _) => Some(Arc::clone(object)),
             Form::Packed(packed) => unpack(&self.key, packed),
         }
     }
@@ -163,13 +163,13 @@ struct Shared<K: Cached> {
 struct Objects<K: Cached> {
     all: HashMap<NamespacedName, Entry<K>>,
     /// Those that are not packed, the one that was read or written longest ago first.
-    awake: VecDeque<NamespacedName>,
+    unpacked: VecDeque<NamespacedName>,
     facts: HashSet<Arc<K::Facts>>,
     facts_after_sweep: usize,
 }
 
-/// An object that has to be packed to be at rest.
-struct Tired<K> {
+/// An object that was evicted from the unpacked ones, and has to be packed.
+struct Evicted<K> {
     key: NamespacedName,
     version: (u64, u64),
     object: Arc<K>,
@@ -220,12 +220,12 @@ impl<K: Cached> Cache<K> {
             let objects = self.read();
             let entry = objects.all.get(key)?;
             match &entry.form {
-                Form::Awake(object) | Form::Both(object, _) => return Some(Arc::clone(object)),
+                Form::Unpacked(object) | Form::Both(object, _) => return Some(Arc::clone(object)),
                 Form::Packed(packed) => ((entry.uid, entry.version), packed.clone()),
             }
         };
         let object = unpack::<K>(key, &packed)?;
-        let mut tired = Vec::new();
+        let mut evicted = Vec::new();
         let mut objects = self.write();
         if let Some(entry) = objects.all.get_mut(key)
             && (entry.uid, entry.version) == version
@@ -233,23 +233,23 @@ impl<K: Cached> Cache<K> {
         {
             entry.form = Form::Both(Arc::clone(&object), packed.clone());
             let key = entry.key.clone();
-            objects.awake.push_back(key);
-            tired = objects.put_to_rest();
+            objects.unpacked.push_back(key);
+            evicted = objects.evict_least_recent();
         }
         drop(objects);
-        self.pack(tired);
+        self.pack(evicted);
         Some(object)
     }
 
     /// Packs objects while the cache can be read and written, and has those packed that are as they were.
-    fn pack(&self, tired: Vec<Tired<K>>) {
-        for Tired { key, version, object } in tired {
+    fn pack(&self, evicted: Vec<Evicted<K>>) {
+        for Evicted { key, version, object } in evicted {
             let Some(packed) = self.packed(&*object) else {
                 continue;
             };
             if let Some(entry) = self.write().all.get_mut(&key)
                 && (entry.uid, entry.version) == version
-                && matches!(entry.form, Form::Awake(_))
+                && matches!(entry.form, Form::Unpacked(_))
             {
                 entry.form = Form::Packed(packed);
             }
@@ -322,26 +322,28 @@ impl<K: Cached> Cache<K> {
 }
 
 impl<K: Cached> Objects<K> {
-    /// Lets what was used longest ago rest, until no more than so many are awake; what has to be packed then.
+    /// Evicts what was used longest ago until no more than so many are unpacked; what has to be packed then.
     #[must_use]
-    fn put_to_rest(&mut self) -> Vec<Tired<K>> {
-        let mut tired = Vec::new();
-        while self.awake.len() > AWAKE {
-            let Some(key) = self.awake.pop_front() else { break };
+    fn evict_least_recent(&mut self) -> Vec<Evicted<K>> {
+        let mut evicted = Vec::new();
+        while self.unpacked.len() > MAX_UNPACKED {
+            let Some(key) = self.unpacked.pop_front() else {
+                break;
+            };
             let Some(entry) = self.all.get_mut(&key) else {
                 continue;
             };
             match &entry.form {
                 Form::Packed(_) => {}
                 Form::Both(_, packed) => entry.form = Form::Packed(packed.clone()),
-                Form::Awake(object) => tired.push(Tired {
+                Form::Unpacked(object) => evicted.push(Evicted {
                     version: (entry.uid, entry.version),
                     object: Arc::clone(object),
                     key,
                 }),
             }
         }
-        tired
+        evicted
     }
 
     fn shared_facts(&mut self, facts: K::Facts) -> Arc<K::Facts> {
@@ -389,7 +391,7 @@ impl<K: Cached> Default for Writer<K> {
                 hashes: RandomState::new(),
                 objects: RwLock::new(Objects {
                     all: HashMap::new(),
-                    awake: VecDeque::new(),
+                    unpacked: VecDeque::new(),
                     facts: HashSet::new(),
                     facts_after_sweep: 0,
                 }),
@@ -423,7 +425,7 @@ impl<K: Cached> Writer<K> {
                 .number(meta.resource_version.as_deref().unwrap_or_default()),
             mark: object.mark().map(|mark| self.cache.number(mark)),
             facts: self.cache.write().shared_facts(facts),
-            form: Form::Awake(object),
+            form: Form::Unpacked(object),
             round: self.round,
         }
     }
@@ -434,10 +436,10 @@ impl<K: Cached> Writer<K> {
         let key = entry.key.clone();
         let mut objects = self.cache.write();
         let before = objects.all.insert(key.clone(), entry);
-        objects.awake.push_back(key);
-        let tired = objects.put_to_rest();
+        objects.unpacked.push_back(key);
+        let evicted = objects.evict_least_recent();
         drop(objects);
-        self.cache.pack(tired);
+        self.cache.pack(evicted);
         before.as_ref().and_then(Entry::object)
     }
 
@@ -462,7 +464,7 @@ impl<K: Cached> Writer<K> {
             known.round = self.round;
             return;
         }
-        if let Form::Awake(object) = &entry.form
+        if let Form::Unpacked(object) = &entry.form
             && let Some(packed) = self.cache.packed(&**object)
         {
             entry.form = Form::Packed(packed);
@@ -578,18 +580,22 @@ mod tests {
         let (cache, mut writer) = cache();
         assert!(CACHE.set(cache.clone()).is_ok());
         writer.begin_list();
-        (0..AWAKE).for_each(|number| writer.listed(object(number)));
-        assert_eq!(PACKED.load(Ordering::Relaxed), AWAKE, "what a list shows");
+        (0..MAX_UNPACKED).for_each(|number| writer.listed(object(number)));
+        assert_eq!(PACKED.load(Ordering::Relaxed), MAX_UNPACKED, "what a list shows");
         drop(writer.end_list());
 
         // Those that the list has shown and that are not changed are packed already.
-        let changed = AWAKE..2 * AWAKE + 3;
+        let changed = MAX_UNPACKED..2 * MAX_UNPACKED + 3;
         for number in changed.clone() {
             writer.apply(Arc::new(object(number)));
         }
-        assert_eq!(PACKED.load(Ordering::Relaxed), AWAKE + 3, "what a watch shows");
+        assert_eq!(
+            PACKED.load(Ordering::Relaxed),
+            MAX_UNPACKED + 3,
+            "what a watch shows"
+        );
         assert!(cache.get(&ObjectRef::from_obj(&object(0))).is_some());
-        assert_eq!(PACKED.load(Ordering::Relaxed), AWAKE + 4, "what is read");
+        assert_eq!(PACKED.load(Ordering::Relaxed), MAX_UNPACKED + 4, "what is read");
         for number in 0..changed.end {
             let read = cache.get(&ObjectRef::from_obj(&object(number))).unwrap();
             assert_eq!(read.name_any(), format!("o-{number}"));

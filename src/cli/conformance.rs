@@ -29,7 +29,7 @@ use output::ReportFile;
 use signals::Signals;
 
 /// How much longer than the suite the client waits for a call, so that it is the suite that names a hang.
-const LATER: Duration = Duration::from_secs(5);
+const CLIENT_GRACE: Duration = Duration::from_secs(5);
 
 /// Test a driver against the published rules (cmi.v1) and this provider's own (capcmi), one by one.
 ///
@@ -231,7 +231,7 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, CommandError> {
 /// A plugin behind an endpoint: the client that the provider calls it with, and a bare connection.
 fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     let timeouts = Timeouts {
-        default: config.call_limit() + LATER,
+        default: config.call_limit() + CLIENT_GRACE,
         by_operation: BTreeMap::new(),
     };
     let wire = Arc::new(ConnectionWire::new(connect(args.connector()?)));

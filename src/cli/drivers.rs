@@ -107,7 +107,7 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
                 say(&format!("{name}: {line}"));
                 match readiness {
                     Readiness::Ready => {}
-                    Readiness::NotYet => failed.push(name),
+                    Readiness::NotReady => failed.push(name),
                 }
             }
             Err(status) => {
@@ -145,7 +145,7 @@ async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, S
     } = permit.introspect().await?;
     let shown = match readiness {
         Readiness::Ready => "ready",
-        Readiness::NotYet => "not ready yet",
+        Readiness::NotReady => "not ready yet",
     };
     let calls: Vec<_> = Operation::ALL
         .into_iter()

@@ -16,7 +16,7 @@ use cmi_grpc::client::GrpcConfig;
 use cmi_simulated::SimulatedConfig;
 
 /// What stands for every namespace.
-const EVERY: &str = "*";
+const ANY_NAMESPACE: &str = "*";
 
 /// A driver as the file has it.
 #[derive(Debug)]
@@ -205,9 +205,9 @@ impl DriverEntry {
     fn namespaces(&self) -> Result<Namespaces, String> {
         match &self.namespaces {
             None => Ok(Namespaces::All),
-            Some(names) if *names == [EVERY] => Ok(Namespaces::All),
-            Some(names) if names.iter().any(|name| name == EVERY) => Err(format!(
-                "namespaces: `{EVERY}` is every namespace: remove it or the others"
+            Some(names) if *names == [ANY_NAMESPACE] => Ok(Namespaces::All),
+            Some(names) if names.iter().any(|name| name == ANY_NAMESPACE) => Err(format!(
+                "namespaces: `{ANY_NAMESPACE}` is every namespace: remove it or the others"
             )),
             Some(names) => Ok(Namespaces::Only(names.iter().cloned().collect())),
         }
@@ -257,7 +257,7 @@ fn absolute<C>(path: &Path, _context: &C) -> garde::Result {
 }
 
 fn namespace<C>(name: &str, context: &C) -> garde::Result {
-    if name == EVERY {
+    if name == ANY_NAMESPACE {
         Ok(())
     } else {
         dns_label(name, context)

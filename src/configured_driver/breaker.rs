@@ -36,7 +36,7 @@ pub(super) struct Breakers {
 
 /// Why a breaker lets a create through that it would else refuse: it is half open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HalfOpenReason {
+pub struct ProbeHint {
     /// An operator has changed something, to have it tried at once.
     pub requested: bool,
     /// The machine was refused before, perhaps by the driver of a process before this one.
@@ -65,7 +65,7 @@ pub(super) struct Attempt<'a> {
 impl Breakers {
     /// Whether `uid` may go on to a create of this class. It is asked before anything is done for the create,
     /// and expected to make it soon.
-    pub(super) fn allows(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
+    pub(super) fn allows(&self, key: &ClassKey, uid: &str, reason: ProbeHint) -> bool {
         let now = Instant::now();
         let mut circuits = self.lock();
         let Some(circuit) = circuits.get_mut(key) else {
@@ -175,7 +175,7 @@ impl Breakers {
 fn refused() -> Status {
     Status::new(Code::ResourceExhausted, CircuitOpen.to_string())
         .with_source(CircuitOpen)
-        .never_sent()
+        .with_never_sent()
 }
 
 impl Attempt<'_> {

@@ -36,7 +36,7 @@ impl Caller {
         self.leadership.check().map_err(|error| {
             Status::new(Code::Canceled, NOT_LEADER)
                 .with_source(error)
-                .never_sent()
+                .with_never_sent()
         })
     }
 
@@ -98,7 +98,7 @@ impl Caller {
         self.check_leadership()?;
         let deadline = self.timeouts.of(operation);
         let started = Instant::now();
-        let call = cmi_driver::contained(operation, run(Arc::clone(&self.driver)));
+        let call = cmi_driver::catch_panic(operation, run(Arc::clone(&self.driver)));
         let answer = match timeout(deadline, call).await {
             Ok(answer) => answer,
             Err(_elapsed) => Err(Status::new(

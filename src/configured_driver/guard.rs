@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::Limits;
-use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, HalfOpenReason};
+use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, ProbeHint};
 use super::bucket::TokenBucket;
 use super::caller::Caller;
 use super::prober::Prober;
@@ -36,25 +36,23 @@ impl GuardedDriver {
     }
 
     /// Whether the call may be made at all; it has not waited for the driver's rate yet.
-    async fn admit(&self, operation: Operation) -> Result<Arc<Capabilities>> {
+    async fn check_offered(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.caller.check_leadership()?;
-        let capabilities = self.prober.capabilities().await.map_err(Status::never_sent)?;
+        let capabilities = self
+            .prober
+            .capabilities()
+            .await
+            .map_err(Status::with_never_sent)?;
         if capabilities.offers(operation) {
             Ok(capabilities)
         } else {
-            Err(Status::unimplemented(operation).never_sent())
+            Err(Status::unimplemented(operation).with_never_sent())
         }
     }
 
     /// Whether `uid` may go on to a create of this class; else `waker` runs when there
     /// may be room. Makes no call.
-    pub(super) fn allows(
-        &self,
-        class: &MachineClass,
-        uid: &str,
-        reason: HalfOpenReason,
-        waker: Waker,
-    ) -> bool {
+    pub(super) fn allows(&self, class: &MachineClass, uid: &str, reason: ProbeHint, waker: Waker) -> bool {
         let key = self.key(class);
         let allows = self.breakers.allows(&key, uid, reason);
         if !allows {
@@ -69,7 +67,7 @@ impl GuardedDriver {
     }
 
     /// A VM that was made with these credentials is gone: there may be room for others.
-    pub(super) fn note_gone(&self, secrets: &Secrets) {
+    pub(super) fn on_vm_deleted(&self, secrets: &Secrets) {
         self.breakers.on_freed(&CredentialsKey::of(secrets));
     }
 
@@ -86,7 +84,7 @@ impl GuardedDriver {
 
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
-        let capabilities = self.admit(R::OPERATION).await?;
+        let capabilities = self.check_offered(R::OPERATION).await?;
         let key = request
             .class()
             .map(|class| ClassKey::of(class, &capabilities.tag_path));
@@ -135,7 +133,7 @@ cmi_driver::forward_calls! {
         }
 
         async fn prepare_call(&self, operation: Operation) -> Result<()> {
-            self.admit(operation).await?;
+            self.check_offered(operation).await?;
             self.caller.prepare_call(operation).await
         }
     }

@@ -286,7 +286,7 @@ impl Prober {
     async fn probe(&self) -> Option<Reachability> {
         match Readiness::from_probe(self.caller.probe().await) {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
-            Ok(Readiness::NotYet) => Some(Reachability::Unreachable(
+            Ok(Readiness::NotReady) => Some(Reachability::Unreachable(
                 "the driver has not finished starting".into(),
             )),
             Err(_) if !self.caller.leadership.is_held() => None,

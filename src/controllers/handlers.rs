@@ -42,7 +42,7 @@ impl Controllers {
                 }
                 let infra = &change.object().spec.infrastructure_ref;
                 if change.concerns(what_counts_of_a_machine) && infra.is_to::<InfraMachine>() {
-                    infra_machine_trigger.send(infra_machine_of(change.object()));
+                    infra_machine_trigger.enqueue(infra_machine_of(change.object()));
                 }
             }
         }
@@ -64,7 +64,7 @@ impl Controllers {
                 machine_context
                     .states
                     .hint(found.meta().uid(), LookUpHint::Signal);
-                trigger.send(reference);
+                trigger.enqueue(reference);
             }
         }
     }
@@ -106,7 +106,7 @@ impl Controllers {
                 if matches!(change, Change::Updated { .. }) {
                     taint_context.changed_nodes.insert(infra.metadata.uid());
                 }
-                trigger.send(reference);
+                trigger.enqueue(reference);
             }
         }
     }
@@ -117,7 +117,7 @@ impl Controllers {
         for (index, entry) in tainted.iter().enumerate() {
             yield_periodically(index).await;
             if awaits_reconcile(&self.taint_context, entry) {
-                self.node_trigger.send_key(entry.key().clone());
+                self.node_trigger.enqueue_key(entry.key().clone());
             }
         }
     }
@@ -133,7 +133,7 @@ impl Controllers {
                 cache.look_at(&infra, |entry| entry.facts().asks_for_drain) == Some(true)
             };
             if (volume_drain::has_hook(machine) || asks()) && drain_context.concerns(machine) {
-                trigger.send(ObjectRef::from_obj(machine));
+                trigger.enqueue(ObjectRef::from_obj(machine));
             }
         }
     }
@@ -171,12 +171,12 @@ impl Controllers {
                     && infra.is_to::<InfraCluster>()
                 {
                     let namespace = cluster.namespace().unwrap_or_default();
-                    infra_cluster_trigger.send(ObjectRef::new(&infra.name).within(&namespace));
+                    infra_cluster_trigger.enqueue(ObjectRef::new(&infra.name).within(&namespace));
                 }
             }
             for object in caches.infra_machine_templates.state() {
                 if concerned.owns(object.meta()) || concerned.labels(object.meta()) {
-                    template_trigger.send(ObjectRef::from_obj(&*object));
+                    template_trigger.enqueue(ObjectRef::from_obj(&*object));
                 }
             }
             let labelled = caches.infra_machines.select(|entry| {
@@ -184,9 +184,9 @@ impl Controllers {
                 cluster.is_some_and(|cluster| concerned.names(entry.key().namespace(), cluster))
             });
             for entry in labelled {
-                infra_machine_trigger.send_key(entry.key().clone());
+                infra_machine_trigger.enqueue_key(entry.key().clone());
                 if entry.facts().has_taint && awaits_reconcile(&taint_context, &entry) {
-                    node_trigger.send_key(entry.key().clone());
+                    node_trigger.enqueue_key(entry.key().clone());
                 }
             }
             for machine in to_drain(&caches, |namespace, cluster| concerned.names(namespace, cluster)) {
@@ -246,7 +246,7 @@ impl Controllers {
                         if let Ok(machine) = &object.0 {
                             states.caught_up(machine.metadata.uid(), machine);
                             if taint_context.awaits_reconcile(machine) {
-                                node_trigger.send(ObjectRef::from_obj(&**object));
+                                node_trigger.enqueue(ObjectRef::from_obj(&**object));
                             }
                         }
                     }
@@ -295,7 +295,7 @@ impl Controllers {
                         && cluster.is_some_and(|cluster| names.contains(cluster))
                 });
                 for entry in waiting {
-                    infra_machine_trigger.send_key(entry.key().clone());
+                    infra_machine_trigger.enqueue_key(entry.key().clone());
                 }
             }
         }
@@ -371,14 +371,14 @@ impl Remediations {
     fn wake(&self, name: &str, namespace: Option<&str>) {
         let reference = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.cache.get(&reference).is_some() {
-            self.trigger.send(reference);
+            self.trigger.enqueue(reference);
         }
     }
 
     fn wake_those_of(&self, concerned: &Concerned<'_>) {
         for object in self.cache.state() {
             if concerned.labels(object.meta()) {
-                self.trigger.send(ObjectRef::from_obj(&*object));
+                self.trigger.enqueue(ObjectRef::from_obj(&*object));
             }
         }
     }

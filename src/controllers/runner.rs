@@ -44,12 +44,12 @@ pub(super) struct Runner<K: Cached> {
     concurrency: usize,
 }
 
-/// What is due next: what was asked for, and what a start has found, by turns. A fleet that is looked at once
-/// holds up no change for long, and changes that never end hold up no object for ever.
+/// What is due next: what was asked for, and what a start has found, alternately. A fleet that is looked at
+/// once holds up no change for long, and changes that never end hold up no object for ever.
 struct Due<R> {
     scheduler: Pin<Box<Scheduler<NamespacedName, R>>>,
     backlog: vec::IntoIter<NamespacedName>,
-    is_turn_of_backlog: bool,
+    takes_from_backlog: bool,
 }
 
 impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
@@ -64,14 +64,14 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
             let _ = self.scheduler.as_mut().hold().poll_next_unpin(context);
             return Poll::Pending;
         }
-        if self.is_turn_of_backlog
+        if self.takes_from_backlog
             && let Some(key) = self.next_of_backlog(running)
         {
             return Poll::Ready(key);
         }
         let mut free = self.scheduler.as_mut().hold_unless(|key| !running.contains(key));
         if let Poll::Ready(Some(key)) = free.poll_next_unpin(context) {
-            self.is_turn_of_backlog = true;
+            self.takes_from_backlog = true;
             return Poll::Ready(key);
         }
         self.next_of_backlog(running).map_or(Poll::Pending, Poll::Ready)
@@ -79,7 +79,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
 
     /// One that is being looked at anyway is done with.
     fn next_of_backlog(&mut self, running: &HashSet<NamespacedName>) -> Option<NamespacedName> {
-        self.is_turn_of_backlog = false;
+        self.takes_from_backlog = false;
         self.backlog.find(|key| !running.contains(key))
     }
 }
@@ -131,7 +131,7 @@ impl<K: Cached> Runner<K> {
         let mut due = Due {
             scheduler: Box::pin(scheduler(requests)),
             backlog: self.backlog,
-            is_turn_of_backlog: false,
+            takes_from_backlog: false,
         };
         let run = |key: NamespacedName, object: Arc<K>| {
             let span = tracing::info_span!("reconciling object", object.ref = %key.reference::<K>());

@@ -39,12 +39,12 @@ impl<K> Clone for Trigger<K> {
 impl<K: Resource<DynamicType = ()>> Trigger<K> {
     /// Has an object reconciled.
     #[allow(clippy::needless_pass_by_value)] // a reference is made to be sent
-    pub(super) fn send(&self, object: ObjectRef<K>) {
-        self.send_key(NamespacedName::from(&object));
+    pub(super) fn enqueue(&self, object: ObjectRef<K>) {
+        self.enqueue_key(NamespacedName::from(&object));
     }
 
     /// Has the object of a key reconciled.
-    pub(super) fn send_key(&self, key: NamespacedName) {
+    pub(super) fn enqueue_key(&self, key: NamespacedName) {
         if let Some(requester) = self.requester.get() {
             let run_at = Instant::now();
             // A controller that has stopped needs nothing.

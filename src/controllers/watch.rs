@@ -223,7 +223,7 @@ where
             if let Some(object) = change.current()
                 && change.concerns(&fingerprint)
             {
-                trigger.send(ObjectRef::from_obj(&**object));
+                trigger.enqueue(ObjectRef::from_obj(&**object));
             }
         }
     }

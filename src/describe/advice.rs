@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use jiff::Timestamp;
 
-use super::machine::MachineFacts;
+use super::machine::MachineReport;
 use super::vm::SeenVm;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
@@ -13,7 +13,7 @@ use crate::identity::{self, driver_name};
 use cmi_driver::Code;
 
 /// What an operator should do for a machine, what matters most first; never nothing.
-pub(super) fn steps(facts: &MachineFacts, now: Timestamp) -> Vec<String> {
+pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
     let machine = &facts.machine;
     let status = machine.status.clone().unwrap_or_default();
     let shown = |type_| conditions::get(&status.conditions, type_);
@@ -94,7 +94,7 @@ fn of_driver_taken_away(machine: &InfraMachine) -> String {
     )
 }
 
-fn of_pause(facts: &MachineFacts) -> String {
+fn of_pause(facts: &MachineReport) -> String {
     let annotations = facts.machine.metadata.annotations.as_ref();
     let is_annotated = annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
     let of_cluster = facts
@@ -115,7 +115,7 @@ fn of_pause(facts: &MachineFacts) -> String {
 }
 
 /// What the driver's view of the VM adds.
-fn of_vm(facts: &MachineFacts) -> Option<String> {
+fn of_vm(facts: &MachineReport) -> Option<String> {
     let machine = &facts.machine;
     let is_up = machine.is_provisioned() && machine.metadata.deletion_timestamp.is_none();
     match &facts.vm {

@@ -26,7 +26,7 @@ const MAX_CLUSTERS: usize = 20;
 
 /// What is known about a driver.
 #[derive(Debug)]
-pub struct DriverFacts {
+pub struct DriverReport {
     /// What `spec.driver` says.
     pub name: String,
     /// What the drivers file says of it; nothing without one.
@@ -80,8 +80,8 @@ pub async fn gather(
     namespace: Option<&str>,
     name: &str,
     scrape: Option<Scrape>,
-) -> Result<DriverFacts, Error> {
-    let mut facts = DriverFacts {
+) -> Result<DriverReport, Error> {
+    let mut facts = DriverReport {
         name: name.to_owned(),
         configured: configured(drivers, name),
         answer: answer(drivers, name).await,

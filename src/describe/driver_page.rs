@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::advice;
-use super::driver::{Configured, DriverAnswer, DriverFacts};
+use super::driver::{Configured, DriverAnswer, DriverReport};
 use super::event_table::event_table;
 use super::machine_page::summary;
 use super::page::{Page, or_none};
@@ -14,7 +14,7 @@ use crate::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 
 /// What is known of a driver and what to do next, on one page.
-pub fn page(facts: &DriverFacts, now: Timestamp) -> String {
+pub fn page(facts: &DriverReport, now: Timestamp) -> String {
     let mut page = Page::default();
     page.section(&format!("Driver {}", facts.name));
     configured(&mut page, facts);
@@ -47,7 +47,7 @@ pub fn page(facts: &DriverFacts, now: Timestamp) -> String {
     page.text()
 }
 
-fn configured(page: &mut Page, facts: &DriverFacts) {
+fn configured(page: &mut Page, facts: &DriverReport) {
     match facts.configured {
         None => page.row(
             "Configured",
@@ -65,7 +65,7 @@ fn configured(page: &mut Page, facts: &DriverFacts) {
 }
 
 /// What an operator should do for a driver; never nothing.
-fn steps(facts: &DriverFacts) -> Vec<String> {
+fn steps(facts: &DriverReport) -> Vec<String> {
     let mut steps = Vec::new();
     if facts.configured == Some(Configured::No) {
         let used = if facts.machines.is_empty() {
@@ -86,7 +86,7 @@ fn steps(facts: &DriverFacts) -> Vec<String> {
                 status.code()
             ));
         }
-        DriverAnswer::Says(said) if said.readiness == Readiness::NotYet => {
+        DriverAnswer::Says(said) if said.readiness == Readiness::NotReady => {
             steps.push("It answers and is not ready yet: wait, or see its own logs.".to_owned());
         }
         DriverAnswer::Says(_) | DriverAnswer::NotAsked => {}
@@ -139,7 +139,7 @@ fn answer(page: &mut Page, answer: &DriverAnswer) {
             page.row("Version", &info.version);
             let ready = match readiness {
                 Readiness::Ready => "yes",
-                Readiness::NotYet => "not yet",
+                Readiness::NotReady => "not yet",
             };
             page.row("Ready", ready);
             offers(page, capabilities);
@@ -175,7 +175,7 @@ fn offers(page: &mut Page, capabilities: &Capabilities) {
     page.row("Schema", if schema { "published" } else { "none" });
 }
 
-fn machines(page: &mut Page, facts: &DriverFacts) {
+fn machines(page: &mut Page, facts: &DriverReport) {
     page.section("Machines");
     let rows: Vec<_> = facts
         .machines
@@ -194,7 +194,7 @@ fn machines(page: &mut Page, facts: &DriverFacts) {
     }
 }
 
-fn clusters(page: &mut Page, facts: &DriverFacts) {
+fn clusters(page: &mut Page, facts: &DriverReport) {
     page.section("InfraClusters");
     if facts.clusters.is_empty() {
         page.line("none");

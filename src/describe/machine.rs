@@ -15,7 +15,7 @@ use crate::configured_driver::ConfiguredDrivers;
 
 /// What is known about a machine.
 #[derive(Clone, Debug)]
-pub struct MachineFacts {
+pub struct MachineReport {
     /// The InfraMachine.
     pub machine: InfraMachine,
     /// Its owners, the nearest first.
@@ -51,7 +51,7 @@ pub async fn gather(
     drivers: Option<&ConfiguredDrivers>,
     namespace: &str,
     name: &str,
-) -> Result<MachineFacts, Error> {
+) -> Result<MachineReport, Error> {
     let machine = infra_machine(client, namespace, name).await?;
     let owners = owners::of(client, &machine.metadata).await;
     let uids: Vec<_> = machine
@@ -69,7 +69,7 @@ pub async fn gather(
         .cloned()
         .collect();
     let events = events::of(client, namespace, &uids).await;
-    Ok(MachineFacts {
+    Ok(MachineReport {
         cluster: cluster(client, &machine).await,
         vm: vm::of(client, drivers, &machine).await,
         events: events.map_err(|error| in_words(&error)),

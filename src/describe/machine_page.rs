@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::advice;
 use super::event_table::event_table;
-use super::machine::{MachineFacts, SeenCluster};
+use super::machine::{MachineReport, SeenCluster};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
 use super::vm::SeenVm;
@@ -15,7 +15,7 @@ use crate::identity;
 use crate::machine::phase;
 
 /// What is known of a machine and what to do next, on one page.
-pub fn page(facts: &MachineFacts, now: Timestamp) -> String {
+pub fn page(facts: &MachineReport, now: Timestamp) -> String {
     let mut page = Page::default();
     let machine = &facts.machine;
     head(&mut page, machine, now);
@@ -72,7 +72,7 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     }
 }
 
-fn owners(page: &mut Page, facts: &MachineFacts) {
+fn owners(page: &mut Page, facts: &MachineReport) {
     page.section("Owners");
     // The Cluster has a row of its own.
     let below_cluster = facts.owners.iter();
@@ -260,7 +260,7 @@ fn seen(page: &mut Page, vm: &cmi_driver::Machine, initialized: &str) {
     page.row("Initialized", initialized);
 }
 
-fn events(page: &mut Page, facts: &MachineFacts, now: Timestamp) {
+fn events(page: &mut Page, facts: &MachineReport, now: Timestamp) {
     page.section("Newest events");
     match &facts.events {
         Err(why) => page.line(&format!("they can't be read: {why}")),

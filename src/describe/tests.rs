@@ -8,9 +8,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::driver::{Configured, DriverAnswer, DriverFacts};
+use super::driver::{Configured, DriverAnswer, DriverReport};
 use super::events::SeenEvent;
-use super::machine::{MachineFacts, SeenCluster};
+use super::machine::{MachineReport, SeenCluster};
 use super::owners::{Owner, OwnerState};
 use super::scrape::Scrape;
 use super::vm::SeenVm;
@@ -59,9 +59,9 @@ fn infra_cluster(ready: bool) -> InfraCluster {
     .unwrap()
 }
 
-fn facts(machine: &serde_json::Value, vm: SeenVm) -> MachineFacts {
+fn facts(machine: &serde_json::Value, vm: SeenVm) -> MachineReport {
     let machine: InfraMachine = serde_json::from_value(machine.clone()).unwrap();
-    MachineFacts {
+    MachineReport {
         machine,
         owners: vec![
             Owner {
@@ -168,11 +168,11 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
     assert_page("deleted.txt", &machine_page(&facts, at(220)));
 }
 
-fn driver_facts(scrape: Option<Scrape>) -> DriverFacts {
+fn driver_facts(scrape: Option<Scrape>) -> DriverReport {
     let mut machines = BTreeMap::new();
     machines.insert(("Provisioned".to_owned(), "Ready".to_owned()), 7);
     machines.insert(("Pending".to_owned(), "ResourceExhausted".to_owned()), 2);
-    DriverFacts {
+    DriverReport {
         name: "pool".to_owned(),
         configured: Some(Configured::Yes {
             max_concurrent_calls: 32,

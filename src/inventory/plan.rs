@@ -48,7 +48,7 @@ pub struct List<'a> {
 }
 
 /// How many lists in a row have to lack a VM: one may have been behind.
-const ENOUGH: u32 = 2;
+const MIN_ABSENCES: u32 = 2;
 
 /// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and
 /// that it may lack only because the driver is behind. Where the driver can't be asked about one VM,
@@ -77,7 +77,7 @@ fn is_missing(uid: u64, list: List<'_>, absences: &mut Absences) -> bool {
         lists: 0,
     });
     absence.lists = absence.lists.saturating_add(1);
-    absence.lists >= ENOUGH && list.asked.saturating_duration_since(absence.since) >= list.window
+    absence.lists >= MIN_ABSENCES && list.asked.saturating_duration_since(absence.since) >= list.window
 }
 
 #[cfg(test)]

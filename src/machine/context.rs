@@ -15,10 +15,10 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Requester, Waker,
+    ConfiguredDriver, ConfiguredDrivers, DriverState, Permit, Priority, ProbeHint, Requester, Waker,
 };
 use crate::metrics::Metrics;
-use crate::reconciler::{Wake, waker};
+use crate::reconciler::{Enqueue, waker};
 use crate::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
 use cmi_driver::MachineClass;
 
@@ -44,7 +44,7 @@ pub struct Context {
     /// Says whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
     /// Queues a machine for reconciling.
-    pub wake: Wake,
+    pub enqueue: Enqueue,
 }
 
 /// Names a machine.
@@ -74,7 +74,7 @@ impl Context {
     }
 
     fn waker(&self, machine: &InfraMachine) -> Waker {
-        waker(&self.wake, &machine.metadata)
+        waker(&self.enqueue, &machine.metadata)
     }
 
     /// Wakes a machine, whatever its wait, when there may be room for it.
@@ -94,7 +94,7 @@ impl Context {
         machine: &InfraMachine,
         permit: &Permit<'_>,
         class: &MachineClass,
-        reason: HalfOpenReason,
+        reason: ProbeHint,
     ) -> Option<Outcome> {
         let has_capacity = permit.has_capacity(
             class,

@@ -101,15 +101,15 @@ async fn attempt(
     let mut object = Object::deleted_despite_finalizer(ctx, Arc::clone(machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    let moment = record_failure(ctx, machine, &gathered, outcome, None);
+    let timing = record_failure(ctx, machine, &gathered, outcome, None);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         ctx.states.forget(object.uid());
-        if let Some(note) = events::of(machine, outcome, moment.attempts) {
+        if let Some(note) = events::of(machine, outcome, timing.attempts) {
             ctx.events.record(&**machine, note).await;
         }
         return Ok(None);
     }
-    Ok(Some(moment.wait.unwrap_or(LONG_WAIT)))
+    Ok(Some(timing.wait.unwrap_or(LONG_WAIT)))
 }
 
 /// Whether an object has the identity again: one that was restored has the VM.

@@ -143,7 +143,7 @@ impl Server {
             states: Arc::default(),
             events: Events::new(client, "test".to_owned()),
             metrics: Arc::new(Metrics::new()),
-            wake: Arc::new(|_| {}),
+            enqueue: Arc::new(|_| {}),
         }
     }
 }

@@ -7,10 +7,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::cause::Cause;
 use super::ownership::Ownership;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
-use super::runtime_state::{Answered, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
+use super::retry_trigger::RetryTrigger;
+use super::runtime_state::{
+    LookUpHint, Retry, RetryCondition, RuntimeState, SettledCreate, UnimplementedCall,
+};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -462,7 +464,7 @@ impl World {
     }
 
     /// There was reason to ask the driver, and it could not answer.
-    pub fn unanswered(mut self) -> Self {
+    pub fn with_unanswered(mut self) -> Self {
         self.state.hint = Some(LookUpHint::Signal);
         self
     }
@@ -471,8 +473,8 @@ impl World {
     pub fn remembering(mut self, seconds: u64) -> Self {
         self.state.retry = Some(Retry {
             attempts: 1,
-            cause: Cause::Other,
-            until: Until::Time(self.instant + Duration::from_secs(seconds)),
+            cause: RetryTrigger::Other,
+            until: RetryCondition::Time(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
             unpublished: None,
         });
@@ -496,8 +498,8 @@ impl World {
     pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
         self.state.retry = Some(Retry {
             attempts: 1,
-            cause: Cause::Other,
-            until: Until::AnotherDriver(UnimplementedCall {
+            cause: RetryTrigger::Other,
+            until: RetryCondition::AnotherDriver(UnimplementedCall {
                 connection_generation: CONNECTION_GENERATION - before,
                 operation,
             }),
@@ -509,7 +511,7 @@ impl World {
 
     /// The create that was issued so many seconds after [`now`] was refused.
     pub fn answered(mut self, seconds: i64) -> Self {
-        self.state.answered = Some(Answered {
+        self.state.answered = Some(SettledCreate {
             issued: at(seconds),
             made: false,
         });

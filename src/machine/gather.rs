@@ -13,7 +13,7 @@ use kube::runtime::reflector::ObjectRef;
 use super::Context;
 use super::outcome::Outcome;
 use super::plan::{Observed, Owner, ProviderIdConflict, restored};
-use super::runtime_state::{RuntimeState, Until};
+use super::runtime_state::{RetryCondition, RuntimeState};
 use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
@@ -152,8 +152,8 @@ impl Gathered {
             .as_ref()
             .filter(|_| retry.inputs == self.inputs)?;
         let wait = match retry.until {
-            Until::Time(time) => Some(time.saturating_duration_since(self.instant)),
-            Until::AnotherDriver(_) => None,
+            RetryCondition::Time(time) => Some(time.saturating_duration_since(self.instant)),
+            RetryCondition::AnotherDriver(_) => None,
         };
         let moment = RetryTiming {
             now: self.now,

@@ -45,7 +45,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
             let machine = Arc::new(live(ctx, invalid).await?);
             // The status decides what is written, and may be forged where the policies are not in force.
             if ctx.policies.since(Instant::now()).await != Enforcement::InForce {
-                return Ok(Action::requeue(admission::EVERY));
+                return Ok(Action::requeue(admission::CHECK_INTERVAL));
             }
             Object::new(ctx, machine).prepare_for_move().await?;
         }
@@ -57,13 +57,13 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
     // There is no status that could report it later.
-    let moment = record_failure(ctx, &machine, &gathered, outcome, None);
-    let note = events::of(&machine, outcome, moment.attempts);
+    let timing = record_failure(ctx, &machine, &gathered, outcome, None);
+    let note = events::of(&machine, outcome, timing.attempts);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         object.remove_finalizer().await?;
         ctx.states.forget(object.uid());
         if let Some(note) = &note {
-            log::failure(&machine, &gathered, outcome, note, moment);
+            log::failure(&machine, &gathered, outcome, note, timing);
         }
     } else {
         let why = note.as_ref().map(|note| note.text.as_str());
@@ -72,7 +72,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     if let Some(note) = note {
         ctx.events.record(&*machine, note).await;
     }
-    Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
+    Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
 fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::Context;
-use super::runtime_state::Answered;
+use super::runtime_state::SettledCreate;
 use super::secret_movability::SecretMovability;
 use super::status;
 use crate::api::bounded;
@@ -555,7 +555,7 @@ fn annotations_of_a_create(
 }
 
 /// What has to change in the annotation about creates once the VM is known.
-fn create_is_over(machine: &InfraMachine, answered: Option<Answered>) -> Option<Annotation> {
+fn create_is_over(machine: &InfraMachine, answered: Option<SettledCreate>) -> Option<Annotation> {
     let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
     Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
 }

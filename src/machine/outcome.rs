@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::cause::Cause;
 use super::ownership::Ownership;
+use super::retry_trigger::RetryTrigger;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
@@ -275,8 +275,10 @@ impl Failure {
     }
 
     /// Whether a create that failed like this is over, so that the back end will not carry it out later.
-    pub fn ends_a_create(&self) -> bool {
-        self.status.is_never_sent() || self.status.has_nothing_begun() || self.status.code().ends_a_create()
+    pub fn is_final_for_create(&self) -> bool {
+        self.status.is_never_sent()
+            || self.status.has_no_side_effects()
+            || self.status.code().is_final_for_create()
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.
@@ -285,10 +287,10 @@ impl Failure {
     }
 
     /// What may end it before its time.
-    pub fn cause(&self) -> Cause {
+    pub fn cause(&self) -> RetryTrigger {
         match self.disposition {
-            Disposition::Retry | Disposition::LookUp => Cause::Transient,
-            Disposition::AwaitCapacity => Cause::Capacity,
+            Disposition::Retry | Disposition::LookUp => RetryTrigger::Transient,
+            Disposition::AwaitCapacity => RetryTrigger::Capacity,
             Disposition::Initialize
             | Disposition::NeedsIntervention
             | Disposition::AwaitDriver
@@ -300,7 +302,7 @@ impl Failure {
             | Disposition::Delete
             | Disposition::VerifyDeleted
             | Disposition::StillThere
-            | Disposition::Gone => Cause::Other,
+            | Disposition::Gone => RetryTrigger::Other,
         }
     }
 

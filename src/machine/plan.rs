@@ -15,19 +15,21 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-pub use self::adoption::{LOOK_AGAIN, cannot_look_up};
+pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
-pub use self::steps::{Adopt, Delete, Plan, Provision, Refresh, Settling, ShutDown, Step, Trust, Update};
+pub use self::steps::{
+    Adopt, Delete, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck, ShutDown, Step, Update,
+};
 pub use self::waits::{is_unsettled, pace, restored};
 
 use self::adoption::{obstacle, plan_adoption};
-use self::deletion::{plan_deletion, settling};
+use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::adoption::{adopted_tags, given_tags};
-use super::cause::Cause;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::ownership::{Ownership, has_lost_finalizer};
+use super::retry_trigger::RetryTrigger;
 use super::runtime_state::RuntimeState;
 use super::unanswered_creates::UnansweredCreates;
 use crate::admission;
@@ -36,7 +38,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{ObjectMetaExt as _, paused_by};
-use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
+use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT, ProbeHint, ResolveError};
 use crate::identity::{self, Adoption, IdentityTags, InvalidSpec, MachineId, Role};
 use crate::retry::LONG_WAIT;
 use crate::wall_clock::{elapsed, remaining};
@@ -375,7 +377,7 @@ fn plan_provisioning(
         .without(observed.state.answered)
         .within(longest, observed.now);
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
-    let settling = settling(machine, observed, driver).filter(|_| changed);
+    let pending_create = pending_create(machine, observed, driver).filter(|_| changed);
     let ownership = Ownership {
         vm_existence: VmExistence::MayExist,
         driver: Some(driver.name.to_string()),
@@ -395,8 +397,8 @@ fn plan_provisioning(
         is_identified: MachineId::of(machine).is_some(),
         recorded,
         unanswered,
-        settling,
-        half_open: half_open_reason(machine, observed),
+        pending_create,
+        half_open: probe_hint(machine, observed),
     }))
     .into()
 }
@@ -439,15 +441,15 @@ fn may_have_lost_status(
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
-fn half_open_reason(machine: &InfraMachine, observed: &Observed<'_>) -> HalfOpenReason {
+fn probe_hint(machine: &InfraMachine, observed: &Observed<'_>) -> ProbeHint {
     let retry = observed.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let last = status.and_then(|status| status.last_operation.as_ref());
     let exhausted = Code::ResourceExhausted.name();
-    HalfOpenReason {
+    ProbeHint {
         requested: retry
-            .is_some_and(|retry| retry.cause == Cause::Capacity && retry.inputs != observed.inputs),
+            .is_some_and(|retry| retry.cause == RetryTrigger::Capacity && retry.inputs != observed.inputs),
         recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
             || last.is_some_and(|last| {
                 last.state == OperationState::Failed && last.code.as_deref() == Some(exhausted)
@@ -511,10 +513,12 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 /// nothing is written about it: a fleet would be.
 pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
-        Plan::Execute(Step::Refresh(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
+        Plan::Execute(Step::Refresh(_) | Step::Update(_)) => {
+            Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into()
+        }
         // Of what is paused the pause alone is said, and clusterctl waits.
         Plan::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Outcome::Blocked(Blocked {
-            requeue_after: Some(admission::EVERY),
+            requeue_after: Some(admission::CHECK_INTERVAL),
             is_worth_an_event: block.is_worth_an_event,
             ..Blocked::new(
                 block.condition,
@@ -524,7 +528,7 @@ pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
         })
         .into(),
         _ => Outcome::Blocked(Blocked {
-            requeue_after: Some(admission::EVERY),
+            requeue_after: Some(admission::CHECK_INTERVAL),
             ..Blocked::new(
                 condition_without_calls(machine),
                 reason::IDENTITY_NOT_GUARDED,

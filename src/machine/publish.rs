@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::Context;
-use super::cause::Cause;
 use super::gather::Gathered;
 use super::object::{Annotation, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
-use super::runtime_state::{LookUpHint, Retry, UnimplementedCall, Until};
+use super::retry_trigger::RetryTrigger;
+use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{ObjectMetaExt as _, conditions};
@@ -36,10 +36,10 @@ pub async fn publish(
 ) -> Result<Action, Error> {
     let outcome = Arc::new(outcome);
     // Before any write, which may fail: the call was made, and is not made again before its time.
-    let moment = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
+    let timing = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
     hint(ctx, object.uid(), gathered, &outcome);
-    write(ctx, before, object, gathered, &outcome, moment).await?;
-    Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
+    write(ctx, before, object, gathered, &outcome, timing).await?;
+    Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
 /// Records what failed, if it did; `unpublished` is what a later reconcile has to publish, should this one
@@ -74,10 +74,10 @@ pub async fn write(
     object: &mut Object<'_>,
     gathered: &Gathered,
     outcome: &Outcome,
-    moment: RetryTiming,
+    timing: RetryTiming,
 ) -> Result<(), Error> {
     let uid = object.uid().to_owned();
-    let note = events::of(before, outcome, moment.attempts);
+    let note = events::of(before, outcome, timing.attempts);
     let known = known_vm(before, outcome);
     let status_follows = matches!(outcome, Outcome::Provisioned(_));
     if let Some(vm) = known {
@@ -94,7 +94,7 @@ pub async fn write(
         ctx.states.forget(&uid);
     } else {
         let written = object
-            .patch_status(|machine| status::after(machine, outcome, moment))
+            .patch_status(|machine| status::after(machine, outcome, timing))
             .await;
         if let (Err(Error::Conflict { .. }), Some(vm), true) = (&written, known, status_follows) {
             // What the status was to say of the VM holds whatever the object has become.
@@ -104,12 +104,12 @@ pub async fn write(
         }
         written?;
         ctx.states.published(&uid);
-        remember(ctx, &uid, gathered, outcome, moment.wait);
+        remember(ctx, &uid, gathered, outcome, timing.wait);
         ctx.states.clear_errors(&uid);
     }
     phase::measure(ctx, before, object.get(), gathered);
     if let Some(note) = note {
-        log::failure(before, gathered, outcome, &note, moment);
+        log::failure(before, gathered, outcome, &note, timing);
         ctx.events.record(before, note).await;
     }
     Ok(())
@@ -177,9 +177,9 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
     let (attempts, cause) = match outcome {
         Outcome::Failed(failure) => (attempts, failure.cause()),
-        Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, Cause::Other),
+        Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, RetryTrigger::Other),
         // The driver was not called.
-        Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), Cause::Capacity),
+        Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
         // All of them by name: one that is forgotten here would have no back-off.
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
@@ -197,11 +197,11 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         | Outcome::RemoveFinalizer(_) => return None,
     };
     let until = match outcome.awaits_another_driver() {
-        Some(operation) => Until::AnotherDriver(UnimplementedCall {
+        Some(operation) => RetryCondition::AnotherDriver(UnimplementedCall {
             connection_generation: gathered.connection_generation(),
             operation,
         }),
-        None => Until::Time(Instant::now() + wait?),
+        None => RetryCondition::Time(Instant::now() + wait?),
     };
     Some(Retry {
         attempts,

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::cause::Cause;
 use super::outcome::Outcome;
 use super::provider_ids::ProviderIds;
+use super::retry_trigger::RetryTrigger;
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 
@@ -48,7 +48,7 @@ pub struct RuntimeState {
     /// The number of the newest hint: only a call that began after it answers it.
     pub hint_number: u64,
     /// The last create of this process whose answer is known.
-    pub answered: Option<Answered>,
+    pub answered: Option<SettledCreate>,
     /// How often in a row this process could not have the guest shut down, by calls that
     /// may have reached the driver.
     pub failed_shut_downs: u32,
@@ -59,7 +59,7 @@ pub struct RuntimeState {
 
 /// A create that is over: the back end will not carry it out any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answered {
+pub struct SettledCreate {
     /// When it was issued, as [`crate::api::labels::CREATE_ISSUED_AT`] says.
     pub issued: Timestamp,
     /// Whether it made the VM.
@@ -84,9 +84,9 @@ pub struct Retry {
     /// and capacity is waited for.
     pub attempts: u32,
     /// What may end the wait before its time.
-    pub cause: Cause,
+    pub cause: RetryTrigger,
     /// What has to come first.
-    pub until: Until,
+    pub until: RetryCondition,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
     /// What failed, until it is published: the call is not made again before its time, so
@@ -96,7 +96,7 @@ pub struct Retry {
 
 /// The end of a wait after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum RetryCondition {
     /// A time.
     Time(Instant),
     /// Another driver than this one, which does not offer a call (CMI-37).
@@ -129,18 +129,18 @@ impl RuntimeState {
     }
 
     /// Ends a wait for this: it is tried again now, and its failures are history. Whether there was one.
-    fn end_wait(&mut self, cause: Cause) -> bool {
+    fn end_wait(&mut self, cause: RetryTrigger) -> bool {
         let now = Instant::now();
         let Some(retry) = self.retry.as_mut().filter(|retry| retry.cause == cause) else {
             return false;
         };
         match &mut retry.until {
-            Until::Time(until) if *until > now => {
+            RetryCondition::Time(until) if *until > now => {
                 *until = now;
                 retry.attempts = 0;
                 true
             }
-            Until::Time(_) | Until::AnotherDriver(_) => false,
+            RetryCondition::Time(_) | RetryCondition::AnotherDriver(_) => false,
         }
     }
 
@@ -286,8 +286,8 @@ impl RuntimeStates {
     /// after the call began: the newest by then was that of the number `hint`.
     pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
-            if std::mem::take(&mut known.woken) && retry.cause == Cause::Capacity {
-                retry.until = Until::Time(Instant::now());
+            if std::mem::take(&mut known.woken) && retry.cause == RetryTrigger::Capacity {
+                retry.until = RetryCondition::Time(Instant::now());
             }
             known.retry = Some(retry);
             known.absent_since = None;
@@ -298,14 +298,14 @@ impl RuntimeStates {
     /// There may be capacity for a machine that waits for it, or is about to.
     pub fn signal_capacity(&self, uid: &str) {
         self.with(uid, |known| {
-            known.woken = !known.end_wait(Cause::Capacity);
+            known.woken = !known.end_wait(RetryTrigger::Capacity);
         });
     }
 
     /// What a machine waits for to pass by itself has passed.
     pub fn end_transient_wait(&self, uid: &str) {
         self.with_known(uid, |known| {
-            known.end_wait(Cause::Transient);
+            known.end_wait(RetryTrigger::Transient);
         });
     }
 
@@ -315,7 +315,8 @@ impl RuntimeStates {
         let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = machines.iter().filter(|(_, known)| {
             known.retry.as_ref().is_some_and(|retry| {
-                retry.cause == Cause::Transient && matches!(retry.until, Until::Time(until) if until > now)
+                retry.cause == RetryTrigger::Transient
+                    && matches!(retry.until, RetryCondition::Time(until) if until > now)
             })
         });
         waiting.map(|(uid, _)| number(uid)).collect()
@@ -343,7 +344,7 @@ impl RuntimeStates {
     }
 
     /// A create is over, and what became of it is known.
-    pub fn answered(&self, uid: &str, answered: Answered) {
+    pub fn answered(&self, uid: &str, answered: SettledCreate) {
         self.with(uid, |known| known.answered = Some(answered));
     }
 

@@ -59,11 +59,11 @@ struct Draft<'a> {
 ///
 /// A failure that repeats is no change that is worth a write each time: it is noted at a decreasing rate, and
 /// with anything else that there is to write.
-pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: RetryTiming) -> InfraMachineStatus {
-    let status = draft(machine, outcome, moment, false);
+pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> InfraMachineStatus {
+    let status = draft(machine, outcome, timing, false);
     let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
     if says_less && machine.status.as_ref() != Some(&status) {
-        return draft(machine, outcome, moment, true);
+        return draft(machine, outcome, timing, true);
     }
     status
 }
@@ -71,14 +71,14 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: RetryTiming) -> 
 fn draft(
     machine: &InfraMachine,
     outcome: &Outcome,
-    moment: RetryTiming,
+    timing: RetryTiming,
     notes_repeats: bool,
 ) -> InfraMachineStatus {
     let status = machine.status.clone().unwrap_or_default();
     let mut draft = Draft {
         machine,
         status,
-        now: moment.now,
+        now: timing.now,
         notes_repeats,
     };
     match outcome {
@@ -120,8 +120,8 @@ fn draft(
             requeue_after,
         } => draft.kept(reachability, not_updatable, *requeue_after),
         Outcome::Updated => draft.updated(),
-        Outcome::Failed(failure) => draft.failed(failure, moment),
-        Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
+        Outcome::Failed(failure) => draft.failed(failure, timing),
+        Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), timing),
         Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
         Outcome::Deleting { reason, message, .. } => {

@@ -116,7 +116,7 @@ async fn an_object_that_cannot_be_read_holds_clusterctl_up_while_its_status_is_n
     let unchecked = AdmissionPolicies::new(ctx.client.clone(), Arc::clone(&ctx.metrics));
     ctx.policies = Arc::new(unchecked);
     let action = reconcile(server.infra_machine(), Arc::new(ctx)).await.unwrap();
-    assert_eq!(action, Action::requeue(admission::EVERY));
+    assert_eq!(action, Action::requeue(admission::CHECK_INTERVAL));
     for left in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
         assert!(server.annotation(left).is_some(), "{left}");
     }

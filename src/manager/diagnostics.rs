@@ -11,7 +11,7 @@ use axum::routing::get;
 
 use super::reviewer::{Decision, Reviewer};
 use crate::metrics::{CONTENT_TYPE, Metrics};
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// `/metrics` for every caller.
 pub(super) fn open(metrics: Arc<Metrics>) -> Router {
@@ -45,7 +45,7 @@ async fn review(State(reviewer): State<Arc<Reviewer>>, request: Request, next: N
         }
         Ok(Decision::Forbidden) => (StatusCode::FORBIDDEN, "not allowed to get this path\n").into_response(),
         Err(error) => {
-            tracing::warn!(error = %Chain(&error), "a request for diagnostics was not reviewed");
+            tracing::warn!(error = %ErrorChain(&error), "a request for diagnostics was not reviewed");
             (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the request could not be reviewed\n",

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{OutageLog, outage_log};
 use crate::leadership::Leadership;
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// How many renewals may wait for an answer at the same time.
 const MAX_RENEWALS: usize = 8;
@@ -434,7 +434,7 @@ impl Elector {
 
     /// Logs an error; one that lasts not each time.
     fn warn(&self, error: &ElectionError) {
-        tracing::debug!(error = %Chain(error), "leader election");
+        tracing::debug!(error = %ErrorChain(error), "leader election");
         let is_unanswered = match error {
             ElectionError::Read(source) | ElectionError::Create(source) | ElectionError::Write(source) => {
                 outage_log::is_unanswered(source)
@@ -444,7 +444,7 @@ impl Elector {
         if is_unanswered {
             outage_log::log_unanswered(error);
         } else if let Some(unreported) = self.outage.failed() {
-            tracing::warn!(error = %Chain(error), "leader election{unreported}");
+            tracing::warn!(error = %ErrorChain(error), "leader election{unreported}");
         }
     }
 

@@ -9,7 +9,7 @@ use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::Note;
 use crate::workload_cluster::Unreachable;
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// How far it has come.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ fn condition(removal: &Removal, progress: &Progress) -> (ConditionStatus, &'stat
             };
             let message = format!(
                 "the taint {key} may still be on the Node {node}: {}",
-                Chain(&**cause)
+                ErrorChain(&**cause)
             );
             (ConditionStatus::False, reason, message)
         }

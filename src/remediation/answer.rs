@@ -32,7 +32,7 @@ impl RestartResult {
         match status.code() {
             // It is restarting already.
             Code::Aborted => Self::Made,
-            _ if status.has_nothing_begun() => Self::NotMade,
+            _ if status.has_no_side_effects() => Self::NotMade,
             _ if status.is_unanswered() => Self::MayBeMade,
             Code::Unavailable | Code::PermissionDenied | Code::Unauthenticated | Code::ResourceExhausted => {
                 Self::NotMade
@@ -86,10 +86,10 @@ mod tests {
     fn a_restart_whose_answer_was_lost_counts_and_one_that_was_never_sent_or_begun_does_not() {
         for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal] {
             let status = || Status::new(code, "no");
-            assert_eq!(of(status().unanswered()), RestartResult::MayBeMade, "{code}");
-            assert_eq!(of(status().never_sent()), RestartResult::NotMade, "{code}");
+            assert_eq!(of(status().with_unanswered()), RestartResult::MayBeMade, "{code}");
+            assert_eq!(of(status().with_never_sent()), RestartResult::NotMade, "{code}");
             assert_eq!(
-                of(status().with_nothing_begun()),
+                of(status().with_no_side_effects()),
                 RestartResult::NotMade,
                 "{code}"
             );

@@ -43,7 +43,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     };
     let uid = remediation.metadata.uid();
     let requester = Requester::new(uid, gathered.namespace());
-    let waker = waker(&ctx.wake, &remediation.metadata);
+    let waker = waker(&ctx.enqueue, &remediation.metadata);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ok(Requeue::After(PERMIT_WAIT));
     };
@@ -109,7 +109,7 @@ async fn prepared(
     restart: &Restart,
 ) -> Result<Result<MachineClass, Outcome>, Error> {
     if let Enforcement::NotInForce(why) = ctx.policies.since(gathered.read_before).await {
-        let requeue = Requeue::After(admission::EVERY);
+        let requeue = Requeue::After(admission::CHECK_INTERVAL);
         return Ok(Err(not_done(
             reason::IDENTITY_NOT_GUARDED,
             why.to_string(),

@@ -150,6 +150,8 @@ async fn resolve(
 ) -> Result<(Arc<ConfiguredDriver>, DriverState), ResolveError> {
     let driver = driver_of(&ctx.drivers, infra)?;
     let key = remediation.metadata.uid();
-    let state = driver.state(key, waker(&ctx.wake, &remediation.metadata)).await;
+    let state = driver
+        .state(key, waker(&ctx.enqueue, &remediation.metadata))
+        .await;
     Ok((driver, state))
 }

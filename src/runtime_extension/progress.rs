@@ -7,9 +7,9 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::hot_update::InPlaceUpdate;
 
 /// Before a look at what is done within moments.
-const SOON: Duration = Duration::from_secs(1);
+const SHORT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Before a look at what takes longer, or waits for an operator.
-const LATER: Duration = Duration::from_secs(10);
+const LONG_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How far an update in place is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,18 +30,24 @@ pub enum Progress {
 /// How far the update of a machine, as it is now, to a spec is.
 pub fn progress(live: &InfraMachine, desired: &InfraMachineSpec) -> Progress {
     if live.metadata.deletion_timestamp.is_some() {
-        return in_progress("the machine is being deleted", LATER);
+        return in_progress("the machine is being deleted", LONG_POLL_INTERVAL);
     }
     if live.spec != *desired {
-        return in_progress("the InfraMachine does not have the desired spec yet", SOON);
+        return in_progress(
+            "the InfraMachine does not have the desired spec yet",
+            SHORT_POLL_INTERVAL,
+        );
     }
     match InPlaceUpdate::of(live) {
         InPlaceUpdate::Done => Progress::Done,
         InPlaceUpdate::NotRequested => Progress::NotRequested,
-        InPlaceUpdate::None => in_progress("the InfraMachine is not marked for an update in place", SOON),
+        InPlaceUpdate::None => in_progress(
+            "the InfraMachine is not marked for an update in place",
+            SHORT_POLL_INTERVAL,
+        ),
         InPlaceUpdate::Requested => match hindrance(live) {
-            Some(message) => in_progress(&message, LATER),
-            None => in_progress("the VM is about to be updated", SOON),
+            Some(message) => in_progress(&message, LONG_POLL_INTERVAL),
+            None => in_progress("the VM is about to be updated", SHORT_POLL_INTERVAL),
         },
     }
 }

@@ -187,7 +187,7 @@ fn of_field(field: &str) -> UpdateStrategy {
 }
 
 fn of_provider_spec(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capabilities) -> Vec<SpecChange> {
-    let refused = capabilities.refusal(new);
+    let refused = capabilities.spec_error(new);
     let changes = Changes::between(old, new, capabilities);
     let hot = changes
         .hot

@@ -27,8 +27,8 @@ use crate::workload_cluster::{self, Unreachable, Visit};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
 
 /// How often a Node is looked at while a pod is waited for: the longer that takes, the more rarely.
-const OFTEN: Duration = Duration::from_secs(1);
-const RARELY: Duration = Duration::from_secs(10);
+const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// When it is tried again to evict a pod that a budget protects.
 const BLOCKED: Duration = Duration::from_secs(5);
 /// When the driver is asked again for the ids of volumes, unless it asks for longer.
@@ -163,7 +163,7 @@ async fn evict_next(
         EvictionResult::Accepted => {
             tracing::info!(pod = name, node = target.node, volumes = ?attached, "evicted");
             publish::show_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
-            Ok(Requeue::After(OFTEN))
+            Ok(Requeue::After(MIN_POLL_INTERVAL))
         }
         EvictionResult::Refused(why) => {
             let infra = publish::record(&infra, ctx, &eviction.refused()).await?;
@@ -220,7 +220,7 @@ fn busy(uid: &str) -> Requeue {
 
 /// A wait that ends when the whole drain has to be over.
 fn until_deadline(target: &DrainTarget, wait: Duration) -> Duration {
-    wait.min(until(target.deadline, Timestamp::now()).max(OFTEN))
+    wait.min(until(target.deadline, Timestamp::now()).max(MIN_POLL_INTERVAL))
 }
 
 /// When a pod that is waited for is looked at again.
@@ -228,7 +228,9 @@ fn pause(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Duration {
     let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
     let elapsed = elapsed(begun, now).unwrap_or_default();
     let left = until(waiting.until, now);
-    let wait = (elapsed / 4).clamp(OFTEN, RARELY).min(left.max(OFTEN));
+    let wait = (elapsed / 4)
+        .clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL)
+        .min(left.max(MIN_POLL_INTERVAL));
     until_deadline(target, wait)
 }
 
@@ -260,7 +262,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
             return Ids::Known(Vec::new());
         }
     };
-    let waker = waker(&ctx.wake, gathered.machine_metadata());
+    let waker = waker(&ctx.enqueue, gathered.machine_metadata());
     let requester = Requester::new(uid, namespace);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ids::Busy;

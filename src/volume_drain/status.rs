@@ -10,7 +10,7 @@ use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::Note;
 use crate::workload_cluster::Unreachable;
-use cmi_driver::Chain;
+use cmi_driver::ErrorChain;
 
 /// The most volumes that a message names.
 const MAX_NAMED: usize = 8;
@@ -125,7 +125,7 @@ pub fn unreachable(cause: &Unreachable) -> DrainCondition {
     let minutes = MAX_OUTAGE.as_secs() / 60;
     let message = format!(
         "the pods with volumes can't be evicted, which is tried for {minutes} min: {}",
-        Chain(cause)
+        ErrorChain(cause)
     );
     DrainCondition::warning(reason, message)
 }

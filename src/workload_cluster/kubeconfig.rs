@@ -95,7 +95,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use cmi_driver::Chain;
+    use cmi_driver::ErrorChain;
 
     fn document(cluster: &Value, user: &Value) -> String {
         json!({
@@ -108,7 +108,7 @@ mod tests {
     }
 
     async fn refusal(document: &str) -> String {
-        Chain(&config(document.as_bytes()).await.unwrap_err()).to_string()
+        ErrorChain(&config(document.as_bytes()).await.unwrap_err()).to_string()
     }
 
     /// Else a tenant could read the provider's files, or run a program in its container.

@@ -147,7 +147,7 @@ impl Judge {
 /// What is wrong with the message of an error (DRV-17).
 pub fn problem(status: &Status) -> Option<&'static str> {
     let message = status.message();
-    if status.says_nothing() || message.trim().is_empty() {
+    if status.has_default_message() || message.trim().is_empty() {
         return Some("there is no message");
     }
     if message.contains('\0') {

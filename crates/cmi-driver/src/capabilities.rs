@@ -140,7 +140,7 @@ impl Capabilities {
 
     /// Why no machine can be made from a provider spec as its user wrote it, whatever VM there is: it has a
     /// key that is the controller's, or violates the schema.
-    pub fn refusal(&self, spec: &ProviderSpec) -> Option<String> {
+    pub fn spec_error(&self, spec: &ProviderSpec) -> Option<String> {
         if let Err(reserved) = tags::check_free(spec, self) {
             return Some(reserved.to_string());
         }

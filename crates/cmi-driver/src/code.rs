@@ -109,7 +109,7 @@ impl Code {
 
     /// Whether a create that failed with this code is over: the driver decided against it, so that the back
     /// end will not carry it out later. Any other code leaves that open.
-    pub const fn ends_a_create(self) -> bool {
+    pub const fn is_final_for_create(self) -> bool {
         match self {
             Self::InvalidArgument
             | Self::AlreadyExists
@@ -214,7 +214,7 @@ mod tests {
     fn an_outage_passes_and_what_is_transient_ends_no_create() {
         for code in Code::ALL {
             assert!(code.is_transient() || !code.is_outage(), "{code}");
-            assert!(!(code.is_transient() && code.ends_a_create()), "{code}");
+            assert!(!(code.is_transient() && code.is_final_for_create()), "{code}");
         }
         assert!(Code::Unknown.is_transient() && Code::Aborted.is_transient());
         assert!(!Code::Internal.is_transient() && !Code::NotFound.is_transient());

@@ -21,10 +21,10 @@
 
 mod calls;
 mod capabilities;
-mod chain;
+mod catch_panic;
 mod class;
 mod code;
-mod contained;
+mod error_chain;
 mod messages;
 mod names;
 mod operation;
@@ -38,10 +38,10 @@ pub mod tags;
 pub use async_trait::async_trait;
 
 pub use capabilities::{Capabilities, JsonPointer, ParseJsonPointerError};
-pub use chain::Chain;
+pub use catch_panic::{catch_panic, is_in_call};
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 pub use code::{Code, ParseCodeError};
-pub use contained::{contained, is_in_call};
+pub use error_chain::ErrorChain;
 pub use messages::{
     Address, AddressType, ClassDescription, CreateMachineRequest, DeleteMachineRequest,
     DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest,
@@ -93,7 +93,7 @@ pub trait Driver: Send + Sync + 'static {
     /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM of this name
     /// has other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or may
     /// not have made the VM; only INVALID_ARGUMENT, ALREADY_EXISTS and OUT_OF_RANGE say that none was made,
-    /// and only the codes of [`Code::ends_a_create`] that none will be made later.
+    /// and only the codes of [`Code::is_final_for_create`] that none will be made later.
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine>;
 
     /// Deletes the VM and what belongs to it; OK when there is none (DRV-19), UNAUTHENTICATED without the

@@ -371,7 +371,7 @@ pub enum Readiness {
     /// It can.
     Ready,
     /// It is healthy but has not finished starting.
-    NotYet,
+    NotReady,
 }
 
 impl Readiness {

@@ -3,11 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::{
-    ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    Operation, RestartMachineRequest, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse,
-    UpdateMachineRequest, Zone,
+    ClassDescription, DeleteMachineResponse, Driver, ListedMachine, Machine, MachineClass, Operation, Result,
+    Secrets, ShutDownMachineResponse, Zone,
 };
 
 /// The request of a call, so that code can treat all calls alike.
@@ -35,7 +32,7 @@ macro_rules! requests {
         $(#[$doc:meta])* $operation:ident $name:literal
             $method:ident($request:ident) -> $response:ty, $need:ident, $effect:ident, [$($class:ident).*];
     )+) => {$(
-        impl Request for $request {
+        impl Request for super::$request {
             const OPERATION: Operation = Operation::$operation;
             type Response = $response;
 

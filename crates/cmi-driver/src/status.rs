@@ -21,7 +21,7 @@ pub struct Status {
     named: Option<Box<ProviderId>>,
     retry_after: Option<Duration>,
     never_sent: bool,
-    nothing_begun: bool,
+    no_side_effects: bool,
     unanswered: bool,
     source: Option<Source>,
 }
@@ -46,7 +46,7 @@ impl Status {
             named: None,
             retry_after: None,
             never_sent: false,
-            nothing_begun: false,
+            no_side_effects: false,
             unanswered: false,
             source: None,
         }
@@ -92,7 +92,7 @@ impl Status {
     /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only
     /// the caller can know that; what a driver or a plugin answers never carries it.
     #[must_use]
-    pub fn never_sent(mut self) -> Self {
+    pub fn with_never_sent(mut self) -> Self {
         self.never_sent = true;
         self
     }
@@ -100,15 +100,15 @@ impl Status {
     /// Marks that the driver has begun nothing, and will carry nothing out: whatever the code leaves open, a
     /// create that failed like this makes no VM later.
     #[must_use]
-    pub fn with_nothing_begun(mut self) -> Self {
-        self.nothing_begun = true;
+    pub fn with_no_side_effects(mut self) -> Self {
+        self.no_side_effects = true;
         self
     }
 
     /// Marks that the call was sent and its answer was lost: whatever the code says, the driver may have
     /// carried it out. Only the caller can know that; what a driver or a plugin answers never carries it.
     #[must_use]
-    pub fn unanswered(mut self) -> Self {
+    pub fn with_unanswered(mut self) -> Self {
         self.unanswered = true;
         self
     }
@@ -138,7 +138,7 @@ impl Status {
     }
 
     /// Whether the driver gave no message, and this one was put in its place.
-    pub fn says_nothing(&self) -> bool {
+    pub fn has_default_message(&self) -> bool {
         self.message == no_message(self.code)
     }
 
@@ -163,8 +163,8 @@ impl Status {
     }
 
     /// Whether the driver says that it has begun nothing.
-    pub fn has_nothing_begun(&self) -> bool {
-        self.nothing_begun
+    pub fn has_no_side_effects(&self) -> bool {
+        self.no_side_effects
     }
 
     /// Whether the call was sent, and its answer was lost.
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn a_blank_message_is_replaced_by_one_that_says_so() {
         let status = Status::new(Code::Internal, " ");
-        assert!(status.message().contains("no message") && status.says_nothing());
-        assert!(!Status::new(Code::Internal, "the disk is missing").says_nothing());
+        assert!(status.message().contains("no message") && status.has_default_message());
+        assert!(!Status::new(Code::Internal, "the disk is missing").has_default_message());
     }
 }

@@ -140,8 +140,10 @@ impl GrpcDriver {
         let session = timeout_at(deadline, self.channel.session())
             .await
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
-            .map_err(Status::never_sent)?;
-        session.admit(operation).map_err(Status::never_sent)?;
+            .map_err(Status::with_never_sent)?;
+        session
+            .check_offered(operation)
+            .map_err(Status::with_never_sent)?;
         Ok(session)
     }
 }

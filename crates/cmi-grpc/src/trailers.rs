@@ -107,7 +107,7 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
         outgoing.text(RETRY_AFTER, &wait.as_millis().to_string());
     }
     let machine = status.machine().cloned();
-    if status.has_nothing_begun() && machine.is_none() {
+    if status.has_no_side_effects() && machine.is_none() {
         outgoing.text(NOTHING_BEGUN, YES);
     }
     let its_state = machine
@@ -148,7 +148,7 @@ pub fn from_grpc(status: tonic::Status) -> Status {
         return contradiction(machine, status.message());
     }
     // A machine that is there was begun.
-    let nothing_begun = machine.is_none() && text(metadata, NOTHING_BEGUN) == Some(YES);
+    let no_side_effects = machine.is_none() && text(metadata, NOTHING_BEGUN) == Some(YES);
     let mut read = Status::new(code, status.message());
     if let Some(state) = bytes(metadata, LAST_KNOWN_STATE).and_then(LastKnownState::new) {
         read = read.with_last_known_state(state);
@@ -159,8 +159,8 @@ pub fn from_grpc(status: tonic::Status) -> Status {
     if let Some(wait) = text(metadata, RETRY_AFTER).and_then(milliseconds) {
         read = read.with_retry_after(wait);
     }
-    if nothing_begun {
-        read = read.with_nothing_begun();
+    if no_side_effects {
+        read = read.with_no_side_effects();
     }
     if code == Code::NotFound
         && let Some(id) = bytes(metadata, PROVIDER_ID).and_then(provider_id)

@@ -125,7 +125,7 @@ impl Driver for SimulatedDriver {
         self.run(Call::bare(Operation::Probe), async {
             self.journal.read(|_, _| ())?;
             Ok(if self.faults.not_ready() {
-                Readiness::NotYet
+                Readiness::NotReady
             } else {
                 Readiness::Ready
             })

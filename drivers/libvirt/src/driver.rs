@@ -223,7 +223,7 @@ impl LibvirtDriver {
         );
         let record = PlacementRecord { host: host.clone() }.write()?;
         self.placements().insert(key.uuid(), host);
-        let status = Status::new(Code::Aborted, what).with_nothing_begun();
+        let status = Status::new(Code::Aborted, what).with_no_side_effects();
         Err(status.with_last_known_state(record))
     }
 
@@ -380,7 +380,7 @@ fn placed_anew(status: Status, has_choice: bool) -> Status {
         "{}; it is placed anew when it is asked for again",
         status.message()
     );
-    Status::new(Code::Aborted, what).with_nothing_begun()
+    Status::new(Code::Aborted, what).with_no_side_effects()
 }
 
 /// An error with what the caller is to bring back.
@@ -425,7 +425,7 @@ impl Driver for LibvirtDriver {
         let asked = self.hosts.values().map(|host| Box::pin(host.ensure_reachable()));
         match futures::future::select_ok(asked).await {
             Ok(_) => Ok(Readiness::Ready),
-            Err(_) if self.is_starting() => Ok(Readiness::NotYet),
+            Err(_) if self.is_starting() => Ok(Readiness::NotReady),
             Err(status) => {
                 let what = format!(
                     "none of {} hosts can be reached: {}",
@@ -692,7 +692,7 @@ mod tests {
                 ),
         );
         let driver = LibvirtDriver::new(config.unwrap());
-        assert_eq!(driver.probe().await.unwrap(), Readiness::NotYet);
+        assert_eq!(driver.probe().await.unwrap(), Readiness::NotReady);
         tokio::time::advance(STARTS_WITHIN).await;
         assert_eq!(driver.probe().await.unwrap_err().code(), Code::FailedPrecondition);
     }

@@ -156,7 +156,7 @@ impl std::fmt::Display for DriverInfo {
         let places: Vec<_> = hot_updatable.iter().map(ToString::to_string).collect();
         let ready = match self.readiness {
             Readiness::Ready => "yes",
-            Readiness::NotYet => "not yet",
+            Readiness::NotReady => "not yet",
         };
         let extension = match &self.extension {
             Extension::BuiltIn => None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::HalfOpenReason;
+use super::ProbeHint;
 use crate::configured_driver::waker::Waker;
 use crate::retry::{LONG_WAIT, backoff};
 
@@ -78,7 +78,7 @@ impl Circuit {
         }
     }
 
-    pub fn allows(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
+    pub fn allows(&mut self, uid: &str, reason: ProbeHint, now: Instant) -> bool {
         let allows = match &self.state {
             CircuitState::Open(until) => now >= *until || reason.requested,
             CircuitState::HalfOpen { expected, since } => {

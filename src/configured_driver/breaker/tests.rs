@@ -76,7 +76,7 @@ fn exhausted() -> Result<(), Status> {
     Err(Status::new(Code::ResourceExhausted, "full"))
 }
 
-const NONE: HalfOpenReason = HalfOpenReason {
+const NONE: ProbeHint = ProbeHint {
     requested: false,
     recalled: false,
 };
@@ -294,7 +294,7 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
 #[tokio::test(start_paused = true)]
 async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
     let (breakers, key, _) = open(1);
-    let requested = HalfOpenReason {
+    let requested = ProbeHint {
         requested: true,
         ..NONE
     };
@@ -308,7 +308,7 @@ async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
 #[tokio::test(start_paused = true)]
 async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
     let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
-    let recalled = HalfOpenReason {
+    let recalled = ProbeHint {
         recalled: true,
         ..NONE
     };

@@ -100,7 +100,8 @@ impl Flow {
 
 impl Queue {
     fn flow(&mut self, namespace: &str) -> &mut Flow {
-        self.flows.entry(namespace.into()).or_default()
+        let name = self.shared_name(namespace);
+        self.flows.entry(name).or_default()
     }
 
     /// The name of a namespace, which its waiters share.
@@ -169,7 +170,7 @@ impl Queue {
             is_reported,
             is_current: true,
         };
-        let flow = self.flow(requester.namespace);
+        let flow = self.flows.entry(Arc::clone(&position.namespace)).or_default();
         flow.waiting.of_mut(priority).insert(position.number, waiter);
         self.queued.insert(key, position);
     }

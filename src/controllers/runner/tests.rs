@@ -131,12 +131,12 @@ async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_n
     let cache = machines(&["a"]);
     let (seen, trigger) = (Seen::new(0), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 8);
-    trigger.send(reference("a"));
-    trigger.send(reference("not there"));
+    trigger.enqueue(reference("a"));
+    trigger.enqueue(reference("not there"));
     let all = async {
         seen.until(|seen| seen.runs("a") >= 1).await;
-        trigger.send(reference("a"));
-        trigger.send(reference("a"));
+        trigger.enqueue(reference("a"));
+        trigger.enqueue(reference("a"));
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(seen.runs("a"), 1);
         seen.may_end.add_permits(100);
@@ -162,7 +162,7 @@ async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_c
     let changes = async {
         seen.until(|seen| seen.runs("again") >= 1).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        trigger.send(reference("again"));
+        trigger.enqueue(reference("again"));
         seen.until(|seen| seen.runs("again") >= 2).await;
     };
     run_until(runner, &seen, changes).await;
@@ -217,7 +217,7 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
     writer.apply(machine("changed"));
     let all = async {
         seen.until(|seen| !seen.order().is_empty()).await;
-        trigger.send(reference("changed"));
+        trigger.enqueue(reference("changed"));
         seen.may_end.add_permits(1000);
         seen.until(|seen| seen.order().len() >= 101).await;
     };
@@ -231,7 +231,7 @@ async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     let cache = machines(&["a", "b", "busy", "c", "d"]);
     let (seen, trigger) = (Seen::new(10 * MAX_RUNS), Trigger::default());
     let runner = Runner::new(&cache, &trigger, 1).and_all(|_| true);
-    trigger.send(reference("busy"));
+    trigger.enqueue(reference("busy"));
     run_until(runner, &seen, seen.until(|seen| seen.runs("busy") >= MAX_RUNS)).await;
     let order = seen.order();
     for name in ["a", "b", "c", "d"] {

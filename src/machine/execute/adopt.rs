@@ -10,7 +10,7 @@ use crate::configured_driver::Permit;
 use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Outcome};
-use crate::machine::plan::{Adopt, LOOK_AGAIN, cannot_look_up};
+use crate::machine::plan::{Adopt, LOOK_UP_INTERVAL, cannot_look_up};
 use crate::retry::Stage;
 
 /// Takes the VM over that the driver confirms.
@@ -62,7 +62,7 @@ fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
         crate::api::labels::ADOPT
     );
     Blocked {
-        requeue_after: Some(LOOK_AGAIN),
+        requeue_after: Some(LOOK_UP_INTERVAL),
         ..Blocked::new(conditions::READY, reason::ADOPTION_UNCONFIRMED, message)
     }
 }

@@ -12,7 +12,7 @@ use crate::configured_driver::Permit;
 use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
-use crate::machine::plan::{Delete, Settling};
+use crate::machine::plan::{Delete, PendingCreate};
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
@@ -30,7 +30,7 @@ pub async fn confirm_gone(
     }
     let known = plan.provider_id.as_ref();
     let mut presence = presence_of_vm(object, permit, known, class.clone()).await;
-    if plan.strays && matches!(presence, Ok(VmPresence::Absent(_))) {
+    if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent(_))) {
         presence = presence_of_vm(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
         if let Ok(VmPresence::Present(stray)) = &presence
@@ -56,7 +56,7 @@ pub async fn confirm_gone(
         }
         Ok(VmPresence::Absent(_)) => {
             let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
-            after_absence(plan.settling, behind, plan.requeue_after)
+            after_absence(plan.pending_create, behind, plan.requeue_after)
         }
     })
 }
@@ -72,12 +72,12 @@ async fn confirm_without_look_up(
     class: MachineClass,
 ) -> Result<Outcome, Error> {
     let capabilities = permit.known_capabilities();
-    let is_unanswered = plan.strays || plan.settling.is_some() || plan.named.is_some();
+    let is_unanswered = plan.may_have_second_vm || plan.pending_create.is_some() || plan.named.is_some();
     if is_unanswered && capabilities.offers(Operation::ListMachines) {
         match own_in_list(object, permit, class.clone()).await {
             Ok(Some(listed)) if listed.is_empty() => {
                 let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
-                return Ok(after_absence(plan.settling, behind, plan.requeue_after));
+                return Ok(after_absence(plan.pending_create, behind, plan.requeue_after));
             }
             Ok(Some(listed)) => {
                 ctx.states.clear_absence(object.uid());
@@ -89,7 +89,7 @@ async fn confirm_without_look_up(
     }
     // The name is all there is to find another VM by. Whether a driver that was told an id before
     // can do so is its own affair.
-    if plan.strays
+    if plan.may_have_second_vm
         && let Some(failure) = remove_vm(object, permit, None, class.clone()).await?
     {
         if failure.disposition == Disposition::Retry {
@@ -109,8 +109,12 @@ async fn confirm_without_look_up(
     }
     // Since when it has been answering that the VM is deleted.
     ctx.states.absent_for(object.uid(), Instant::now());
-    Ok(plan.settling.map_or(Outcome::Gone, |settling| {
-        awaiting_create("the driver accepted the deletion", settling, plan.requeue_after)
+    Ok(plan.pending_create.map_or(Outcome::Gone, |pending_create| {
+        awaiting_create(
+            "the driver accepted the deletion",
+            pending_create,
+            plan.requeue_after,
+        )
     }))
 }
 
@@ -189,9 +193,15 @@ async fn remove_stray(
 }
 
 /// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.
-fn after_absence(settling: Option<Settling>, behind: Option<Duration>, requeue_after: Duration) -> Outcome {
-    match (settling, behind) {
-        (Some(settling), _) => awaiting_create("the driver does not see the VM", settling, requeue_after),
+fn after_absence(
+    pending_create: Option<PendingCreate>,
+    behind: Option<Duration>,
+    requeue_after: Duration,
+) -> Outcome {
+    match (pending_create, behind) {
+        (Some(pending_create), _) => {
+            awaiting_create("the driver does not see the VM", pending_create, requeue_after)
+        }
         (None, Some(requeue_after)) => Outcome::Deleting {
             reason: reason::CONFIRMING_DELETION,
             message: "the driver no longer sees the VM; waiting for its consistency window to pass"
@@ -203,11 +213,11 @@ fn after_absence(settling: Option<Settling>, behind: Option<Duration>, requeue_a
 }
 
 /// The VM is looked for again, and deleted where it is there, until no create can make it any more.
-fn awaiting_create(seen: &str, settling: Settling, requeue_after: Duration) -> Outcome {
+fn awaiting_create(seen: &str, pending_create: PendingCreate, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::CREATE_UNANSWERED,
-        message: format!("{seen}, but {}", settling.in_words()),
-        requeue_after: requeue_after.min(settling.left).max(MIN_REQUEUE),
+        message: format!("{seen}, but {}", pending_create.in_words()),
+        requeue_after: requeue_after.min(pending_create.left).max(MIN_REQUEUE),
     }
 }
 
@@ -219,8 +229,8 @@ mod tests {
 
     const PACE: Duration = Duration::from_secs(15);
 
-    fn settling(issued: Option<Timestamp>) -> Settling {
-        Settling {
+    fn pending_create(issued: Option<Timestamp>) -> PendingCreate {
+        PendingCreate {
             issued: issued.map(|issued| (issued, issued + Duration::from_mins(15))),
             time: Duration::from_mins(5),
             left: Duration::from_secs(7),
@@ -238,7 +248,7 @@ mod tests {
         ));
         for behind in [None, behind] {
             assert!(matches!(
-                after_absence(Some(settling(None)), behind, PACE),
+                after_absence(Some(pending_create(None)), behind, PACE),
                 Outcome::Deleting { reason: reason::CREATE_UNANSWERED, requeue_after, .. }
                     if requeue_after.as_secs() == 7
             ));
@@ -247,11 +257,11 @@ mod tests {
 
     #[test]
     fn the_wait_for_a_create_says_until_when_and_why_and_the_same_every_time() {
-        let text = |settling| match after_absence(Some(settling), None, PACE) {
+        let text = |pending_create| match after_absence(Some(pending_create), None, PACE) {
             Outcome::Deleting { message, .. } => message,
             other => panic!("{other:?}"),
         };
-        let known = text(settling(Some(at(0))));
+        let known = text(pending_create(Some(at(0))));
         for part in [
             at(0).to_string(),
             "absent for 300 s".to_owned(),
@@ -260,11 +270,11 @@ mod tests {
         ] {
             assert!(known.contains(&part), "no `{part}` in: {known}");
         }
-        let later = Settling {
+        let later = PendingCreate {
             left: Duration::from_secs(1),
-            ..settling(Some(at(0)))
+            ..pending_create(Some(at(0)))
         };
         assert_eq!(text(later), known, "a message that changes is a write");
-        assert!(text(settling(None)).contains("absent for 300 s"));
+        assert!(text(pending_create(None)).contains("absent for 300 s"));
     }
 }

@@ -75,7 +75,7 @@ pub async fn delete(
         Some(failure) => Outcome::Failed(Box::new(failure)),
     };
     if matches!(outcome, Outcome::Gone) && !plan.refused {
-        permit.note_gone(&secrets);
+        permit.on_vm_deleted(&secrets);
     }
     Ok(if plan.refused {
         of_a_refused_spec(outcome, secret_is_gone)

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::vm::{self, named_id};
 use crate::configured_driver::Permit;
 use crate::identity::MachineId;
 use crate::machine::object::Object;
 use crate::machine::outcome::Failure;
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{
-    self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, MachineRef,
-    Operation, ProviderId, Status,
+    self, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Status,
 };
 
 /// What a look-up saw.
@@ -49,12 +49,7 @@ pub async fn look_up(
             _ => LookUpResult::CannotLook,
         };
     }
-    let request = GetMachineStatusRequest {
-        machine: MachineRef::new(object.name(), class),
-        provider_id: known.cloned(),
-    };
-    let answer = permit.driver().get_machine_status(request);
-    let status = match object.awaiting(stage.operation(), answer).await {
+    let status = match vm::read(object, permit, known, class).await {
         Ok(machine) => {
             return match another_vm(stage, known, Some(&machine.provider_id)) {
                 Some(failure) => LookUpResult::Failed(failure),
@@ -182,14 +177,6 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
             ),
         ),
     }
-}
-
-/// The id that a create would give the VM, where a driver that names such ids does not see it.
-pub fn named_id(permit: &Permit<'_>, failure: &Failure) -> Option<ProviderId> {
-    let named = failure.status.named_provider_id();
-    named
-        .filter(|_| permit.known_capabilities().names_provider_ids)
-        .cloned()
 }
 
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is

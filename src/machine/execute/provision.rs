@@ -15,8 +15,8 @@ use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::ownership::Ownership;
-use crate::machine::plan::{LOOK_AGAIN, Provision, Settling};
-use crate::machine::runtime_state::Answered;
+use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
+use crate::machine::runtime_state::SettledCreate;
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
 
@@ -123,9 +123,9 @@ async fn create(
     class: MachineClass,
     named: Option<ProviderId>,
 ) -> Result<Outcome, ExecuteError> {
-    if let Some(settling) = plan.settling {
+    if let Some(pending_create) = plan.pending_create {
         object.prepare_for_move().await?;
-        return Ok(Outcome::Blocked(awaiting_create_of_another_spec(settling)));
+        return Ok(Outcome::Blocked(awaiting_create_of_another_spec(pending_create)));
     }
     if !ctx.may_create(object.get(), permit) {
         return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
@@ -162,15 +162,16 @@ async fn create(
     let call = permit.driver().create_machine(request);
     let status = match object.awaiting(Operation::CreateMachine, call).await {
         Ok(machine) => {
-            ctx.states.answered(object.uid(), Answered { issued, made: true });
+            ctx.states
+                .answered(object.uid(), SettledCreate { issued, made: true });
             return created(ctx, object, permit, plan, credentials, machine).await;
         }
         Err(status) => status,
     };
     let failure = Failure::new(Stage::Create, status);
-    if failure.ends_a_create() {
+    if failure.is_final_for_create() {
         let made = failure.disposition == Disposition::Initialize;
-        ctx.states.answered(object.uid(), Answered { issued, made });
+        ctx.states.answered(object.uid(), SettledCreate { issued, made });
     }
     if failure.disposition == Disposition::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
@@ -211,13 +212,13 @@ fn release(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
 
 /// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and
 /// deleted by the spec that is written down, so that one stays until there is no such VM.
-fn awaiting_create_of_another_spec(settling: Settling) -> Blocked {
+fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     let message = format!(
         "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
-        settling.in_words()
+        pending_create.in_words()
     );
     Blocked {
-        requeue_after: Some(settling.left.min(LOOK_AGAIN).max(MIN_REQUEUE)),
+        requeue_after: Some(pending_create.left.min(LOOK_UP_INTERVAL).max(MIN_REQUEUE)),
         ..Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message)
     }
 }
@@ -311,15 +312,15 @@ mod tests {
     fn a_create_that_never_reached_the_driver_makes_no_vm_possible() {
         let refused = || Status::new(Code::Unavailable, "connection refused");
         assert_eq!(
-            left(VmExistence::None, refused().never_sent()),
+            left(VmExistence::None, refused().with_never_sent()),
             Some(VmExistence::None)
         );
         assert_eq!(
-            left(VmExistence::Refused, refused().never_sent()),
+            left(VmExistence::Refused, refused().with_never_sent()),
             Some(VmExistence::Refused)
         );
         assert_eq!(
-            left(VmExistence::MayExist, refused().never_sent()),
+            left(VmExistence::MayExist, refused().with_never_sent()),
             None,
             "an earlier one may have made it"
         );
@@ -377,12 +378,18 @@ mod tests {
             let failure = |status| Failure::new(Stage::Create, status);
             let status = || Status::new(code, "no");
             assert_eq!(
-                failure(status()).ends_a_create(),
+                failure(status()).is_final_for_create(),
                 answers.contains(&code),
                 "{code}"
             );
-            assert!(failure(status().never_sent()).ends_a_create(), "{code}");
-            assert!(failure(status().with_nothing_begun()).ends_a_create(), "{code}");
+            assert!(
+                failure(status().with_never_sent()).is_final_for_create(),
+                "{code}"
+            );
+            assert!(
+                failure(status().with_no_side_effects()).is_final_for_create(),
+                "{code}"
+            );
         }
     }
 }

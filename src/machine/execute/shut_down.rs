@@ -362,7 +362,7 @@ mod tests {
         );
         assert!(after_shut_down(unavailable(), last, deadline(), at(0), PACE).is_none());
         let mut never_sent = unavailable();
-        never_sent.status = never_sent.status.never_sent();
+        never_sent.status = never_sent.status.with_never_sent();
         assert!(
             matches!(
                 after_shut_down(never_sent, last, deadline(), at(0), PACE),

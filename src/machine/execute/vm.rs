@@ -1,6 +1,5 @@
-//! The calls about the machine's VM that a deletion makes at more than one of its stages.
+//! The calls about the machine's VM that more than one step makes.
 
-use super::look_up::named_id;
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
 use crate::identity;
@@ -65,6 +64,14 @@ pub async fn presence_of_vm(
         | Disposition::Delete
         | Disposition::VerifyDeleted => Err(failure),
     }
+}
+
+/// The id that a create would give the VM, where a driver that names such ids does not see it.
+pub fn named_id(permit: &Permit<'_>, failure: &Failure) -> Option<ProviderId> {
+    let named = failure.status.named_provider_id();
+    named
+        .filter(|_| permit.known_capabilities().names_provider_ids)
+        .cloned()
 }
 
 /// Deletes the VM of this id, or of the machine's name; the failure, unless it is gone.

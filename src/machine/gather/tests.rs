@@ -17,8 +17,8 @@ use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::driver_resolution::{Choice, choice};
-use crate::machine::cause::Cause;
 use crate::machine::fixtures::{MachineFixture, machine};
+use crate::machine::retry_trigger::RetryTrigger;
 use crate::machine::runtime_state::{Retry, UnimplementedCall};
 use crate::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};
@@ -38,7 +38,7 @@ fn context(driver: FakeDriver) -> Context {
         states: Arc::default(),
         events: Events::new(client, "test".to_owned()),
         metrics: Arc::new(Metrics::new()),
-        wake: Arc::new(|_| {}),
+        enqueue: Arc::new(|_| {}),
     }
 }
 
@@ -87,7 +87,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         state: RuntimeState {
             retry: Some(Retry {
                 attempts: 3,
-                cause: Cause::Other,
+                cause: RetryTrigger::Other,
                 until,
                 inputs,
                 unpublished: Some(Arc::new(Outcome::NoOp(""))),
@@ -99,11 +99,11 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         now: Timestamp::UNIX_EPOCH,
         instant,
     };
-    let later = Until::Time(instant + Duration::from_secs(40));
+    let later = RetryCondition::Time(instant + Duration::from_secs(40));
     for (until, left) in [
         (later, Some(Duration::from_secs(40))),
         (
-            Until::AnotherDriver(UnimplementedCall {
+            RetryCondition::AnotherDriver(UnimplementedCall {
                 connection_generation: 1,
                 operation: Operation::CreateMachine,
             }),

@@ -186,7 +186,7 @@ fn the_providerid_takes_the_note_of_its_create_with_it() {
         create_is_over(&noted(&one), None),
         Some((labels::CREATE_ISSUED_AT, None))
     );
-    let made = Some(Answered {
+    let made = Some(SettledCreate {
         issued: at(9),
         made: true,
     });
@@ -265,7 +265,7 @@ async fn what_the_status_does_not_say_of_a_vm_whose_id_was_named_is_written() {
         let server = Server::with(&machine().build());
         let ctx = server.context(Vec::new());
         let mut object = named(&ctx, &server, creates).await;
-        let made = Answered {
+        let made = SettledCreate {
             issued: at(*creates.last().unwrap()),
             made: true,
         };

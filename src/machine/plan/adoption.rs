@@ -19,7 +19,7 @@ use cmi_driver::{Operation, ProviderSpec};
 
 /// When a VM is looked for again that the driver does not see: one that is to be adopted, or that a create
 /// may still make.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(30);
+pub const LOOK_UP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When it is looked again whether the cache has the object as it is; a watch says so before, as a rule.
 const UNTIL_CACHED: Duration = Duration::from_secs(1);
@@ -49,13 +49,13 @@ pub(super) fn obstacle(
         (
             reason::ADOPTION_CONTESTED,
             contested(machine, other),
-            Some(LOOK_AGAIN),
+            Some(LOOK_UP_INTERVAL),
         )
     } else if let ProviderIdConflict::Unconfirmed(other) = &observed.conflict {
         (
             reason::ADOPTION_CONTESTED,
             contested_by_a_create(machine, other),
-            Some(LOOK_AGAIN),
+            Some(LOOK_UP_INTERVAL),
         )
     } else {
         return None;

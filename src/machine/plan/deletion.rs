@@ -6,7 +6,8 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, GRACE, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown, no_driver, paused,
+    Delete, GRACE, Observed, PendingCreate, Plan, ShutDown, Step, blocked, capabilities_unknown, no_driver,
+    paused,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, VmExistence};
@@ -95,8 +96,8 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
             .and_then(|id| id.parse().ok()),
         spec,
         shut_down,
-        settling: settling(machine, observed, driver).filter(|_| !refused),
-        strays: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
+        pending_create: pending_create(machine, observed, driver).filter(|_| !refused),
+        may_have_second_vm: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
         refused,
         requeue_after: pace_of_deletion(deleted_for(machine, observed.now), left),
     }))
@@ -149,11 +150,11 @@ fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 /// create was given up at the latest, which a restart does not interrupt, and the monotonic one from when the
 /// VM was first absent, which nothing sets back. No call is under way then: one that was, ended with this
 /// process's call or with the process.
-pub(super) fn settling(
+pub(super) fn pending_create(
     machine: &InfraMachine,
     observed: &Observed<'_>,
     driver: &KnownDriver,
-) -> Option<Settling> {
+) -> Option<PendingCreate> {
     let noted = identity::create_issued_at(machine);
     let issued = match UnansweredCreates::of(machine) {
         Some(unanswered) => Some(unanswered.without(observed.state.answered).latest()?),
@@ -174,7 +175,7 @@ pub(super) fn settling(
         .map(|passed| whole.saturating_sub(passed));
     let left = by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock));
     let issued = issued.and_then(|issued| Some((issued, issued.checked_add(whole).ok()?)));
-    (!left.is_zero()).then_some(Settling { issued, time, left })
+    (!left.is_zero()).then_some(PendingCreate { issued, time, left })
 }
 
 /// For how long the object has been deleted; a clock that was set back makes it no time.

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::OperationType;
-use crate::configured_driver::{HalfOpenReason, Priority};
+use crate::configured_driver::{Priority, ProbeHint};
 use crate::machine::outcome::Outcome;
 use crate::machine::ownership::Ownership;
 use crate::machine::unanswered_creates::UnansweredCreates;
@@ -76,16 +76,18 @@ impl Step {
 
 impl Plan {
     /// What has to be known of the admission policies before it is carried out.
-    pub fn trust(&self) -> Trust {
+    pub fn required_policy_check(&self) -> RequiredPolicyCheck {
         match self {
             // It takes over the VM that it finds, and may initialize it.
-            Self::Execute(Step::Provision(plan)) if !plan.is_identified => Trust::LastCheck,
-            Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => Trust::CheckSinceRead,
-            Self::RestoreFinalizer(_) => Trust::LastCheck,
-            Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => Trust::LastCheck,
+            Self::Execute(Step::Provision(plan)) if !plan.is_identified => RequiredPolicyCheck::Cached,
+            Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
+            Self::RestoreFinalizer(_) => RequiredPolicyCheck::Cached,
+            Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => {
+                RequiredPolicyCheck::Cached
+            }
             // With it goes what says that a create may have made a VM.
-            Self::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Trust::CheckSinceRead,
-            Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => Trust::Nothing,
+            Self::Outcome(Outcome::Blocked(block)) if block.unblocks_move => RequiredPolicyCheck::Fresh,
+            Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => RequiredPolicyCheck::None,
         }
     }
 
@@ -101,14 +103,14 @@ impl Plan {
 
 /// How sure a plan has to be that the identity was not forged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum RequiredPolicyCheck {
     /// It acts on none.
-    Nothing,
+    None,
     /// The last check of the policies is enough: what is done reaches no VM that exists.
-    LastCheck,
+    Cached,
     /// It acts on a VM that may exist, or lets one be forgotten: a check has to begin
     /// after the machine was read.
-    CheckSinceRead,
+    Fresh,
 }
 
 /// Look up, create, initialize.
@@ -137,9 +139,9 @@ pub struct Provision {
     pub unanswered: UnansweredCreates,
     /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM
     /// is looked for and deleted.
-    pub settling: Option<Settling>,
+    pub pending_create: Option<PendingCreate>,
     /// Why its create may be let through though capacity was exhausted.
-    pub half_open: HalfOpenReason,
+    pub half_open: ProbeHint,
 }
 
 impl Provision {
@@ -212,9 +214,9 @@ pub struct Delete {
     /// How the guest is asked to stop, while it has time.
     pub shut_down: Option<ShutDown>,
     /// What may still make a VM, so that one that is absent is no proof.
-    pub settling: Option<Settling>,
+    pub pending_create: Option<PendingCreate>,
     /// Whether a create that was never answered may have made another VM beside the one whose id is known.
-    pub strays: bool,
+    pub may_have_second_vm: bool,
     /// Whether the driver refused every create for good: it may have made something, but no VM, and may
     /// refuse the same spec again.
     pub refused: bool,
@@ -256,7 +258,7 @@ impl ShutDown {
 
 /// A create that was never answered and may still be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settling {
+pub struct PendingCreate {
     /// When it was issued, and when it can't be carried out any more, at the latest;
     /// `None` where that is not known.
     pub issued: Option<(Timestamp, Timestamp)>,
@@ -266,7 +268,7 @@ pub struct Settling {
     pub left: Duration,
 }
 
-impl Settling {
+impl PendingCreate {
     /// Until when the VM is looked for, in words that stay the same.
     pub fn in_words(&self) -> String {
         let seconds = self.time.as_secs_f64();

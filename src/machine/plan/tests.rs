@@ -12,7 +12,7 @@ use crate::machine::fixtures::{
     CREATE_TIMEOUT, INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world,
 };
 use crate::machine::outcome::{Failure, Outcome};
-use crate::machine::runtime_state::Until;
+use crate::machine::runtime_state::RetryCondition;
 use crate::machine::status::{self, RetryTiming};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
@@ -668,7 +668,7 @@ fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried
     let waits = |world: World, machine: MachineFixture| {
         let plan = provision(world.plan(machine));
         assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
-        plan.settling.map(|settling| settling.left)
+        plan.pending_create.map(|pending_create| pending_create.left)
     };
     assert_eq!(waits(world().seconds_later(20), changed()), Some(SETTLE));
     assert_eq!(
@@ -858,7 +858,7 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
     assert!(left < Duration::from_mins(5), "{left:?}");
     let shown = failing(86_400 * 2).build();
     let left = restored(&shown, at(0), Instant::now(), 0).unwrap().until;
-    let Until::Time(time) = left else {
+    let RetryCondition::Time(time) = left else {
         panic!("{left:?}")
     };
     let longest = Instant::now() + Duration::from_hours(1);
@@ -902,13 +902,10 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert_eq!((reason.recalled, reason.requested), (true, false));
     let circuit_open = machine().condition(conditions::READY, ConditionStatus::False, "WaitingForCapacity");
     assert!(provision(world().plan(circuit_open)).half_open.recalled);
-    assert_eq!(
-        provision(world().plan(machine())).half_open,
-        HalfOpenReason::default()
-    );
+    assert_eq!(provision(world().plan(machine())).half_open, ProbeHint::default());
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
-        retry.cause = Cause::Capacity;
+        retry.cause = RetryTrigger::Capacity;
     }
     assert!(provision(annotated.plan(refused())).half_open.requested);
 }
@@ -980,22 +977,22 @@ fn the_secret_of_a_create_is_written_down_with_the_identity_and_kept() {
 #[test]
 fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     type Fixture = fn() -> MachineFixture;
-    let acting: [(Fixture, Trust, &str); 5] = [
-        (machine, Trust::LastCheck, conditions::READY),
+    let acting: [(Fixture, RequiredPolicyCheck, &str); 5] = [
+        (machine, RequiredPolicyCheck::Cached, conditions::READY),
         (
             || machine().identified(),
-            Trust::CheckSinceRead,
+            RequiredPolicyCheck::Fresh,
             conditions::READY,
         ),
         (
             // Also where the object says that there is none: that may be forged as well.
             || machine().identified().annotated(labels::INSTANCE, "none"),
-            Trust::CheckSinceRead,
+            RequiredPolicyCheck::Fresh,
             conditions::READY,
         ),
         (
             || machine().identified().deleted_at(now()),
-            Trust::CheckSinceRead,
+            RequiredPolicyCheck::Fresh,
             conditions::DELETING,
         ),
         (
@@ -1005,13 +1002,13 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
                     .deleted_at(now())
                     .annotated(labels::FORCE_DELETE, "true")
             },
-            Trust::CheckSinceRead,
+            RequiredPolicyCheck::Fresh,
             conditions::DELETING,
         ),
     ];
     for (fixture, trust, condition) in acting {
         let plan = world().plan(fixture());
-        assert_eq!(plan.trust(), trust, "{plan:?}");
+        assert_eq!(plan.required_policy_check(), trust, "{plan:?}");
         let block = blocked(not_in_force(&fixture().build(), &plan, "the policies are gone"));
         assert_eq!(
             (block.condition, block.reason),
@@ -1027,7 +1024,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
 fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() {
     let named = || machine().provisioned().named("sim://1");
     let plan = world().paused().plan(named());
-    assert_eq!(plan.trust(), Trust::CheckSinceRead);
+    assert_eq!(plan.required_policy_check(), RequiredPolicyCheck::Fresh);
     let block = blocked(not_in_force(&named().build(), &plan, "the policies are gone"));
     assert_eq!(
         (block.condition, block.reason, block.unblocks_move),
@@ -1040,5 +1037,8 @@ fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() 
     );
     assert!(block.requeue_after.is_some(), "clusterctl waits");
     let without = named().without(labels::PROVIDER_ID).without(labels::BLOCK_MOVE);
-    assert_eq!(world().paused().plan(without).trust(), Trust::Nothing);
+    assert_eq!(
+        world().paused().plan(without).required_policy_check(),
+        RequiredPolicyCheck::None
+    );
 }

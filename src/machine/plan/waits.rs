@@ -8,8 +8,8 @@ use super::Observed;
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::machine::cause::Cause;
-use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
+use crate::machine::retry_trigger::RetryTrigger;
+use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter};
 use crate::wall_clock::{elapsed, until};
 use cmi_driver::{Code, Operation};
@@ -78,11 +78,11 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     };
     let code = last.code.as_deref().and_then(code_named);
     let cause = match code {
-        Some(Code::ResourceExhausted) => Cause::Capacity,
-        Some(code) if code.is_transient() => Cause::Transient,
-        Some(_) | None => Cause::Other,
+        Some(Code::ResourceExhausted) => RetryTrigger::Capacity,
+        Some(code) if code.is_transient() => RetryTrigger::Transient,
+        Some(_) | None => RetryTrigger::Other,
     };
-    let awaits_create = cause == Cause::Capacity && last.type_ == OperationType::Create;
+    let awaits_create = cause == RetryTrigger::Capacity && last.type_ == OperationType::Create;
     let left = if awaits_create {
         // There may be room by now: one machine of each class finds out.
         let uid = machine.metadata.uid();
@@ -96,7 +96,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     Some(Retry {
         attempts: shown.saturating_add(unshown),
         cause,
-        until: Until::Time(instant + left),
+        until: RetryCondition::Time(instant + left),
         inputs,
         unpublished: None,
     })
@@ -122,11 +122,11 @@ fn recorded_wait(observed: &Observed<'_>) -> Option<Wait> {
         return None;
     }
     match retry.until {
-        Until::Time(time) => {
+        RetryCondition::Time(time) => {
             let left = time.saturating_duration_since(observed.instant);
             (!left.is_zero()).then_some(Wait::For(left))
         }
-        Until::AnotherDriver(unable) => {
+        RetryCondition::AnotherDriver(unable) => {
             (unable.connection_generation == observed.connection_generation).then_some(Wait::Change)
         }
     }
@@ -141,7 +141,7 @@ pub fn lacks(observed: &Observed<'_>, operation: Operation) -> bool {
         connection_generation: observed.connection_generation,
         operation,
     };
-    retry.inputs == observed.inputs && retry.until == Until::AnotherDriver(unable)
+    retry.inputs == observed.inputs && retry.until == RetryCondition::AnotherDriver(unable)
 }
 
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some

@@ -53,8 +53,8 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     states.hint("u", LookUpHint::Signal);
     let retry = Retry {
         attempts: 1,
-        cause: Cause::Other,
-        until: Until::Time(Instant::now()),
+        cause: RetryTrigger::Other,
+        until: RetryCondition::Time(Instant::now()),
         inputs: 0,
         unpublished: None,
     };
@@ -80,8 +80,8 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     assert_eq!(states.get("u").hint, Some(LookUpHint::Signal));
     let retry = Retry {
         attempts: 1,
-        cause: Cause::Other,
-        until: Until::Time(Instant::now()),
+        cause: RetryTrigger::Other,
+        until: RetryCondition::Time(Instant::now()),
         inputs: 0,
         unpublished: None,
     };
@@ -101,8 +101,8 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
     let states = RuntimeStates::default();
     let retry = Retry {
         attempts: 1,
-        cause: Cause::Other,
-        until: Until::Time(Instant::now()),
+        cause: RetryTrigger::Other,
+        until: RetryCondition::Time(Instant::now()),
         inputs: 0,
         unpublished: Some(Arc::new(Outcome::NoOp(""))),
     };
@@ -148,8 +148,8 @@ fn a_failure_in_between_breaks_an_absence_off() {
     states.absent_for("u", start);
     let retry = Retry {
         attempts: 1,
-        cause: Cause::Other,
-        until: Until::Time(start),
+        cause: RetryTrigger::Other,
+        until: RetryCondition::Time(start),
         inputs: 0,
         unpublished: None,
     };
@@ -240,7 +240,7 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
 /// A machine is woken while its reconcile has not ended that is to wait.
 #[test]
 fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
-    let later = || Until::Time(Instant::now() + Duration::from_mins(10));
+    let later = || RetryCondition::Time(Instant::now() + Duration::from_mins(10));
     let retry = |cause| Retry {
         attempts: 3,
         cause,
@@ -250,16 +250,16 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     };
     let waits = |states: &RuntimeStates| {
         let retry = states.get("u").retry.unwrap();
-        let Until::Time(until) = retry.until else {
+        let RetryCondition::Time(until) = retry.until else {
             panic!("{retry:?}");
         };
         until > Instant::now()
     };
     let states = RuntimeStates::default();
     states.signal_capacity("u");
-    states.failed("u", 0, retry(Cause::Capacity));
+    states.failed("u", 0, retry(RetryTrigger::Capacity));
     assert!(!waits(&states), "it was woken already");
-    states.failed("u", 0, retry(Cause::Capacity));
+    states.failed("u", 0, retry(RetryTrigger::Capacity));
     assert!(waits(&states), "one wake ends one wait");
     states.end_transient_wait("u");
     assert!(waits(&states) && states.waiting_for_transient(|_| 1).is_empty());
@@ -270,7 +270,7 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
         0,
         "what failed is history"
     );
-    states.failed("u", 0, retry(Cause::Transient));
+    states.failed("u", 0, retry(RetryTrigger::Transient));
     states.signal_capacity("u");
     assert!(waits(&states));
     assert_eq!(states.waiting_for_transient(|_| 1), [1].into());

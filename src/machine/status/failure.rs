@@ -18,7 +18,7 @@ const CREATION_TIMEOUT: i32 = 1200;
 const REPEATS_TOLD_AFTER: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
-    pub(super) fn failed(&mut self, failure: &Failure, moment: RetryTiming) {
+    pub(super) fn failed(&mut self, failure: &Failure, timing: RetryTiming) {
         self.working();
         let code = failure.status.code();
         let message = self.failed_operation(
@@ -26,7 +26,7 @@ impl Draft<'_> {
             Some(failure.operation),
             code.name(),
             failure.message(),
-            moment,
+            timing,
         );
         if let Some(vm) = &failure.machine {
             self.describe(vm);
@@ -83,10 +83,10 @@ impl Draft<'_> {
         }
     }
 
-    pub(super) fn no_secrets(&mut self, during: OperationType, message: &str, moment: RetryTiming) {
+    pub(super) fn no_secrets(&mut self, during: OperationType, message: &str, timing: RetryTiming) {
         self.working();
         let message = message.to_owned();
-        let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
+        let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, timing);
         match during {
             // It says nothing about a VM that is up, so `Ready` stays.
             OperationType::Create if self.machine.is_provisioned() => {
@@ -162,7 +162,7 @@ impl Draft<'_> {
         operation: Option<Operation>,
         code: &str,
         message: String,
-        moment: RetryTiming,
+        timing: RetryTiming,
     ) -> String {
         // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable says so.
         if type_ == OperationType::Create && self.machine.is_provisioned() {
@@ -175,9 +175,9 @@ impl Draft<'_> {
             operation: operation.map(|operation| operation.name().to_owned()),
             code: Some(code.to_owned()),
             message: Some(message),
-            attempts: i32::try_from(moment.attempts).unwrap_or(i32::MAX),
+            attempts: i32::try_from(timing.attempts).unwrap_or(i32::MAX),
             last_update_time: Time(self.now),
-            next_retry_time: self.next_retry_time(moment.wait),
+            next_retry_time: self.next_retry_time(timing.wait),
         };
         let is_of_this_spec = self.status.observed_generation == self.machine.metadata.generation;
         let shown = self

@@ -12,13 +12,13 @@ use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;
 use crate::machine::plan::{Plan, restored};
-use crate::machine::runtime_state::Until;
+use crate::machine::runtime_state::RetryCondition;
 use crate::retry::Stage;
 use cmi_driver::Status;
 
 const LONG: usize = 20_000;
 
-fn moment() -> RetryTiming {
+fn timing() -> RetryTiming {
     RetryTiming {
         now: at(10),
         attempts: 2,
@@ -27,7 +27,7 @@ fn moment() -> RetryTiming {
 }
 
 fn status_of(fixture: MachineFixture, outcome: &Outcome) -> InfraMachineStatus {
-    after(&fixture.build(), outcome, moment())
+    after(&fixture.build(), outcome, timing())
 }
 
 #[track_caller]
@@ -223,10 +223,10 @@ fn the_same_outcome_again_writes_nothing() {
         blocked(world().paused().plan(machine())),
     ] {
         let mut once = machine().provisioned().build();
-        once.status = Some(after(&once, &outcome, moment()));
+        once.status = Some(after(&once, &outcome, timing()));
         let later = RetryTiming {
             now: at(99),
-            ..moment()
+            ..timing()
         };
         assert_eq!(after(&once, &outcome, later), once.status.unwrap(), "{outcome:?}");
     }
@@ -251,12 +251,12 @@ fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
             panic!("{outcome:?}");
         };
         let wait = failure.wait(attempts, 0.0);
-        let moment = RetryTiming {
+        let timing = RetryTiming {
             now: at(second),
             attempts,
             wait,
         };
-        let status = after(&machine, &outcome, moment);
+        let status = after(&machine, &outcome, timing);
         if machine.status.as_ref() != Some(&status) {
             told.push(status.last_operation.as_ref().unwrap().attempts);
         }
@@ -290,11 +290,11 @@ fn what_is_new_of_a_failure_is_told_at_once() {
     assert_eq!(calls, 17);
     let shown = |code| {
         let mut machine = machine().identified().build();
-        machine.status = Some(after(&machine, &unavailable("no"), moment()));
+        machine.status = Some(after(&machine, &unavailable("no"), timing()));
         let again = RetryTiming {
             now: at(20),
             attempts: 3,
-            ..moment()
+            ..timing()
         };
         let outcome = Outcome::Failed(Box::new(Failure::new(Stage::Create, Status::new(code, "no"))));
         let status = after(&machine, &outcome, again);
@@ -337,9 +337,9 @@ fn a_provisioned_machine_tells_cluster_api_all_that_it_reads() {
 #[test]
 fn a_recheck_that_knows_less_does_not_unsay_what_was_known() {
     let mut once = machine().provisioned().build();
-    once.status = Some(after(&once, &provisioned(vm()), moment()));
+    once.status = Some(after(&once, &provisioned(vm()), timing()));
     let bare = provisioned(cmi_driver::Machine::new("sim://1".parse().unwrap(), ""));
-    assert_eq!(after(&once, &bare, moment()), once.status.unwrap());
+    assert_eq!(after(&once, &bare, timing()), once.status.unwrap());
 }
 
 /// A driver that says what the schema refuses must not keep the rest from being published.
@@ -400,22 +400,22 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
 #[test]
 fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_to_be() {
     for millis in [0, 1, 300, 999] {
-        let late = moment().now + Duration::from_millis(millis);
-        let moment = RetryTiming {
+        let late = timing().now + Duration::from_millis(millis);
+        let timing = RetryTiming {
             now: late,
-            ..moment()
+            ..timing()
         };
         let outcome = failed(Stage::Update, Code::NotFound);
         let mut machine = machine().provisioned().build();
-        let status = serde_json::to_string(&after(&machine, &outcome, moment)).unwrap();
+        let status = serde_json::to_string(&after(&machine, &outcome, timing)).unwrap();
         machine.status = Some(serde_json::from_str(&status).unwrap());
         let instant = Instant::now();
         let retry = restored(&machine, late, instant, 0).unwrap();
-        let Until::Time(until) = retry.until else {
+        let RetryCondition::Time(until) = retry.until else {
             panic!("{:?}", retry.until)
         };
         assert!(
-            until >= instant + moment.wait.unwrap(),
+            until >= instant + timing.wait.unwrap(),
             "{millis} ms: {:?}",
             until - instant
         );
@@ -472,7 +472,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
         requeue_after: None,
     };
     let mut lost = up().build();
-    lost.status = Some(after(&lost, &kept(Some(false)), moment()));
+    lost.status = Some(after(&lost, &kept(Some(false)), timing()));
     let shown = |status: &InfraMachineStatus| state_of(status, conditions::DRIVER_REACHABLE).0.to_owned();
     assert_eq!(shown(lost.status.as_ref().unwrap()), "False");
     let message = |status: &InfraMachineStatus| message_of(status, conditions::DRIVER_REACHABLE).to_owned();
@@ -484,13 +484,13 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
         requeue_after: None,
     };
     assert_eq!(
-        Some(after(&lost, &later, moment())),
+        Some(after(&lost, &later, timing())),
         lost.status,
         "a fleet is not written for another word on the same outage"
     );
-    assert_eq!(shown(&after(&lost, &kept(None), moment())), "False");
-    assert_eq!(shown(&after(&lost, &kept(Some(true)), moment())), "True");
-    assert_eq!(shown(&after(&up().build(), &kept(None), moment())), "True");
+    assert_eq!(shown(&after(&lost, &kept(None), timing())), "False");
+    assert_eq!(shown(&after(&lost, &kept(Some(true)), timing())), "True");
+    assert_eq!(shown(&after(&up().build(), &kept(None), timing())), "True");
 }
 
 /// CTL-GS-14, CTL-GS-16
@@ -524,16 +524,16 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
     };
     let without = ("False".to_owned(), reason::INVALID_SECRET.to_owned());
     let reachable = ("True".to_owned(), reason::REACHABLE.to_owned());
-    up.status = Some(after(&up, &no_secrets(OperationType::Create), moment()));
+    up.status = Some(after(&up, &no_secrets(OperationType::Create), timing()));
     assert_eq!(shown(up.status.as_ref().unwrap()), without);
     let waiting = Outcome::UpToDate {
         reachability: reachability(Some(true)),
         not_updatable: Vec::new(),
         requeue_after: Some(Duration::from_secs(5)),
     };
-    assert_eq!(shown(&after(&up, &waiting, moment())), without);
+    assert_eq!(shown(&after(&up, &waiting, timing())), without);
     for answered in [provisioned(vm()), kept(&[])] {
-        assert_eq!(shown(&after(&up, &answered, moment())), reachable);
+        assert_eq!(shown(&after(&up, &answered, timing())), reachable);
     }
 }
 
@@ -544,7 +544,7 @@ fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     let outcome = failed(Stage::Create, Code::ResourceExhausted);
     let late = RetryTiming {
         now: at(1201),
-        ..moment()
+        ..timing()
     };
     let status = after(&slow, &outcome, late);
     assert_eq!(
@@ -591,7 +591,7 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     let mut paused = failed.build();
     let outcome = blocked(world().paused().plan(machine()));
-    paused.status = Some(after(&paused, &outcome, moment()));
+    paused.status = Some(after(&paused, &outcome, timing()));
     let status = paused.status.clone().unwrap();
     assert_eq!(state_of(&status, conditions::PAUSED), ("True", reason::PAUSED));
     let plan = world().plan(machine().identified().generation(2).status(|s| *s = status));
@@ -605,7 +605,7 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
 #[test]
 fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_is_again() {
     let mut held = machine().identified().build();
-    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), moment()));
+    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), timing()));
     let next = |status: &InfraMachineStatus| {
         let last = status.last_operation.as_ref().unwrap();
         assert_eq!(last.state, OperationState::Failed, "what was tried is kept");
@@ -613,20 +613,20 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
     };
     assert_eq!(next(held.status.as_ref().unwrap()), Some(at(40)));
     let not_configured = blocked(world().driver_not_configured().plan(machine().identified()));
-    assert_eq!(next(&after(&held, &not_configured, moment())), None);
-    held.status = Some(after(&held, &blocked(world().paused().plan(machine())), moment()));
+    assert_eq!(next(&after(&held, &not_configured, timing())), None);
+    held.status = Some(after(&held, &blocked(world().paused().plan(machine())), timing()));
     assert_eq!(next(held.status.as_ref().unwrap()), None);
     let waiting = Outcome::Waiting(Some(Duration::from_secs(30)));
     // What a later process takes for the wait that was meant does not grow with the pause.
     let late = RetryTiming {
         now: at(86_400),
-        ..moment()
+        ..timing()
     };
     let long_paused = after(&held, &waiting, late);
     assert_eq!(next(&long_paused), Some(at(86_430)));
     let said = long_paused.last_operation.unwrap().last_update_time;
     assert_eq!(said.0, at(86_400));
-    let unpaused = after(&held, &waiting, moment());
+    let unpaused = after(&held, &waiting, timing());
     assert_eq!(next(&unpaused), Some(at(40)));
     held.status = Some(unpaused.clone());
     assert_eq!(
@@ -635,7 +635,7 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
             &waiting,
             RetryTiming {
                 now: at(20),
-                ..moment()
+                ..timing()
             }
         ),
         unpaused
@@ -647,8 +647,8 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
 fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
     let mut held = machine().identified().build();
     let not_configured = blocked(world().driver_not_configured().plan(machine().identified()));
-    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), moment()));
-    held.status = Some(after(&held, &not_configured, moment()));
+    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), timing()));
+    held.status = Some(after(&held, &not_configured, timing()));
     let status = held.status.clone().unwrap();
     let plan = world().plan(machine().identified().status(|shown| *shown = status));
     assert!(
@@ -657,13 +657,13 @@ fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
     );
     let mut up = machine().provisioned().build();
     let not_configured = blocked(world().driver_not_configured().plan(machine().provisioned()));
-    up.status = Some(after(&up, &not_configured, moment()));
+    up.status = Some(after(&up, &not_configured, timing()));
     let back = Outcome::UpToDate {
         reachability: reachability(None),
         not_updatable: Vec::new(),
         requeue_after: None,
     };
-    let back = after(&up, &back, moment());
+    let back = after(&up, &back, timing());
     assert_eq!(
         state_of(&back, conditions::DRIVER_REACHABLE),
         ("True", reason::REACHABLE)
@@ -728,10 +728,10 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     );
     for fixture in [machine(), machine().identified().deleted_at(now())] {
         let mut once = fixture.build();
-        once.status = Some(after(&once, &queued(), moment()));
+        once.status = Some(after(&once, &queued(), timing()));
         let later = RetryTiming {
             now: at(99),
-            ..moment()
+            ..timing()
         };
         assert_eq!(after(&once, &queued(), later), once.status.unwrap(), "one write");
     }
@@ -766,10 +766,10 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     ];
     for (fixture, outcome) in outcomes {
         let mut machine = fixture.build();
-        machine.status = Some(after(&machine, &outcome, moment()));
+        machine.status = Some(after(&machine, &outcome, timing()));
         let later = RetryTiming {
             now: at(99),
-            ..moment()
+            ..timing()
         };
         let shown = after(&machine, &queued(), later);
         assert_eq!(Some(shown), machine.status, "{outcome:?}");
@@ -801,7 +801,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
         requeue_after: Duration::from_mins(10),
     };
     let mut new = machine().build();
-    let status = after(&new, &circuit_open(), moment());
+    let status = after(&new, &circuit_open(), timing());
     assert_eq!(
         state_of(&status, conditions::READY),
         ("False", reason::WAITING_FOR_CAPACITY)
@@ -811,17 +811,17 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
     let later = RetryTiming {
         now: at(99),
         attempts: 7,
-        ..moment()
+        ..timing()
     };
     assert_eq!(after(&new, &circuit_open(), later), status);
     new.status = Some(after(
         &new,
         &failed(Stage::Create, Code::ResourceExhausted),
-        moment(),
+        timing(),
     ));
     assert_eq!(Some(after(&new, &circuit_open(), later)), new.status);
     let up = machine().provisioned().build();
-    assert_eq!(Some(after(&up, &circuit_open(), moment())), up.status);
+    assert_eq!(Some(after(&up, &circuit_open(), timing())), up.status);
 }
 
 /// The time of the next try that is shown is that of what is shown.
@@ -836,19 +836,19 @@ fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_p
     };
     let mut other = machine().build();
     let unavailable = failed(Stage::Create, Code::Unavailable);
-    other.status = Some(after(&other, &unavailable, moment()));
+    other.status = Some(after(&other, &unavailable, timing()));
     assert!(next_try(other.status.as_ref().unwrap()).is_some());
-    assert_eq!(next_try(&after(&other, &circuit_open, moment())), None);
+    assert_eq!(next_try(&after(&other, &circuit_open, timing())), None);
 
     let mut refused = machine().build();
     let exhausted = failed(Stage::Create, Code::ResourceExhausted);
-    refused.status = Some(after(&refused, &exhausted, moment()));
+    refused.status = Some(after(&refused, &exhausted, timing()));
     let pause = Outcome::Blocked(Blocked::new(conditions::PAUSED, reason::PAUSED, "paused"));
-    refused.status = Some(after(&refused, &pause, moment()));
+    refused.status = Some(after(&refused, &pause, timing()));
     assert_eq!(next_try(refused.status.as_ref().unwrap()), None);
     let later = RetryTiming {
         now: at(99),
-        ..moment()
+        ..timing()
     };
     assert_eq!(
         next_try(&after(&refused, &circuit_open, later)),
@@ -866,7 +866,7 @@ fn what_is_so_no_more_is_not_shown_any_more() {
     );
     let mut on_its_way = on_its_way.build();
     let no_driver = Blocked::new(conditions::READY, reason::DRIVER_NOT_CONFIGURED, "none");
-    on_its_way.status = Some(after(&on_its_way, &Outcome::Blocked(no_driver), moment()));
+    on_its_way.status = Some(after(&on_its_way, &Outcome::Blocked(no_driver), timing()));
     assert_eq!(
         state_of(on_its_way.status.as_ref().unwrap(), conditions::DRIVER_REACHABLE),
         ("False", reason::DRIVER_NOT_CONFIGURED)
@@ -878,7 +878,7 @@ fn what_is_so_no_more_is_not_shown_any_more() {
         Outcome::Queued { requeue_after },
         Outcome::Blocked(no_data),
     ] {
-        let all = after(&on_its_way, &later, moment()).conditions;
+        let all = after(&on_its_way, &later, timing()).conditions;
         assert_eq!(
             conditions::get(&all, conditions::DRIVER_REACHABLE),
             None,
@@ -889,11 +889,11 @@ fn what_is_so_no_more_is_not_shown_any_more() {
     let mut up = machine().identified().build();
     let mut running = vm();
     running.power_state = Some(PowerState::Running);
-    up.status = Some(after(&up, &provisioned(running), moment()));
+    up.status = Some(after(&up, &provisioned(running), timing()));
     let status = up.status.as_ref().unwrap();
     assert!(status.power_state.is_some() && !status.addresses.is_empty());
     let of_others = Blocked::new(conditions::DELETING, reason::WAITING_FOR_FINALIZERS, "others");
-    let status = after(&up, &Outcome::Blocked(of_others), moment());
+    let status = after(&up, &Outcome::Blocked(of_others), timing());
     assert_eq!((status.power_state, status.addresses), (None, Vec::new()));
 }
 
@@ -980,7 +980,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
         failed(Stage::Refresh, Code::Unauthenticated),
     ] {
         let mut fixture = changed().build();
-        let status = after(&fixture, &outcome, moment());
+        let status = after(&fixture, &outcome, timing());
         let up_to_date = condition(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE);
         assert_eq!(
             (up_to_date.status.as_str(), up_to_date.reason.as_str()),
@@ -994,7 +994,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
         fixture.status = Some(status.clone());
         assert_eq!(
             after(&fixture, &kept(&[]), later()).conditions,
-            after(&fixture, &kept(&[]), moment()).conditions,
+            after(&fixture, &kept(&[]), timing()).conditions,
             "an idle fleet makes no writes"
         );
         fixture.spec.secret_ref = None;
@@ -1003,7 +1003,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
             .annotations
             .get_or_insert_default()
             .insert(labels::SECRET.to_owned(), String::new());
-        let healed = after(&fixture, &failed(Stage::Refresh, Code::Internal), moment());
+        let healed = after(&fixture, &failed(Stage::Refresh, Code::Internal), timing());
         assert_eq!(
             state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
             ("True", reason::UP_TO_DATE)
@@ -1157,7 +1157,7 @@ fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end()
 fn later() -> RetryTiming {
     RetryTiming {
         now: at(500),
-        ..moment()
+        ..timing()
     }
 }
 
@@ -1165,7 +1165,7 @@ fn later() -> RetryTiming {
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_was() {
     let before = machine().identified();
-    let first = after(&before.clone().build(), &refused(), moment());
+    let first = after(&before.clone().build(), &refused(), timing());
     let last = first.last_operation.clone().unwrap();
     assert_eq!(
         (last.operation, last.code.as_deref(), last.message.as_deref()),
@@ -1174,7 +1174,7 @@ fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_wa
     let shown = before.status(|status| *status = first.clone()).build();
     let later = RetryTiming {
         now: at(60),
-        ..moment()
+        ..timing()
     };
     assert_eq!(after(&shown, &refused(), later), first);
 }
@@ -1184,7 +1184,7 @@ fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_wa
 fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
     let up = machine().provisioned().build();
     let before = up.status.clone().unwrap().last_operation;
-    assert_eq!(after(&up, &refused(), moment()).last_operation, before);
+    assert_eq!(after(&up, &refused(), timing()).last_operation, before);
 }
 
 /// What is left behind is missed only when the machine is to be updated or deleted at the target.

@@ -138,7 +138,7 @@ async fn a_server_that_is_not_the_one_that_is_configured_is_not_spoken_to() {
     let error = ask(&client(config.clone()), Method::GET, "/first")
         .await
         .unwrap_err();
-    let shown = cmi_driver::Chain(&error).to_string();
+    let shown = cmi_driver::ErrorChain(&error).to_string();
     assert!(shown.contains("another"), "{shown}");
     config.accept_invalid_certs = true;
     ask(&client(config), Method::GET, "/first").await.unwrap();

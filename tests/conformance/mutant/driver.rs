@@ -66,10 +66,10 @@ impl Driver for Mutant {
         let probed = self.inner.probe().await;
         let class = MachineClass::default();
         match (self.flaw, &probed) {
-            (Flaw::RestartNeverReady, Ok(_)) if self.inner.restarts() > 0 => Ok(Readiness::NotYet),
-            (Flaw::ProbeNeverReady, Ok(_)) => Ok(Readiness::NotYet),
+            (Flaw::RestartNeverReady, Ok(_)) if self.inner.restarts() > 0 => Ok(Readiness::NotReady),
+            (Flaw::ProbeNeverReady, Ok(_)) => Ok(Readiness::NotReady),
             (Flaw::ProbeAlwaysReady, _) => Ok(Readiness::Ready),
-            (Flaw::ProbeFailsWhileStarting, Ok(Readiness::NotYet)) => Err(broken("I am not there yet")),
+            (Flaw::ProbeFailsWhileStarting, Ok(Readiness::NotReady)) => Err(broken("I am not there yet")),
             _ => {
                 self.call(Operation::Probe, &class, "", async { probed }, || {
                     Readiness::Ready

@@ -38,7 +38,7 @@ impl Driver for Scripted {
     }
 
     async fn probe(&self) -> Result<Readiness> {
-        Ok(Readiness::NotYet)
+        Ok(Readiness::NotReady)
     }
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {

@@ -283,7 +283,7 @@ async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<b
 async fn starting(t: TestContext) -> CaseResult {
     t.run_hook(HookCall::new(Hook::Starting)).await?;
     let readiness = probe(&t).await?.ok()?;
-    ensure(readiness == Readiness::NotYet, || {
+    ensure(readiness == Readiness::NotReady, || {
         "a driver that still starts has to say that it is not ready".to_owned()
     })?;
     t.restore().await?;

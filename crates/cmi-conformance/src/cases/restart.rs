@@ -89,8 +89,8 @@ async fn ready_again(t: &TestContext) -> CaseResult {
                 );
                 return Err(t.never_came_back("the hook `restart`", &reason));
             }
-            Ok(Readiness::NotYet) | Err(_) if Instant::now() < until => {}
-            Ok(Readiness::NotYet) => {
+            Ok(Readiness::NotReady) | Err(_) if Instant::now() < until => {}
+            Ok(Readiness::NotReady) => {
                 return Err(CaseError::failed(
                     "the driver is healthy and does not become ready",
                 ));

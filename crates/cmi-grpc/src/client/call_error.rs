@@ -4,7 +4,7 @@ use tonic::Response;
 
 use super::exchange::{CallEnd, StatusObserver, TransportError};
 use crate::trailers;
-use cmi_driver::{Chain, Code, Operation, Status};
+use cmi_driver::{Code, ErrorChain, Operation, Status};
 
 /// Why a call has no response.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) fn answer<T>(
     observer: &StatusObserver,
     result: Result<Response<T>, tonic::Status>,
 ) -> Result<Response<T>, CallError> {
-    let no_answer = |code, message| Err(CallError::NoAnswer(Status::new(code, message).unanswered()));
+    let no_answer = |code, message| Err(CallError::NoAnswer(Status::new(code, message).with_unanswered()));
     match (result, observer.ending()) {
         (Ok(response), Some(CallEnd::Ok)) => Ok(response),
         (Err(status), Some(CallEnd::Status)) => Err(CallError::Status(trailers::from_grpc(status))),
@@ -47,10 +47,10 @@ pub(super) fn answer<T>(
         ),
         (Err(status), Some(CallEnd::NoRoute)) => Err(CallError::NoRoute(lost(operation, status))),
         (Err(status), Some(CallEnd::Broken)) => {
-            Err(CallError::NoAnswer(lost(operation, status).unanswered()))
+            Err(CallError::NoAnswer(lost(operation, status).with_unanswered()))
         }
         (Err(status), Some(CallEnd::NeverSent)) => {
-            Err(CallError::NoAnswer(lost(operation, status).never_sent()))
+            Err(CallError::NoAnswer(lost(operation, status).with_never_sent()))
         }
         (Err(status), Some(CallEnd::Ok) | None) => Err(CallError::NoAnswer(malformed(operation, status))),
         (Ok(_), Some(CallEnd::Status | CallEnd::NoRoute | CallEnd::Broken | CallEnd::NeverSent) | None) => {
@@ -65,7 +65,10 @@ pub(super) fn answer<T>(
 fn lost(operation: Operation, status: tonic::Status) -> Status {
     let why = std::error::Error::source(&status)
         .and_then(|source| source.downcast_ref::<TransportError>())
-        .map_or_else(|| status.message().to_owned(), |broken| Chain(broken).to_string());
+        .map_or_else(
+            || status.message().to_owned(),
+            |broken| ErrorChain(broken).to_string(),
+        );
     Status::new(Code::Unavailable, format!("{operation} was not answered: {why}")).with_source(status)
 }
 
@@ -75,6 +78,6 @@ fn malformed(operation: Operation, status: tonic::Status) -> Status {
         status.message()
     );
     Status::new(Code::Internal, message)
-        .unanswered()
+        .with_unanswered()
         .with_source(status)
 }

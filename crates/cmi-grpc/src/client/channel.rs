@@ -15,7 +15,7 @@ use super::handshake::Handshake;
 use super::metadata_observer::{MetadataObserver, Observing};
 use super::session::Session;
 use super::target::{DialError, Target};
-use cmi_driver::{Chain, Code, Result, Status};
+use cmi_driver::{Code, ErrorChain, Result, Status};
 
 /// The wait after the first failure; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -115,7 +115,7 @@ impl Channel {
                 *backoff = ConnectBackoff::default();
                 Ok(self.adopt(session))
             }
-            Err(error) => Err(self.unavailable(backoff.failed(Chain(&error).to_string()))),
+            Err(error) => Err(self.unavailable(backoff.failed(ErrorChain(&error).to_string()))),
         }
     }
 
@@ -135,7 +135,7 @@ impl Channel {
         let files_changed = match target.fingerprint().await {
             Ok(now) => now != session.fingerprint,
             Err(error) => {
-                let error = Chain(&error).to_string();
+                let error = ErrorChain(&error).to_string();
                 tracing::warn!(%target, error, "keeping the connection that was made with the TLS files as \
                     they were");
                 return;
@@ -153,7 +153,7 @@ impl Channel {
                 }
             }
             Err(error) => {
-                let error = Chain(&error).to_string();
+                let error = ErrorChain(&error).to_string();
                 tracing::warn!(%target, error, "a new connection can't be had: keeping the old one");
             }
         }
@@ -204,7 +204,7 @@ impl Channel {
         match (first.found(self.target.is_secure()), error) {
             (Some(found), _) => OpenError::Found(found),
             (None, error) if first.misses_certificate() && error.is_refusal() => {
-                OpenError::Found(format!("{NO_CERTIFICATE}: {}", Chain(&error)))
+                OpenError::Found(format!("{NO_CERTIFICATE}: {}", ErrorChain(&error)))
             }
             (None, OpenError::Http2(_) | OpenError::Handshake(_)) if first.is_none() => {
                 OpenError::Found(format!(

@@ -15,7 +15,7 @@ use super::exchange::{CallEnd, Exchange, StatusObserver};
 use super::metadata_observer::Observing;
 use super::target::Stream;
 use super::too_late;
-use cmi_driver::{Chain, Operation};
+use cmi_driver::{ErrorChain, Operation};
 
 /// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of
 /// response, in base64, and a message is not cut before secrets are removed from it.
@@ -66,7 +66,7 @@ impl Connection {
             .await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(error = %Chain(&error), "a connection to a plugin ended");
+                tracing::debug!(error = %ErrorChain(&error), "a connection to a plugin ended");
             }
         });
         Ok(Self {

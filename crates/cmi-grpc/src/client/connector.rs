@@ -12,7 +12,7 @@ use super::first_bytes::FirstBytes;
 use super::handshake;
 use super::target::{DialError, Target};
 use crate::proto::capcmi::v1::get_extension_capabilities_response::Call;
-use cmi_driver::{Chain, Status};
+use cmi_driver::{ErrorChain, Status};
 
 /// Makes bare connections to a plugin.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub enum ConnectError {
 
 impl From<DialError> for ConnectError {
     fn from(error: DialError) -> Self {
-        Self::Dial(Chain(&error).to_string())
+        Self::Dial(ErrorChain(&error).to_string())
     }
 }
 

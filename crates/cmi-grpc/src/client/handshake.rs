@@ -105,7 +105,7 @@ impl PluginHealth {
     pub(super) fn from_probe(answer: &Result<Readiness, CallError>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
-            Ok(Readiness::NotYet) => Some(Self::NotYet),
+            Ok(Readiness::NotReady) => Some(Self::NotYet),
             Err(CallError::Status(status)) if status.code() == Code::Unimplemented => Some(Self::Ready),
             Err(CallError::Status(status)) => Some(Self::Unhealthy(status.message().to_owned())),
             Err(CallError::NoRoute(_) | CallError::NoAnswer(_)) => None,

@@ -15,7 +15,7 @@ use cmi_driver::{Capabilities, JsonPointer, Operation, SpecSchema};
 const POINTER: usize = 512;
 
 /// The calls, and what stands for them in the capabilities of cmi.v1.
-const PLUGIN_CALLS: [(Operation, rpc::Type); 6] = [
+const PLUGIN_CALLS: &[(Operation, rpc::Type)] = &[
     (Operation::CreateMachine, rpc::Type::CreateMachine),
     (Operation::DeleteMachine, rpc::Type::DeleteMachine),
     (Operation::GetMachineStatus, rpc::Type::GetMachineStatus),
@@ -24,7 +24,7 @@ const PLUGIN_CALLS: [(Operation, rpc::Type); 6] = [
     (Operation::GetVolumeIds, rpc::Type::GetVolumeIds),
 ];
 /// The calls, and what stands for them in the capabilities of the extension.
-const EXTENSION_CALLS: [(Operation, ExtensionCall); 8] = [
+const EXTENSION_CALLS: &[(Operation, ExtensionCall)] = &[
     (Operation::InitializeMachine, ExtensionCall::InitializeMachine),
     (Operation::GetMachineStatus, ExtensionCall::GetMachine),
     (Operation::ListMachines, ExtensionCall::ListMachinesPaged),
@@ -49,8 +49,8 @@ pub struct Declaration {
 
 impl From<Capabilities> for Declaration {
     fn from(capabilities: Capabilities) -> Self {
-        let plugin = declared(&PLUGIN_CALLS, &capabilities);
-        let extension = declared(&EXTENSION_CALLS, &capabilities);
+        let plugin = declared(PLUGIN_CALLS, &capabilities);
+        let extension = declared(EXTENSION_CALLS, &capabilities);
         Self {
             plugin: GetPluginCapabilitiesResponse {
                 capabilities: plugin.map(capability).collect(),
@@ -90,7 +90,7 @@ impl TryFrom<Declaration> for Capabilities {
         capabilities.operations.extend(
             extension
                 .calls()
-                .filter_map(|call| offered(&EXTENSION_CALLS, call)),
+                .filter_map(|call| offered(EXTENSION_CALLS, call)),
         );
         capabilities.zones = extension.zones;
         capabilities.names_provider_ids = extension.names_provider_ids;
@@ -138,7 +138,7 @@ fn declared_by_plugin(response: &GetPluginCapabilitiesResponse) -> BTreeSet<Oper
     let declared = response.capabilities.iter();
     declared
         .filter_map(|capability| match &capability.r#type {
-            Some(Type::Rpc(rpc)) => offered(&PLUGIN_CALLS, rpc.r#type()),
+            Some(Type::Rpc(rpc)) => offered(PLUGIN_CALLS, rpc.r#type()),
             None => None,
         })
         .collect()

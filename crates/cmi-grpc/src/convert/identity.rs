@@ -57,7 +57,7 @@ impl From<Readiness> for v1::ProbeResponse {
         Self {
             ready: Some(match readiness {
                 Readiness::Ready => true,
-                Readiness::NotYet => false,
+                Readiness::NotReady => false,
             }),
         }
     }
@@ -67,7 +67,7 @@ impl From<v1::ProbeResponse> for Readiness {
     /// Without the field the plugin is ready (CMI-71).
     fn from(response: v1::ProbeResponse) -> Self {
         match response.ready {
-            Some(false) => Self::NotYet,
+            Some(false) => Self::NotReady,
             Some(true) | None => Self::Ready,
         }
     }

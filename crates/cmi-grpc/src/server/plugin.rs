@@ -65,7 +65,7 @@ impl Plugin {
         Running: Future<Output = cmi_driver::Result<Answer>> + Send,
     {
         let started = Instant::now();
-        let running = cmi_driver::contained(operation, run(Arc::clone(&self.0.driver)));
+        let running = cmi_driver::catch_panic(operation, run(Arc::clone(&self.0.driver)));
         let answer = tokio::select! {
             answer = running => answer,
             () = self.0.abort.cancelled() => Err(stopping(operation)),

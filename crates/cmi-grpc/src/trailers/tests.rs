@@ -22,7 +22,7 @@ fn parts(status: &Status) -> Parts<'_> {
         status.last_known_state(),
         status.machine(),
         status.retry_after(),
-        status.has_nothing_begun() && status.machine().is_none(),
+        status.has_no_side_effects() && status.machine().is_none(),
         status.named_provider_id(),
     )
 }
@@ -78,7 +78,7 @@ proptest! {
         state in any_driver::state(),
         machine in prop::option::of(any_driver::machine()),
         retry_after in prop::option::of(any::<u64>()),
-        nothing_begun in any::<bool>(),
+        no_side_effects in any::<bool>(),
         named in prop::option::of(any_driver::provider_id()),
     ) {
         let mut sent = Status::new(code, message);
@@ -92,8 +92,8 @@ proptest! {
         if let Some(millis) = retry_after {
             sent = sent.with_retry_after(Duration::from_millis(millis));
         }
-        if nothing_begun {
-            sent = sent.with_nothing_begun();
+        if no_side_effects {
+            sent = sent.with_no_side_effects();
         }
         if let Some(id) = named.filter(|_| code == Code::NotFound) {
             sent = sent.with_named_provider_id(id);

@@ -95,7 +95,7 @@ pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
         }
         Lookup::Nothing => match check(connect, request) {
             Ok(checked) => make(connect, request, &checked)?,
-            Err(status) if status.code().ends_a_create() && has_no_disk(connect, request) => {
+            Err(status) if status.code().is_final_for_create() && has_no_disk(connect, request) => {
                 return Ok(Created::Refused(status));
             }
             Err(status) => return Err(status),

@@ -45,7 +45,7 @@ pub fn placed(answer: &cmi_driver::Result<Machine>) -> Option<LastKnownState> {
     let status = answer.as_ref().err()?;
     let placed = status.code() == Code::Aborted && status.message().contains("is placed on host");
     // The deletion of such a machine need not wait for a VM that may still come.
-    assert!(!placed || status.has_nothing_begun(), "{status:?}");
+    assert!(!placed || status.has_no_side_effects(), "{status:?}");
     status.last_known_state().cloned().filter(|_| placed)
 }
 

@@ -40,7 +40,7 @@ fn adopt(plan: Plan) -> Adopt {
 fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_data() {
     for world in [world(), world().without_bootstrap(), world().cluster_not_ready()] {
         let plan = world.plan(asked());
-        assert_eq!(plan.trust(), Trust::CheckSinceRead);
+        assert_eq!(plan.required_policy_check(), RequiredPolicyCheck::Fresh);
         let plan = adopt(plan);
         assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
         assert_eq!(plan.ownership.applied.as_ref(), Some(&plan.look_up));
@@ -313,8 +313,15 @@ fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since
             let delete = deletion(machine);
             assert_eq!((delete.provider_id, delete.refused), (None, refused));
             assert_eq!(delete.spec, tagged(&json!({"size": "s"})));
-            assert!(!delete.strays, "any VM of the machine is looked for anyway");
-            assert_eq!(delete.settling.is_some(), !refused, "a late create may make one");
+            assert!(
+                !delete.may_have_second_vm,
+                "any VM of the machine is looked for anyway"
+            );
+            assert_eq!(
+                delete.pending_create.is_some(),
+                !refused,
+                "a late create may make one"
+            );
         }
     }
     let renamed = deletion(confirmed().provider_id("sim://8"));

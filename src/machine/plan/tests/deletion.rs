@@ -233,10 +233,12 @@ fn issued(seconds: &[i64]) -> MachineFixture {
 /// A cancelled call need not stop a back end.
 #[test]
 fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_cannot_be_made_any_more() {
-    let settling = |world: World, fixture| delete(world.plan(fixture)).settling;
-    let left = |world: World, fixture| settling(world, fixture).map(|settling| settling.left.as_secs());
+    let pending_create = |world: World, fixture| delete(world.plan(fixture)).pending_create;
+    let left = |world: World, fixture| {
+        pending_create(world, fixture).map(|pending_create| pending_create.left.as_secs())
+    };
     let after = |seconds: i64| world().seconds_later(600 + seconds);
-    let noted = settling(after(20), issued(&[0])).unwrap();
+    let noted = pending_create(after(20), issued(&[0])).unwrap();
     let latest = at(0) + CREATE_TIMEOUT + SETTLE;
     assert_eq!((noted.issued, noted.time), (Some((at(0), latest)), SETTLE));
     assert_eq!(left(after(20), issued(&[0])), Some(40));
@@ -263,25 +265,31 @@ fn a_vm_whose_id_was_named_is_deleted_by_its_name_until_the_status_has_confirmed
     let unconfirmed = plan(machine().named("sim://1"));
     assert_eq!(unconfirmed.provider_id, None);
     assert_eq!(unconfirmed.named.unwrap().as_str(), "sim://1");
-    assert!(unconfirmed.settling.is_some(), "its create was never answered");
+    assert!(
+        unconfirmed.pending_create.is_some(),
+        "its create was never answered"
+    );
     let up = plan(machine().provisioned().named("sim://1"));
     assert_eq!(
         up.provider_id.map(|id| id.to_string()).as_deref(),
         Some("sim://1")
     );
-    assert!(up.settling.is_none() && !up.strays, "its create has made it");
+    assert!(
+        up.pending_create.is_none() && !up.may_have_second_vm,
+        "its create has made it"
+    );
     assert_eq!(up.named, None);
 }
 
 #[test]
 fn a_create_that_the_driver_has_answered_is_not_waited_for() {
-    let settling = |world: World, fixture| delete(world.seconds_later(20).plan(fixture)).settling;
-    assert_eq!(settling(world().answered(10), issued(&[10])), None);
+    let pending_create = |world: World, fixture| delete(world.seconds_later(20).plan(fixture)).pending_create;
+    assert_eq!(pending_create(world().answered(10), issued(&[10])), None);
     assert!(
-        settling(world().answered(10), issued(&[5, 10])).is_some(),
+        pending_create(world().answered(10), issued(&[5, 10])).is_some(),
         "one before was not"
     );
-    assert!(settling(world().answered(5), issued(&[10])).is_some());
+    assert!(pending_create(world().answered(5), issued(&[10])).is_some());
 }
 
 /// A clock that was set back, or one that was ahead where the create was issued.
@@ -289,8 +297,8 @@ fn a_create_that_the_driver_has_answered_is_not_waited_for() {
 fn no_clock_makes_the_wait_for_a_create_longer_than_its_time() {
     let left = |world: World, fixture| {
         delete(world.plan(fixture))
-            .settling
-            .map(|settling| settling.left.as_secs())
+            .pending_create
+            .map(|pending_create| pending_create.left.as_secs())
     };
     assert_eq!(left(world().seconds_later(-86_400), issued(&[0])), Some(60));
     assert_eq!(
@@ -321,8 +329,8 @@ proptest::proptest! {
     ) {
         let world = world().seconds_later(seen_at);
         let world = absent.map_or(world.clone(), |seconds| world.clone().absent_for(seconds));
-        let settling = delete(world.plan(issued(&[issued_at]))).settling;
-        let left = settling.map_or(0, |settling| settling.left.as_secs());
+        let pending_create = delete(world.plan(issued(&[issued_at]))).pending_create;
+        let left = pending_create.map_or(0, |pending_create| pending_create.left.as_secs());
         let settle = SETTLE.as_secs();
         let whole = settle + CREATE_TIMEOUT.as_secs();
         let passed = u64::try_from(seen_at - issued_at);
@@ -342,11 +350,12 @@ fn a_create_of_an_unknown_time_is_counted_from_when_the_vm_is_first_absent() {
             .provider_id("sim://1")
     };
     for fixture in [deleted(), garbled()] {
-        let settling = |world: World| delete(world.seconds_later(86_400).plan(fixture.clone())).settling;
-        let first = settling(world()).unwrap();
+        let pending_create =
+            |world: World| delete(world.seconds_later(86_400).plan(fixture.clone())).pending_create;
+        let first = pending_create(world()).unwrap();
         assert_eq!((first.issued, first.left), (None, SETTLE));
-        assert_eq!(settling(world().absent_for(45)).unwrap().left.as_secs(), 15);
-        assert_eq!(settling(world().absent_for(60)), None);
+        assert_eq!(pending_create(world().absent_for(45)).unwrap().left.as_secs(), 15);
+        assert_eq!(pending_create(world().absent_for(60)), None);
     }
 }
 
@@ -358,11 +367,11 @@ fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
                 .seconds_later(86_400)
                 .plan(issued(&[0]).provider_id("sim://1"))
         )
-        .strays
+        .may_have_second_vm
     );
-    assert!(!delete(world().plan(deleted().provider_id("sim://1"))).strays);
+    assert!(!delete(world().plan(deleted().provider_id("sim://1"))).may_have_second_vm);
     assert!(
-        !delete(world().plan(issued(&[0]))).strays,
+        !delete(world().plan(issued(&[0]))).may_have_second_vm,
         "any VM of the machine is looked for anyway"
     );
 }
@@ -373,7 +382,11 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     let refused = || deleted().annotated(labels::INSTANCE, "refused");
     let plan = delete(world().plan(refused()));
     assert!(plan.refused);
-    assert_eq!((plan.shut_down, plan.settling), (None, None), "there is no VM");
+    assert_eq!(
+        (plan.shut_down, plan.pending_create),
+        (None, None),
+        "there is no VM"
+    );
     assert_eq!(
         world().driver_not_configured().plan(refused()),
         Outcome::RemoveFinalizer(RemovalReason::NeverCreated)

@@ -351,7 +351,10 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
 
 #[test]
 fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
-    let waiting = world().unanswered().remembering(30).plan(machine().provisioned());
+    let waiting = world()
+        .with_unanswered()
+        .remembering(30)
+        .plan(machine().provisioned());
     assert!(
         matches!(
             waiting,
@@ -360,7 +363,7 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
         ),
         "{waiting:?}"
     );
-    refresh(world().unanswered().plan(machine().provisioned()));
+    refresh(world().with_unanswered().plan(machine().provisioned()));
     refresh(world().refresh().remembering(30).plan(machine().provisioned()));
 }
 
@@ -370,7 +373,11 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
 fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
     let hinted = world().hinting(LookUpHint::Signal);
     let asked = hinted.plan(machine().provisioned());
-    assert_eq!(asked.trust(), Trust::CheckSinceRead, "it may initialize the VM");
+    assert_eq!(
+        asked.required_policy_check(),
+        RequiredPolicyCheck::Fresh,
+        "it may initialize the VM"
+    );
     refresh(asked);
     let kept = world()
         .not_offering(Operation::GetMachineStatus)

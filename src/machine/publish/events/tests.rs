@@ -33,12 +33,12 @@ fn blocked(plan: Plan) -> Outcome {
 fn said(before: MachineFixture, outcome: &Outcome) -> (Option<Note>, Option<Note>) {
     let mut machine = before.build();
     let first = of(&machine, outcome, 1);
-    let moment = RetryTiming {
+    let timing = RetryTiming {
         now: at(10),
         attempts: 1,
         wait: None,
     };
-    machine.status = Some(status::after(&machine, outcome, moment));
+    machine.status = Some(status::after(&machine, outcome, timing));
     (first, of(&machine, outcome, 2))
 }
 

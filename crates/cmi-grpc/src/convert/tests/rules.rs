@@ -224,7 +224,7 @@ fn a_plugin_has_a_domain_name_and_a_version() {
 fn a_probe_without_readiness_is_ready() {
     let read = |ready| Readiness::from(cmi::v1::ProbeResponse { ready });
     assert_eq!([None, Some(true)].map(read), [Readiness::Ready; 2]);
-    assert_eq!(read(Some(false)), Readiness::NotYet);
+    assert_eq!(read(Some(false)), Readiness::NotReady);
 }
 
 /// CMI-60: the numbers of the published file, not those of the text.

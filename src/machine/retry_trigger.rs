@@ -2,7 +2,7 @@
 
 /// What a failure came from, as far as something is known to end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum RetryTrigger {
     /// Something that passes by itself, such as an outage of the driver: it is over when the driver is back.
     Transient,
     /// Capacity was exhausted: there may be room when another machine is made or deleted.

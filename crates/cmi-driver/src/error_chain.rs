@@ -5,9 +5,9 @@ use std::fmt;
 
 /// Shows an error and what led to it, in one line. What a source only repeats is left out.
 #[derive(Debug)]
-pub struct Chain<'a>(pub &'a (dyn Error + 'static));
+pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = String::new();
         for error in std::iter::successors(Some(self.0), |&error| error.source()) {
@@ -47,7 +47,7 @@ mod tests {
             source: middle,
         };
         assert_eq!(
-            Chain(&error).to_string(),
+            ErrorChain(&error).to_string(),
             "reading the lease failed: connecting failed: no route"
         );
     }

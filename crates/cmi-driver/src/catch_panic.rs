@@ -13,7 +13,7 @@ tokio::task_local! {
 
 /// Makes a driver's call. A panic in it is INTERNAL for this call (CMI-23), and the answer does not repeat
 /// what the panic says: it may hold the secrets of the call (OPS-11).
-pub async fn contained<T>(operation: Operation, call: impl Future<Output = Result<T>>) -> Result<T> {
+pub async fn catch_panic<T>(operation: Operation, call: impl Future<Output = Result<T>>) -> Result<T> {
     let answer = IN_CALL.scope((), AssertUnwindSafe(call).catch_unwind()).await;
     answer.unwrap_or_else(|_panic| {
         Err(Status::new(
@@ -41,7 +41,7 @@ mod tests {
             assert!(!is_in_call(), "canary-4711");
             Ok(())
         };
-        let status = contained(Operation::DeleteMachine, call).await.unwrap_err();
+        let status = catch_panic(Operation::DeleteMachine, call).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal);
         assert!(!status.message().contains("canary"), "{status}");
         assert!(!is_in_call(), "the call is over");
