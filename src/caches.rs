@@ -1,5 +1,6 @@
 //! What is watched, and what is derived from it. Shared by the reconcilers.
 
+mod by_version;
 mod cache;
 mod namespaced_name;
 mod packed;
@@ -11,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 
+pub use self::by_version::ByVersion;
 pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, cache};
 pub use self::namespaced_name::NamespacedName;
 use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};

@@ -15,6 +15,7 @@ mod report;
 mod retained_classes;
 mod rotation;
 pub mod scope;
+mod text_index;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

@@ -34,9 +34,9 @@ pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
 
 /// What has the object of this metadata reconciled. Small: a fleet that waits for its driver has one for each
 /// machine.
-pub fn waker(wake: &Enqueue, object: &ObjectMeta) -> Waker {
-    let (wake, name) = (Arc::clone(wake), NamespacedName::of(object));
-    Waker::new(move || wake(name))
+pub fn waker(enqueue: &Enqueue, object: &ObjectMeta) -> Waker {
+    let (enqueue, name) = (Arc::clone(enqueue), NamespacedName::of(object));
+    Waker::new(move || enqueue(name))
 }
 
 /// When an object is reconciled again. kube's own can't be read outside of its controller.

@@ -36,7 +36,7 @@ impl GuardedDriver {
     }
 
     /// Whether the call may be made at all; it has not waited for the driver's rate yet.
-    async fn check_offered(&self, operation: Operation) -> Result<Arc<Capabilities>> {
+    async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.caller.check_leadership()?;
         let capabilities = self
             .prober
@@ -84,7 +84,7 @@ impl GuardedDriver {
 
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
-        let capabilities = self.check_offered(R::OPERATION).await?;
+        let capabilities = self.check_callable(R::OPERATION).await?;
         let key = request
             .class()
             .map(|class| ClassKey::of(class, &capabilities.tag_path));
@@ -133,7 +133,7 @@ cmi_driver::forward_calls! {
         }
 
         async fn prepare_call(&self, operation: Operation) -> Result<()> {
-            self.check_offered(operation).await?;
+            self.check_callable(operation).await?;
             self.caller.prepare_call(operation).await
         }
     }

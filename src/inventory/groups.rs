@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};
-use crate::caches::{Caches, Entry, yield_periodically};
+use crate::caches::{ByVersion, Caches, Entry};
 use crate::identity;
 use crate::listing::ClassRef;
 use cmi_driver::JsonPointer;
@@ -26,8 +26,7 @@ pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
 /// fleet at rest none is read again.
 #[derive(Debug, Default)]
 pub struct Groups {
-    /// By UID, with the version that it was read of; none where no list answers for it.
-    known: HashMap<u64, (u64, Option<Arc<Group>>)>,
+    known: ByVersion<Group>,
     tag_path: Option<JsonPointer>,
 }
 
@@ -51,23 +50,13 @@ impl Groups {
             facts.is_provisioned && facts.used_driver.as_deref() == Some(driver)
         });
         let mut groups: HashMap<Arc<Group>, Vec<_>> = HashMap::new();
-        let mut known = HashMap::with_capacity(machines.len());
-        for (index, machine) in machines.into_iter().enumerate() {
-            yield_periodically(index).await;
-            let found = match self.known.remove(&machine.uid()) {
-                Some((version, group)) if version == machine.version() => group,
-                _ => read(&machine, driver, tag_path).map(|group| match groups.get_key_value(&group) {
-                    Some((known, _)) => Arc::clone(known),
-                    None => Arc::new(group),
-                }),
-            };
-            known.insert(machine.uid(), (machine.version(), found.clone()));
-            let Some(group) = found else { continue };
+        let read = |machine: &CachedMachine| read(machine, driver, tag_path);
+        let of_group = |machine: CachedMachine, group: &Arc<Group>| {
             if !is_paused(caches, &machine) {
-                groups.entry(group).or_default().push(machine);
+                groups.entry(Arc::clone(group)).or_default().push(machine);
             }
-        }
-        self.known = known;
+        };
+        self.known.update(machines, read, of_group).await;
         groups
     }
 }

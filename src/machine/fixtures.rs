@@ -473,7 +473,7 @@ impl World {
     pub fn remembering(mut self, seconds: u64) -> Self {
         self.state.retry = Some(Retry {
             attempts: 1,
-            cause: RetryTrigger::Other,
+            trigger: RetryTrigger::Other,
             until: RetryCondition::Time(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
             unpublished: None,
@@ -498,7 +498,7 @@ impl World {
     pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
         self.state.retry = Some(Retry {
             attempts: 1,
-            cause: RetryTrigger::Other,
+            trigger: RetryTrigger::Other,
             until: RetryCondition::AnotherDriver(UnimplementedCall {
                 connection_generation: CONNECTION_GENERATION - before,
                 operation,

@@ -287,7 +287,7 @@ impl Failure {
     }
 
     /// What may end it before its time.
-    pub fn cause(&self) -> RetryTrigger {
+    pub fn retry_trigger(&self) -> RetryTrigger {
         match self.disposition {
             Disposition::Retry | Disposition::LookUp => RetryTrigger::Transient,
             Disposition::AwaitCapacity => RetryTrigger::Capacity,

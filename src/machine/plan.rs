@@ -449,7 +449,7 @@ fn probe_hint(machine: &InfraMachine, observed: &Observed<'_>) -> ProbeHint {
     let exhausted = Code::ResourceExhausted.name();
     ProbeHint {
         requested: retry
-            .is_some_and(|retry| retry.cause == RetryTrigger::Capacity && retry.inputs != observed.inputs),
+            .is_some_and(|retry| retry.trigger == RetryTrigger::Capacity && retry.inputs != observed.inputs),
         recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
             || last.is_some_and(|last| {
                 last.state == OperationState::Failed && last.code.as_deref() == Some(exhausted)

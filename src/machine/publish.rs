@@ -175,8 +175,8 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
 
 /// When what failed may be tried again; `None` where nothing has to be waited for.
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
-    let (attempts, cause) = match outcome {
-        Outcome::Failed(failure) => (attempts, failure.cause()),
+    let (attempts, trigger) = match outcome {
+        Outcome::Failed(failure) => (attempts, failure.retry_trigger()),
         Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, RetryTrigger::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
@@ -205,7 +205,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
     };
     Some(Retry {
         attempts,
-        cause,
+        trigger,
         until,
         inputs: gathered.inputs(),
         unpublished: None,

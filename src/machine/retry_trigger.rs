@@ -1,6 +1,6 @@
 //! What may end the wait after a failure before its time.
 
-/// What a failure came from, as far as something is known to end it.
+/// What may have a failed call made again before its wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryTrigger {
     /// Something that passes by itself, such as an outage of the driver: it is over when the driver is back.

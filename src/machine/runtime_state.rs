@@ -84,7 +84,7 @@ pub struct Retry {
     /// and capacity is waited for.
     pub attempts: u32,
     /// What may end the wait before its time.
-    pub cause: RetryTrigger,
+    pub trigger: RetryTrigger,
     /// What has to come first.
     pub until: RetryCondition,
     /// What was looked at when it failed; when it differs there is no wait.
@@ -129,9 +129,9 @@ impl RuntimeState {
     }
 
     /// Ends a wait for this: it is tried again now, and its failures are history. Whether there was one.
-    fn end_wait(&mut self, cause: RetryTrigger) -> bool {
+    fn end_wait(&mut self, trigger: RetryTrigger) -> bool {
         let now = Instant::now();
-        let Some(retry) = self.retry.as_mut().filter(|retry| retry.cause == cause) else {
+        let Some(retry) = self.retry.as_mut().filter(|retry| retry.trigger == trigger) else {
             return false;
         };
         match &mut retry.until {
@@ -286,7 +286,7 @@ impl RuntimeStates {
     /// after the call began: the newest by then was that of the number `hint`.
     pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
-            if std::mem::take(&mut known.woken) && retry.cause == RetryTrigger::Capacity {
+            if std::mem::take(&mut known.woken) && retry.trigger == RetryTrigger::Capacity {
                 retry.until = RetryCondition::Time(Instant::now());
             }
             known.retry = Some(retry);
@@ -315,7 +315,7 @@ impl RuntimeStates {
         let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = machines.iter().filter(|(_, known)| {
             known.retry.as_ref().is_some_and(|retry| {
-                retry.cause == RetryTrigger::Transient
+                retry.trigger == RetryTrigger::Transient
                     && matches!(retry.until, RetryCondition::Time(until) if until > now)
             })
         });

@@ -92,3 +92,44 @@ pub async fn lists(
     (listed.vms, listed.classes) = each_once(found).into_iter().unzip();
     listed
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caches::NamespacedName;
+
+    /// An orphan is deleted with the credentials of its class.
+    #[test]
+    fn a_vm_is_of_the_first_class_whose_list_has_it_in_whatever_order_they_come() {
+        let vm = |id: &str| ListedMachine::new(id.parse().unwrap(), "n");
+        let class = |spec: &str| {
+            Arc::new(ClassRef {
+                secret: None,
+                spec: spec.to_owned(),
+            })
+        };
+        let (first, second) = (class("first"), class("second"));
+        let found = vec![
+            (vm("c"), Arc::clone(&first)),
+            (vm("a"), Arc::clone(&first)),
+            (vm("b"), Arc::clone(&second)),
+            (vm("a"), second),
+        ];
+        let (vms, classes) = each_once(found).into_iter().unzip();
+        let listed = ClusterListing {
+            scope: Scope {
+                cluster: NamespacedName::new("ns", "c"),
+                uid: "u".to_owned(),
+                cluster_id: "c-1".to_owned(),
+            },
+            asked: Instant::now(),
+            vms,
+            classes,
+            unknown: HashSet::new(),
+            impossible: Vec::new(),
+            failures: Vec::new(),
+        };
+        let specs = ["a", "b", "c", "d"].map(|id| listed.class_of(id).map(|class| class.spec.as_str()));
+        assert_eq!(specs, [Some("first"), Some("second"), Some("first"), None]);
+    }
+}

@@ -1,12 +1,12 @@
 //! Whose is a VM that a driver lists, by what the API server has.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 
+use super::text_index::TextIndex;
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
@@ -156,44 +156,12 @@ pub struct Live {
     clusters: BTreeMap<NamespacedName, LiveCluster>,
     /// Whether the InfraMachines are those of all namespaces, and of every label.
     whole: bool,
-    by_provider_id: Index,
-    by_identity: Index,
-    by_name: Index,
+    by_provider_id: TextIndex,
+    by_identity: TextIndex,
+    by_name: TextIndex,
     shared: HashMap<String, BTreeSet<NamespacedName>>,
     /// By namespace, a machine that can't be read.
     unreadable: HashMap<String, NamespacedName>,
-}
-
-/// The places of things by a text of theirs. It keeps no text: what it finds has to be compared.
-#[derive(Clone, Debug, Default)]
-struct Index {
-    hashes: RandomState,
-    /// The hash of the text, and the place; in that order.
-    places: Vec<(u64, usize)>,
-}
-
-impl Index {
-    fn new<'a, T>(all: &'a [T], texts: impl Fn(&'a T) -> [Option<&'a str>; 2]) -> Self {
-        let hashes = RandomState::new();
-        let count = all.iter().map(|one| texts(one).into_iter().flatten().count());
-        let mut places = Vec::with_capacity(count.sum());
-        for (place, one) in all.iter().enumerate() {
-            let texts = texts(one).into_iter().flatten();
-            places.extend(texts.map(|text| (hashes.hash_one(text), place)));
-        }
-        places.sort_unstable();
-        Self { hashes, places }
-    }
-
-    /// Where the text may be.
-    fn places<'a>(&'a self, text: &str) -> impl Iterator<Item = usize> + use<'a> {
-        let wanted = self.hashes.hash_one(text);
-        let first = self.places.partition_point(|(hash, _)| *hash < wanted);
-        let found = self.places[first..].iter();
-        found
-            .take_while(move |(hash, _)| *hash == wanted)
-            .map(|(_, place)| *place)
-    }
 }
 
 impl Live {
@@ -237,11 +205,11 @@ impl Live {
                 .or_insert_with(|| machine.key.clone());
         }
         machines.shrink_to_fit();
-        live.by_provider_id = Index::new(&machines, |machine| [machine.recorded_id(), None]);
-        live.by_identity = Index::new(&machines, |machine| {
+        live.by_provider_id = TextIndex::new(&machines, |machine| [machine.recorded_id(), None]);
+        live.by_identity = TextIndex::new(&machines, |machine| {
             [machine.identity.as_deref(), Some(&machine.uid)]
         });
-        live.by_name = Index::new(&machines, |machine| [Some(machine.key.name()), None]);
+        live.by_name = TextIndex::new(&machines, |machine| [Some(machine.key.name()), None]);
         live.machines = machines;
         live
     }
@@ -257,7 +225,7 @@ impl Live {
         (cluster.uid == scope.uid && cluster.ids.contains(&scope.cluster_id)).then_some(cluster)
     }
 
-    fn at<'a>(&'a self, index: &'a Index, text: &str) -> impl Iterator<Item = &'a LiveMachine> + use<'a> {
+    fn at<'a>(&'a self, index: &'a TextIndex, text: &str) -> impl Iterator<Item = &'a LiveMachine> + use<'a> {
         index.places(text).map(|place| &self.machines[place])
     }
 
@@ -367,8 +335,8 @@ pub enum OwnerLookup {
 #[derive(Debug)]
 pub struct Siblings<'a> {
     vms: &'a [ListedMachine],
-    by_identity: Index,
-    by_name: Index,
+    by_identity: TextIndex,
+    by_name: TextIndex,
 }
 
 impl<'a> Siblings<'a> {
@@ -376,8 +344,8 @@ impl<'a> Siblings<'a> {
     pub fn new(vms: &'a [ListedMachine]) -> Self {
         Self {
             vms,
-            by_identity: Index::new(vms, |vm| [vm.machine_id.as_deref(), None]),
-            by_name: Index::new(vms, |vm| [Some(&vm.machine_name), None]),
+            by_identity: TextIndex::new(vms, |vm| [vm.machine_id.as_deref(), None]),
+            by_name: TextIndex::new(vms, |vm| [Some(&vm.machine_name), None]),
         }
     }
 

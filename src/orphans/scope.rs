@@ -11,7 +11,7 @@ use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::caches::NamespacedName;
-use crate::caches::{Entry, cluster_owners, own_cluster_id, yield_periodically};
+use crate::caches::{ByVersion, Entry, cluster_owners, own_cluster_id, yield_periodically};
 use crate::identity::{self, Role};
 use crate::listing::{ClassId, ClassRef};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
@@ -55,6 +55,9 @@ pub struct Objects {
     pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
 }
 
+/// A machine of the cache.
+type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
+
 /// InfraMachines, taken out one after the other: a whole fleet of them would take many times what the cache
 /// does.
 #[derive(Clone, Debug)]
@@ -62,7 +65,7 @@ pub enum Machines {
     /// As they were read.
     Read(Vec<Arc<DeserializeGuard<InfraMachine>>>),
     /// As the cache has them.
-    Cached(Vec<Entry<DeserializeGuard<InfraMachine>>>),
+    Cached(Vec<CachedMachine>),
 }
 
 impl Default for Machines {
@@ -111,8 +114,7 @@ type ClusterClass = (NamespacedName, ClassRef);
 /// no machine is unpacked again.
 #[derive(Debug, Default)]
 pub struct MachineClasses {
-    /// By UID, with the version that it was read of; none of a machine without a class.
-    known: HashMap<u64, (u64, Option<Arc<ClusterClass>>)>,
+    known: ByVersion<ClusterClass>,
     tag_path: Option<JsonPointer>,
 }
 
@@ -139,30 +141,14 @@ impl MachineClasses {
                 }
             }
             Machines::Cached(machines) => {
-                let mut known = HashMap::with_capacity(self.known.len());
-                for (index, machine) in machines.iter().enumerate() {
-                    yield_periodically(index).await;
-                    if machine.facts().used_driver.as_deref() != Some(driver) {
-                        continue;
-                    }
-                    let class = match self.known.remove(&machine.uid()) {
-                        Some((version, class)) if version == machine.version() => class,
-                        _ => {
-                            let object = machine.object();
-                            object
-                                .and_then(|object| class_of_machine(&object, driver, tag_path).map(Arc::new))
-                        }
-                    };
-                    let shared = class.map(|class| {
-                        let known = classes.get(&class).map(Arc::clone);
-                        known.unwrap_or_else(|| {
-                            classes.insert(Arc::clone(&class));
-                            class
-                        })
-                    });
-                    known.insert(machine.uid(), (machine.version(), shared));
-                }
-                self.known = known;
+                let has_driver =
+                    |machine: &&CachedMachine| machine.facts().used_driver.as_deref() == Some(driver);
+                let read = |machine: &CachedMachine| class_of_machine(&*machine.object()?, driver, tag_path);
+                let of_class = |_: &CachedMachine, class: &Arc<ClusterClass>| {
+                    classes.insert(Arc::clone(class));
+                };
+                let machines = machines.iter().filter(has_driver);
+                self.known.update(machines, read, of_class).await;
             }
         }
         classes

@@ -142,7 +142,7 @@ impl GrpcDriver {
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
             .map_err(Status::with_never_sent)?;
         session
-            .check_offered(operation)
+            .check_callable(operation)
             .map_err(Status::with_never_sent)?;
         Ok(session)
     }

@@ -87,7 +87,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         state: RuntimeState {
             retry: Some(Retry {
                 attempts: 3,
-                cause: RetryTrigger::Other,
+                trigger: RetryTrigger::Other,
                 until,
                 inputs,
                 unpublished: Some(Arc::new(Outcome::NoOp(""))),

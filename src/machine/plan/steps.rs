@@ -101,10 +101,10 @@ impl Plan {
     }
 }
 
-/// How sure a plan has to be that the identity was not forged.
+/// The check of the admission policies that a plan needs, so that it acts on no forged identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredPolicyCheck {
-    /// It acts on none.
+    /// None: it acts on no identity.
     None,
     /// The last check of the policies is enough: what is done reaches no VM that exists.
     Cached,

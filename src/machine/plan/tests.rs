@@ -905,7 +905,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert_eq!(provision(world().plan(machine())).half_open, ProbeHint::default());
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
-        retry.cause = RetryTrigger::Capacity;
+        retry.trigger = RetryTrigger::Capacity;
     }
     assert!(provision(annotated.plan(refused())).half_open.requested);
 }

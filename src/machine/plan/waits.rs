@@ -77,12 +77,12 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
         0
     };
     let code = last.code.as_deref().and_then(code_named);
-    let cause = match code {
+    let trigger = match code {
         Some(Code::ResourceExhausted) => RetryTrigger::Capacity,
         Some(code) if code.is_transient() => RetryTrigger::Transient,
         Some(_) | None => RetryTrigger::Other,
     };
-    let awaits_create = cause == RetryTrigger::Capacity && last.type_ == OperationType::Create;
+    let awaits_create = trigger == RetryTrigger::Capacity && last.type_ == OperationType::Create;
     let left = if awaits_create {
         // There may be room by now: one machine of each class finds out.
         let uid = machine.metadata.uid();
@@ -95,7 +95,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     };
     Some(Retry {
         attempts: shown.saturating_add(unshown),
-        cause,
+        trigger,
         until: RetryCondition::Time(instant + left),
         inputs,
         unpublished: None,

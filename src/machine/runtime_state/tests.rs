@@ -53,7 +53,7 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     states.hint("u", LookUpHint::Signal);
     let retry = Retry {
         attempts: 1,
-        cause: RetryTrigger::Other,
+        trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
         inputs: 0,
         unpublished: None,
@@ -80,7 +80,7 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     assert_eq!(states.get("u").hint, Some(LookUpHint::Signal));
     let retry = Retry {
         attempts: 1,
-        cause: RetryTrigger::Other,
+        trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
         inputs: 0,
         unpublished: None,
@@ -101,7 +101,7 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
     let states = RuntimeStates::default();
     let retry = Retry {
         attempts: 1,
-        cause: RetryTrigger::Other,
+        trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
         inputs: 0,
         unpublished: Some(Arc::new(Outcome::NoOp(""))),
@@ -148,7 +148,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
     states.absent_for("u", start);
     let retry = Retry {
         attempts: 1,
-        cause: RetryTrigger::Other,
+        trigger: RetryTrigger::Other,
         until: RetryCondition::Time(start),
         inputs: 0,
         unpublished: None,
@@ -241,9 +241,9 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
 #[test]
 fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     let later = || RetryCondition::Time(Instant::now() + Duration::from_mins(10));
-    let retry = |cause| Retry {
+    let retry = |trigger| Retry {
         attempts: 3,
-        cause,
+        trigger,
         until: later(),
         inputs: 7,
         unpublished: None,

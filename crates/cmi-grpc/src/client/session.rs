@@ -76,7 +76,7 @@ impl Session {
     /// Whether the call may be made: the plugin declared it, and said that it can serve.
     ///
     /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
-    pub(super) fn check_offered(&self, operation: Operation) -> Result<()> {
+    pub(super) fn check_callable(&self, operation: Operation) -> Result<()> {
         if !self.handshake.capabilities.offers(operation) {
             return Err(Status::unimplemented(operation));
         }
