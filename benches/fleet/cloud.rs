@@ -1,6 +1,8 @@
 //! The simulated cloud of a run, and the place where its driver runs.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -87,12 +89,30 @@ impl Cloud {
         std::fs::rename(&beside, &self.faults).context("putting the faults in place")
     }
 
-    /// The calls that have begun, as far as they were logged.
-    pub fn calls(&self) -> Result<Vec<CallLine>> {
-        let path = self.calls.as_ref().context("calls are not logged")?;
-        let text = std::fs::read_to_string(path).context("reading the call log")?;
+    /// How long the call log is now, in bytes: the calls that begin later come after it.
+    pub fn calls_end(&self) -> Result<u64> {
+        let metadata = std::fs::metadata(self.call_log()?).context("looking at the call log")?;
+        Ok(metadata.len())
+    }
+
+    /// The calls that have begun, as far as they were logged in lines that begin at a byte of the log or later.
+    ///
+    /// A fleet of a hundred thousand has a log of a hundred megabytes: to read all of it again and again would
+    /// take a core from what is measured.
+    pub fn calls_from(&self, start: u64) -> Result<Vec<CallLine>> {
+        let mut file = File::open(self.call_log()?).context("opening the call log")?;
+        // The line that ends just before that byte, or after it, is an earlier one.
+        file.seek(SeekFrom::Start(start.saturating_sub(1)))
+            .context("seeking in the call log")?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).context("reading the call log")?;
+        let begin = if start == 0 {
+            0
+        } else {
+            text.find('\n').map_or(text.len(), |end| end + 1)
+        };
         // The last line may be half written.
-        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let whole = &text[begin..text.rfind('\n').map_or(begin, |end| end + 1)];
         let lines = whole.lines().filter(|line| line.contains(r#""started""#));
         let lines = lines.map(|line| serde_json::from_str(line).with_context(|| format!("reading {line}")));
         let lines: Result<Vec<CallLine>> = lines.collect();
@@ -101,10 +121,14 @@ impl Cloud {
             .filter(|line| line.phase == Phase::Started)
             .collect())
     }
+
+    fn call_log(&self) -> Result<&Path> {
+        self.calls.as_deref().context("calls are not logged")
+    }
 }
 
 /// The configuration of the driver. Its subnet has room for more machines than any fleet.
-fn config(state: &std::path::Path, faults: &std::path::Path, calls: Option<&std::path::Path>) -> Value {
+fn config(state: &Path, faults: &Path, calls: Option<&Path>) -> Value {
     let mut config = json!({
         "bootSeconds": 0, "bootJitterSeconds": 0, "deleteSeconds": 0, "shutDownSeconds": 0,
         "pools": {"default": {"subnet": "10.0.0.0/8"}}, "stateFile": state, "faultsFile": faults,

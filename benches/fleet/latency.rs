@@ -90,13 +90,14 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
     cloud.slow_down_creates(SLOW)?;
     fleet.create(&management, "b", args.backlog).await?;
     let made = stage.creates()?;
+    let log = stage.cloud.calls_end()?;
     ensure!(
         made < size + args.backlog,
         "the backlog was gone before anything was asked beside it: make it longer"
     );
     let begun = stage.stimulate(samples, args.backlog).await?;
     let waiting = (size + args.backlog).saturating_sub(stage.creates()?);
-    for (stimulus, took) in stage.latencies(&begun).await? {
+    for (stimulus, took) in stage.latencies(&begun, log).await? {
         println!(
             "| {} | {} | {:.0} | {:.0} | {:.0} |",
             stimulus.name(),
@@ -182,21 +183,23 @@ impl Stage {
 
     /// Creates that have begun.
     fn creates(&self) -> Result<usize> {
-        let calls = self.cloud.calls()?;
+        let calls = self.cloud.calls_from(0)?;
         let creates = calls
             .iter()
             .filter(|call| call.operation == cmi_driver::Operation::CreateMachine);
         Ok(creates.count())
     }
 
-    /// How long after each the first call about its machine began; some may still have to come.
+    /// How long after each the first call about its machine began; some may still have to come. The calls are in
+    /// the log from a byte on.
     async fn latencies(
         &self,
         begun: &BTreeMap<(Stimulus, String), u64>,
+        log: u64,
     ) -> Result<BTreeMap<Stimulus, Vec<f64>>> {
         eventually(DEADLINE, "calls about all of them", async || {
             let mut calls: HashMap<String, Vec<u64>> = HashMap::new();
-            for call in self.cloud.calls()? {
+            for call in self.cloud.calls_from(log)? {
                 calls.entry(call.machine).or_default().push(call.at.as_millis());
             }
             let mut latencies: BTreeMap<Stimulus, Vec<f64>> = BTreeMap::new();
@@ -212,10 +215,11 @@ impl Stage {
         .await
     }
 
-    /// How long after an instant the first call about a machine began; it may still have to come.
-    async fn call_since(&self, machine: &str, since: u64) -> Result<Duration> {
+    /// How long after an instant the first call about a machine began, in the log from a byte on; it may still have
+    /// to come.
+    async fn call_since(&self, machine: &str, since: u64, log: u64) -> Result<Duration> {
         eventually(DEADLINE, &format!("a call about {machine}"), async || {
-            let calls = self.cloud.calls()?;
+            let calls = self.cloud.calls_from(log)?;
             let mut own = calls.iter().filter(|call| call.machine == machine);
             let first = own
                 .find(|call| call.at.as_millis() >= since)
@@ -227,7 +231,8 @@ impl Stage {
 
     /// Makes a machine, and says how long after an instant the driver is called about it.
     async fn act_on_new(&self, machine: &str, since: u64) -> Result<Duration> {
+        let log = self.cloud.calls_end()?;
         self.fleet.create_one(&self.connection, machine).await?;
-        self.call_since(machine, since).await
+        self.call_since(machine, since, log).await
     }
 }
