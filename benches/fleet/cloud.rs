@@ -95,10 +95,11 @@ impl Cloud {
         Ok(metadata.len())
     }
 
-    /// The calls that have begun, as far as they were logged in lines that begin at a byte of the log or later.
+    /// The calls that have begun, as far as they were logged in lines that begin at a byte of the log or
+    /// later.
     ///
-    /// A fleet of a hundred thousand has a log of a hundred megabytes: to read all of it again and again would
-    /// take a core from what is measured.
+    /// A fleet of a hundred thousand has a log of a hundred megabytes: to read all of it again and again
+    /// would take a core from what is measured.
     pub fn calls_from(&self, start: u64) -> Result<Vec<CallLine>> {
         let mut file = File::open(self.call_log()?).context("opening the call log")?;
         // The line that ends just before that byte, or after it, is an earlier one.

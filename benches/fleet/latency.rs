@@ -190,8 +190,8 @@ impl Stage {
         Ok(creates.count())
     }
 
-    /// How long after each the first call about its machine began; some may still have to come. The calls are in
-    /// the log from a byte on.
+    /// How long after each the first call about its machine began; some may still have to come. The calls are
+    /// in the log from a byte on.
     async fn latencies(
         &self,
         begun: &BTreeMap<(Stimulus, String), u64>,
@@ -215,8 +215,8 @@ impl Stage {
         .await
     }
 
-    /// How long after an instant the first call about a machine began, in the log from a byte on; it may still have
-    /// to come.
+    /// How long after an instant the first call about a machine began, in the log from a byte on; it may
+    /// still have to come.
     async fn call_since(&self, machine: &str, since: u64, log: u64) -> Result<Duration> {
         eventually(DEADLINE, &format!("a call about {machine}"), async || {
             let calls = self.cloud.calls_from(log)?;
