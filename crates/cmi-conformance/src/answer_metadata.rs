@@ -6,7 +6,7 @@ use cmi_driver::Operation;
 use cmi_grpc::client::MetadataObserver;
 use http::HeaderMap;
 
-/// The headers and trailers of answers, until the judge looks at them.
+/// The headers and trailers of answers, until they are checked.
 #[derive(Debug, Default)]
 pub struct AnswerMetadata(Mutex<Vec<(Operation, String)>>);
 

@@ -10,7 +10,7 @@ use super::hooks::Hook;
 use super::test_context::TestContext;
 use cmi_driver::{Operation, tags};
 
-/// A case. Cases are told apart by their names, which stay as they are.
+/// A case. A case is identified by its name, which stay as they are.
 pub struct Case {
     /// `create-again`: begins with the call.
     pub name: &'static str,

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::{Hook, Need, rules};
 
-    /// CMI-59: with any other restart before it, the case compares what is said after one restart and after
+    /// CMI-59: with any other restart before it, the case compares the answers after one restart and after
     /// two.
     #[test]
     fn what_is_said_is_compared_over_the_first_restart_of_a_run() {

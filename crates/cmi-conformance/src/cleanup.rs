@@ -20,7 +20,7 @@ use super::ledger::Ledger;
 use super::leftover::Leftover;
 use super::liveness::Liveness;
 use super::machine_request::MachineRequest;
-use super::tracker::Noted;
+use super::tracker::Tracked;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
 
@@ -50,7 +50,7 @@ pub struct Cleanup<'a> {
 /// A machine that was deleted once.
 #[derive(Debug)]
 pub struct Deleted {
-    noted: Noted,
+    tracked: Tracked,
     first: Result<(), Kept>,
     /// That was answered OK, and nothing can make the VM again: the driver has promised that it is gone.
     is_settled: bool,
@@ -69,29 +69,29 @@ enum Kept {
 #[derive(Debug, Default)]
 struct Cleared {
     /// What should be gone.
-    gone: Vec<Noted>,
+    gone: Vec<Tracked>,
     /// What is left, by cluster and name.
     left: BTreeMap<(String, String), Leftover>,
 }
 
 impl Cleanup<'_> {
     /// Deletes the machines of a case, the last first, each by all that is known of it.
-    pub async fn delete(&self, noted: Vec<Noted>) -> Vec<Deleted> {
-        let deletions = noted.into_iter().rev().map(async |noted| {
+    pub async fn delete(&self, tracked: Vec<Tracked>) -> Vec<Deleted> {
+        let deletions = tracked.into_iter().rev().map(async |tracked| {
             // Without an id it is the same call as that of the second time, which may be the only one.
-            let repeat = if noted.id.is_some() {
+            let repeat = if tracked.id.is_some() {
                 Repeat::Transient
             } else {
                 Repeat::Any
             };
-            let first = self.remove(&noted, noted.id.as_ref(), repeat).await;
-            let is_final = self.capabilities.consistency_window.is_zero() && noted.in_flight == 0;
+            let first = self.remove(&tracked, tracked.id.as_ref(), repeat).await;
+            let is_final = self.capabilities.consistency_window.is_zero() && tracked.in_flight == 0;
             let is_settled = first.is_ok() && is_final;
             if is_settled {
-                self.ledger.gone(&noted.request);
+                self.ledger.gone(&tracked.request);
             }
             Deleted {
-                noted,
+                tracked,
                 first,
                 is_settled,
             }
@@ -103,7 +103,10 @@ impl Cleanup<'_> {
     /// many at once. Answers each VM that may be left.
     pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<Leftover> {
         let window = self.capabilities.consistency_window;
-        let is_open = cases.iter().flatten().any(|deleted| deleted.noted.in_flight > 0);
+        let is_open = cases
+            .iter()
+            .flatten()
+            .any(|deleted| deleted.tracked.in_flight > 0);
         let pause = window.max(if is_open { ON_ITS_WAY } else { Duration::ZERO });
         if !cases.iter().all(Vec::is_empty) && !pause.is_zero() && !self.liveness.is_lost() {
             tokio::time::sleep(pause).await;
@@ -126,18 +129,18 @@ impl Cleanup<'_> {
             .map(|deleted| self.delete_by_name(deleted, pause));
         let ended: Vec<_> = stream::iter(again).buffered(AT_ONCE).collect().await;
         let mut cleared = Cleared::default();
-        for (noted, is_settled, kept) in ended {
+        for (tracked, is_settled, kept) in ended {
             match kept {
                 // Of a driver that has gone away since, this is all that there will be to go by.
                 Err(Kept::Stuck(_)) if is_settled && !self.liveness.answers() => {}
                 Ok(()) => {
-                    self.ledger.gone(&noted.request);
-                    cleared.gone.push(noted);
+                    self.ledger.gone(&tracked.request);
+                    cleared.gone.push(tracked);
                 }
-                Err(Kept::Refused(_)) if !noted.was_made => self.ledger.gone(&noted.request),
+                Err(Kept::Refused(_)) if !tracked.was_made => self.ledger.gone(&tracked.request),
                 Err(Kept::Refused(reason) | Kept::Stuck(reason)) => {
-                    let left = leftover(&noted, reason);
-                    let key = (noted.request.cluster(), noted.request.name);
+                    let left = leftover(&tracked, reason);
+                    let key = (tracked.request.cluster(), tracked.request.name);
                     let _same = cleared.left.insert(key, left);
                 }
             }
@@ -146,43 +149,43 @@ impl Cleanup<'_> {
     }
 
     /// By name alone, which takes all VMs of a machine that has several.
-    async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Noted, bool, Result<(), Kept>) {
+    async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Tracked, bool, Result<(), Kept>) {
         let Deleted {
-            noted,
+            tracked,
             first,
             is_settled,
         } = deleted;
-        let only_once = noted.id.is_none() && pause.is_zero();
+        let only_once = tracked.id.is_none() && pause.is_zero();
         let kept = match first {
             Err(Kept::Stuck(_)) => first,
             Ok(()) | Err(Kept::Refused(_)) if only_once => first,
-            Ok(()) => match self.remove(&noted, None, Repeat::Any).await {
+            Ok(()) => match self.remove(&tracked, None, Repeat::Any).await {
                 // A driver that needs the id got it the first time.
                 Err(Kept::Refused(_)) => Ok(()),
                 second => second,
             },
-            Err(Kept::Refused(_)) => self.remove(&noted, None, Repeat::Any).await,
+            Err(Kept::Refused(_)) => self.remove(&tracked, None, Repeat::Any).await,
         };
-        (noted, is_settled, kept)
+        (tracked, is_settled, kept)
     }
 
     /// Deletes one machine until it is gone, or is not going to be. What no create was seen to make may have
     /// been asked for with a spec that the driver refuses, here too: then the spec that makes VMs decides.
-    async fn remove(&self, noted: &Noted, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
-        let (asked_for, sample) = (&noted.request, self.looked_for(noted));
+    async fn remove(&self, tracked: &Tracked, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
+        let (asked_for, sample) = (&tracked.request, self.looked_for(tracked));
         if asked_for.class.provider_spec == sample.class.provider_spec {
-            return self.remove_by(asked_for, noted, id, repeat).await;
+            return self.remove_by(asked_for, tracked, id, repeat).await;
         }
-        match self.remove_by(asked_for, noted, id, Repeat::Transient).await {
+        match self.remove_by(asked_for, tracked, id, Repeat::Transient).await {
             Ok(()) => Ok(()),
-            Err(Kept::Refused(_) | Kept::Stuck(_)) => self.remove_by(&sample, noted, id, repeat).await,
+            Err(Kept::Refused(_) | Kept::Stuck(_)) => self.remove_by(&sample, tracked, id, repeat).await,
         }
     }
 
     async fn remove_by(
         &self,
         request: &MachineRequest,
-        noted: &Noted,
+        tracked: &Tracked,
         id: Option<&ProviderId>,
         repeat: Repeat,
     ) -> Result<(), Kept> {
@@ -190,7 +193,7 @@ impl Cleanup<'_> {
             self.driver.delete_machine(DeleteMachineRequest {
                 machine: request.reference(),
                 provider_id: id.cloned(),
-                last_known_state: noted.state.clone(),
+                last_known_state: tracked.state.clone(),
             })
         };
         match self.repeat(Operation::DeleteMachine, repeat, delete).await {
@@ -206,16 +209,16 @@ impl Cleanup<'_> {
     }
 
     /// By which spec a machine is looked for.
-    fn looked_for(&self, noted: &Noted) -> MachineRequest {
-        if noted.was_made {
-            noted.request.clone()
+    fn looked_for(&self, tracked: &Tracked) -> MachineRequest {
+        if tracked.was_made {
+            tracked.request.clone()
         } else {
-            noted.request.clone().with_sample_spec(self.config)
+            tracked.request.clone().with_sample_spec(self.config)
         }
     }
 }
 
-fn leftover(noted: &Noted, reason: impl Into<String>) -> Leftover {
-    let request = &noted.request;
-    Leftover::of(&request.cluster(), &request.name, noted.id.as_ref(), reason)
+fn leftover(tracked: &Tracked, reason: impl Into<String>) -> Leftover {
+    let request = &tracked.request;
+    Leftover::of(&request.cluster(), &request.name, tracked.id.as_ref(), reason)
 }

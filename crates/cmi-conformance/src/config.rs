@@ -19,10 +19,10 @@ use super::hooks::Hook;
 use super::secret_scan::{MIN_SECRET, is_long_enough};
 use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 
-/// The most characters of a name where nothing is said: of a label in DNS.
+/// The most characters of a name where none is given: of a label in DNS.
 const MAX_LABEL: usize = 63;
 
-/// How many VMs are in a long list where nothing is said.
+/// How many VMs are in a long list where none is given.
 const MANY_MACHINES: usize = 25;
 /// How much longer than the deadline a slow call takes, in cases about deadlines.
 const TIMES_THE_DEADLINE: u32 = 40;

@@ -17,7 +17,7 @@ pub struct Ledger(Mutex<BTreeMap<(String, String), Option<ProviderId>>>);
 
 impl Ledger {
     /// There may be a VM; its id, when it is known.
-    pub(crate) fn note(&self, request: &MachineRequest, id: Option<&ProviderId>) {
+    pub(crate) fn record(&self, request: &MachineRequest, id: Option<&ProviderId>) {
         let mut machines = self.machines();
         let known = machines.entry(key(request)).or_default();
         if let Some(id) = id {

@@ -15,6 +15,7 @@
 //! * A run that tested nothing fails.
 
 mod answer;
+mod answer_checker;
 mod answer_metadata;
 mod case;
 pub mod cases;
@@ -22,7 +23,6 @@ mod cleanup;
 mod config;
 mod hooks;
 mod in_flight;
-mod judge;
 mod ledger;
 pub mod leftover;
 mod liveness;

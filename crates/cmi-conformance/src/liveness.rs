@@ -75,8 +75,8 @@ impl Liveness {
         }
     }
 
-    /// The driver itself is gone, not its back end: what it went away in, and whether that is said for the
-    /// first time.
+    /// The driver itself is gone, not its back end: what it went away in, and whether that is reported for
+    /// the first time.
     pub fn died(&self, call: &str) -> (String, bool) {
         let mut gone = self.gone();
         let is_new = gone.is_none();
@@ -88,7 +88,7 @@ impl Liveness {
     }
 
     /// It went away in one of several requests.
-    pub fn note(&self, outage: Outage) {
+    pub fn record(&self, outage: Outage) {
         let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
         outages.push(outage);
     }

@@ -107,7 +107,7 @@ pub struct Report {
     pub cases: Vec<CaseReport>,
     /// The rules that the run was about, in the order of the specifications.
     pub rules: Vec<RuleReport>,
-    /// What is said of each layer.
+    /// What is reported of each layer.
     pub layers: Vec<LayerReport>,
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
@@ -143,7 +143,7 @@ pub enum Scope {
     /// All there are.
     #[default]
     Whole,
-    /// Those that were chosen: nothing is said of the others.
+    /// Those that were chosen: nothing is reported of the others.
     Part,
 }
 
@@ -275,10 +275,10 @@ impl Report {
         }
         let rules: Vec<_> = about
             .iter()
-            .map(|rule| judge(rule, by_rule.get(rule.id).map_or(&[], Vec::as_slice)))
+            .map(|rule| rule_report(rule, by_rule.get(rule.id).map_or(&[], Vec::as_slice)))
             .collect();
         let caveats = caveats(&cases, &leftovers, !outages.is_empty(), interrupted);
-        let layers = layers::judge(&cases, &rules, about, scope, &caveats);
+        let layers = layers::reports(&cases, &rules, about, scope, &caveats);
         let passed = layers.iter().all(|layer| layer.compliance != Compliance::No);
         Self {
             target: target.to_owned(),
@@ -298,7 +298,7 @@ impl Report {
         }
     }
 
-    /// What is said of a layer.
+    /// What is reported of a layer.
     pub fn compliance(&self, layer: Layer) -> Compliance {
         let found = self.layers.iter().find(|report| report.layer == layer);
         found.map_or(Compliance::No, |report| report.compliance)
@@ -364,7 +364,7 @@ fn unseen(rule: &Rule, cases: &[&CaseReport]) -> Option<String> {
 
 /// A rule is broken when one of its cases failed; it holds when one passed, none failed
 /// and each could be judged.
-fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
+fn rule_report(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
     let find = |wanted: fn(&Verdict) -> bool| {
         let fitting = cases.iter().filter(|case| wanted(&case.verdict));
         fitting.min_by_key(|case| ranking::of_case(&case.name))

@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::answer::{CaseError, CaseResult};
+use super::answer_checker::{AnswerChecker, SERVES_AGAIN_RULES, Violation};
 use super::case::{Case, Need};
 use super::cases;
 use super::cleanup::{Cleanup, Deleted};
 use super::config::{Config, secrets, slow_calls_hang, with_capabilities};
 use super::hooks::{Hook, Hooks};
 use super::in_flight::{InFlight, Waiting};
-use super::judge::{Judge, SERVES_AGAIN_RULES, Violation};
 use super::ledger::Ledger;
 use super::leftover::Leftover;
 use super::liveness::Liveness;
@@ -45,7 +45,7 @@ const INTRODUCTION: [&str; 6] = [
     "wire-required-capabilities",
     "wire-extension-capabilities",
 ];
-/// The calls by which a plugin is told from any other gRPC server.
+/// The calls that tell a plugin from any other gRPC server.
 const CALLS_OF_A_PLUGIN: [&str; 4] = [
     "/cmi.v1.Identity/GetPluginInfo",
     "/cmi.v1.Identity/GetPluginCapabilities",
@@ -168,7 +168,7 @@ pub async fn run(
         target,
         hooks,
         capabilities,
-        judge: Judge::new(canary(&run), config.public_secret_keys.clone()),
+        answer_checker: AnswerChecker::new(canary(&run), config.public_secret_keys.clone()),
         liveness: Liveness::new(limit, stop.clone()),
         in_flight: Arc::clone(&in_flight),
         ledger,
@@ -185,7 +185,7 @@ pub async fn run(
     let mut note = |ended: Ended, reports: &mut Vec<CaseReport>| {
         progress.ended(&ended.report, reports.len() + 1, of);
         let metadata = shared.target.take_metadata();
-        shared.judge.look_at_metadata(&sent, metadata);
+        shared.answer_checker.check_metadata(&sent, metadata);
         reports.push(ended.report);
         deleted.push(ended.deleted);
         left.extend(ended.problem);
@@ -228,9 +228,9 @@ pub async fn run(
     }
     left.extend(cleanup(&shared).confirm(deleted, parallel).await);
     let metadata = shared.target.take_metadata();
-    shared.judge.look_at_metadata(&sent, metadata);
+    shared.answer_checker.check_metadata(&sent, metadata);
     reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
-    let violations = shared.judge.violations();
+    let violations = shared.answer_checker.violations();
     let about = selection.rules(&chosen, &violations);
     reports.extend(violations.into_iter().map(watched));
     Ok(Report::new(

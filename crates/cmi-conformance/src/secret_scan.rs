@@ -15,7 +15,7 @@ const NO_SECRET: &[u8] = b"cloud-config";
 /// How many ways there are to begin in the middle of what base64 takes together.
 const SHIFTS: usize = 3;
 
-/// Whether a secret can be told from other text.
+/// Whether a secret is distinct from other text.
 pub fn is_long_enough(secret: &[u8]) -> bool {
     secret.trim_ascii().len() >= MIN_SECRET
 }

@@ -14,11 +14,11 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
+use super::answer_checker::{AnswerChecker, SECRET_RULES};
 use super::case::Need;
 use super::config::{Config, Setting, secrets};
 use super::hooks::{Hook, HookCall, Hooks, MAX_COMMAND};
 use super::in_flight::{InFlight, Waiting};
-use super::judge::{Judge, SECRET_RULES};
 use super::ledger::Ledger;
 use super::liveness::Liveness;
 use super::machine_request::MachineRequest;
@@ -42,7 +42,7 @@ pub struct Shared {
     /// Text that no other run has.
     pub run: String,
     /// Looks at every answer.
-    pub judge: Judge,
+    pub answer_checker: AnswerChecker,
     /// Whether the driver can still be reached.
     pub liveness: Liveness,
     /// The calls that are under way.
@@ -118,10 +118,10 @@ impl TestContext {
         canary(&self.shared.run)
     }
 
-    /// Lets the judge look at an answer as it was on the wire.
+    /// Has an answer checked as it was on the wire.
     pub fn look_raw(&self, answer: &RawAnswer) {
         let secrets = secrets(&self.shared.config.secrets);
-        self.shared.judge.look_raw(&secrets, answer);
+        self.shared.answer_checker.check_raw(&secrets, answer);
     }
 
     /// A second cluster id.
@@ -196,7 +196,7 @@ impl TestContext {
     /// Notes a machine that a call may make, so that it is deleted after the case, with
     /// credentials that work.
     pub fn track(&self, request: &MachineRequest) {
-        self.tracker.note(&self.with_own_secrets(request));
+        self.tracker.record(&self.with_own_secrets(request));
     }
 
     /// Notes that there is a VM for sure, and what is known of it.
@@ -226,7 +226,7 @@ impl TestContext {
 
     /// Where a secret came back so far, in this case or another.
     pub fn leaks(&self) -> Vec<String> {
-        let violations = self.shared.judge.violations().into_iter();
+        let violations = self.shared.answer_checker.violations().into_iter();
         violations
             .filter(|violation| violation.rules == SECRET_RULES)
             .map(|violation| violation.message)

@@ -9,14 +9,14 @@ use cmi_driver::{Code, LastKnownState, Machine, ProviderId};
 /// The machines of one case, in the order in which they were asked for.
 #[derive(Debug, Default)]
 pub struct Tracker {
-    noted: Mutex<Vec<Noted>>,
+    tracked: Mutex<Vec<Tracked>>,
     /// What the whole run may have made.
     ledger: Arc<Ledger>,
 }
 
 /// A machine that may have a VM.
 #[derive(Clone, Debug)]
-pub struct Noted {
+pub struct Tracked {
     /// As it was asked for.
     pub request: MachineRequest,
     /// A create was answered with the VM: there was one for sure.
@@ -29,7 +29,7 @@ pub struct Noted {
     pub state: Option<LastKnownState>,
 }
 
-impl Noted {
+impl Tracked {
     fn new(request: &MachineRequest) -> Self {
         Self {
             request: request.clone(),
@@ -57,27 +57,27 @@ impl Tracker {
     /// For a case of the run that this ledger is of.
     pub fn new(ledger: Arc<Ledger>) -> Self {
         Self {
-            noted: Mutex::default(),
+            tracked: Mutex::default(),
             ledger,
         }
     }
 
     /// Notes a machine; has to be done before the call that may make it.
-    pub fn note(&self, request: &MachineRequest) {
+    pub fn record(&self, request: &MachineRequest) {
         self.last(request, |_| ());
     }
 
     /// Notes a create; has to be done before it.
-    pub fn asked(&self, request: &MachineRequest) {
-        self.last(request, |noted| noted.in_flight += 1);
+    pub fn record_request(&self, request: &MachineRequest) {
+        self.last(request, |tracked| tracked.in_flight += 1);
     }
 
     /// Notes how a create ended.
     pub fn answered(&self, request: &MachineRequest, answer: &cmi_driver::Result<Machine>) {
-        self.update(request, |noted| match answer {
+        self.update(request, |tracked| match answer {
             Ok(machine) => {
-                noted.in_flight = 0;
-                noted.exists(
+                tracked.in_flight = 0;
+                tracked.exists(
                     Some(machine.provider_id.clone()),
                     machine.last_known_state.clone(),
                 );
@@ -85,12 +85,12 @@ impl Tracker {
             Err(status) => {
                 // A create that failed in passing may still be carried out.
                 if !status.code().is_transient() {
-                    noted.in_flight = noted.in_flight.saturating_sub(1);
+                    tracked.in_flight = tracked.in_flight.saturating_sub(1);
                 }
                 let state = status.last_known_state().cloned();
                 match status.machine().filter(|_| status.code() == Code::Uninitialized) {
-                    Some(machine) => noted.exists(Some(machine.provider_id.clone()), state),
-                    None => noted.state = state.or(noted.state.take()),
+                    Some(machine) => tracked.exists(Some(machine.provider_id.clone()), state),
+                    None => tracked.state = state.or(tracked.state.take()),
                 }
             }
         });
@@ -98,32 +98,32 @@ impl Tracker {
 
     /// Notes that there is a VM for sure, and what is known of it.
     pub fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
-        self.last(request, |noted| noted.exists(id, state));
+        self.last(request, |tracked| tracked.exists(id, state));
     }
 
-    /// What was noted. From now on, the caller has to delete it.
-    pub fn take(&self) -> Vec<Noted> {
-        std::mem::take(&mut *self.noted())
+    /// What was tracked. From now on, the caller has to delete it.
+    pub fn take(&self) -> Vec<Tracked> {
+        std::mem::take(&mut *self.tracked())
     }
 
-    /// Changes what is noted of a machine, which comes first to be deleted.
-    fn last(&self, request: &MachineRequest, change: impl FnOnce(&mut Noted)) {
-        let mut all = self.noted();
-        let before = all.iter().position(|noted| noted.is(request));
-        let mut noted = before.map_or_else(|| Noted::new(request), |at| all.remove(at));
-        change(&mut noted);
-        self.ledger.note(&noted.request, noted.id.as_ref());
-        all.push(noted);
+    /// Changes what is tracked of a machine, which comes first to be deleted.
+    fn last(&self, request: &MachineRequest, change: impl FnOnce(&mut Tracked)) {
+        let mut all = self.tracked();
+        let before = all.iter().position(|tracked| tracked.is(request));
+        let mut tracked = before.map_or_else(|| Tracked::new(request), |at| all.remove(at));
+        change(&mut tracked);
+        self.ledger.record(&tracked.request, tracked.id.as_ref());
+        all.push(tracked);
     }
 
-    fn update(&self, request: &MachineRequest, change: impl FnOnce(&mut Noted)) {
-        if let Some(noted) = self.noted().iter_mut().find(|noted| noted.is(request)) {
-            change(noted);
-            self.ledger.note(&noted.request, noted.id.as_ref());
+    fn update(&self, request: &MachineRequest, change: impl FnOnce(&mut Tracked)) {
+        if let Some(tracked) = self.tracked().iter_mut().find(|tracked| tracked.is(request)) {
+            change(tracked);
+            self.ledger.record(&tracked.request, tracked.id.as_ref());
         }
     }
 
-    fn noted(&self) -> MutexGuard<'_, Vec<Noted>> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tracked(&self) -> MutexGuard<'_, Vec<Tracked>> {
+        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

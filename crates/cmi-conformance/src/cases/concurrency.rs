@@ -19,7 +19,7 @@ use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId, Status};
 
 /// How many identical calls are made at once.
-const AT_ONCE: usize = 8;
+const CONCURRENT_CALLS: usize = 8;
 /// How often that is tried, each time for another machine: where the back end answers at once, a look and the
 /// create that follows from it are microseconds apart.
 const MAX_ROUNDS: usize = 100;
@@ -119,7 +119,7 @@ pub(super) const CASES: &[Case] = cases! {
 };
 
 async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> CaseResult {
-    let answers = join_all((0..AT_ONCE).map(|_| t.invoke(operation, request))).await;
+    let answers = join_all((0..CONCURRENT_CALLS).map(|_| t.invoke(operation, request))).await;
     for answer in answers {
         answer?.ok_or(&[Code::Aborted])?;
     }
@@ -167,7 +167,7 @@ impl Begin {
     fn together(&self, later: Duration) {
         let longest = Instant::now() + TOGETHER;
         self.arrived.fetch_add(1, Ordering::SeqCst);
-        while self.arrived.load(Ordering::SeqCst) < AT_ONCE && Instant::now() < longest {
+        while self.arrived.load(Ordering::SeqCst) < CONCURRENT_CALLS && Instant::now() < longest {
             std::thread::yield_now();
         }
         let begin = Instant::now() + later;
@@ -189,7 +189,7 @@ async fn makes_one_vm(
     let begin = Arc::new(Begin::default());
     let stop = CancellationToken::new();
     let _ended = stop.clone().drop_guard();
-    let creates = (0_u32..).take(AT_ONCE).map(|number| {
+    let creates = (0_u32..).take(CONCURRENT_CALLS).map(|number| {
         let (t, request, stop) = (t.clone(), request.clone(), stop.clone());
         let later = if round.is_multiple_of(2) {
             Duration::ZERO
@@ -226,7 +226,7 @@ async fn makes_one_vm(
     ensure(ids.len() == 1, || {
         let ids: Vec<_> = ids.iter().map(ProviderId::as_str).collect();
         format!(
-            "{AT_ONCE} identical requests for machine `{}` made the VMs {}",
+            "{CONCURRENT_CALLS} identical requests for machine `{}` made the VMs {}",
             request.name,
             ids.join(", ")
         )

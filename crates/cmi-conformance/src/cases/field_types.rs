@@ -192,7 +192,7 @@ const REFUSED_OF_A_VM: [Code; 4] = [
 ];
 
 /// A mandatory field has to be refused; any other may be ignored as well, or refused with one of these codes.
-fn judge<T>(answer: Answer<T>, is_mandatory: bool, fine: &[Code]) -> CaseResult {
+fn check<T>(answer: Answer<T>, is_mandatory: bool, fine: &[Code]) -> CaseResult {
     if is_mandatory {
         answer.refused(Code::InvalidArgument).map(drop)
     } else {
@@ -211,8 +211,8 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             let answer = t.invoke(operation, &request).await?;
             let code = answer.result.as_ref().err().map(Status::code);
             let is_accepted = matches!(code, None | Some(Code::Aborted));
-            let judged = judge(answer, mandatory.contains(&place), &TAKEN_OR_REFUSED);
-            judged.map_err(|error| error.after(&what))?;
+            let checked = check(answer, mandatory.contains(&place), &TAKEN_OR_REFUSED);
+            checked.map_err(|error| error.after(&what))?;
             if is_accepted && operation == Operation::CreateMachine {
                 t.settle().await;
                 if place == t.capabilities().tag_path.child(tags::MACHINE) {
@@ -263,16 +263,16 @@ fn wrong_classes(t: &TestContext) -> Vec<(String, MachineClass)> {
 
 async fn zones(t: TestContext) -> CaseResult {
     for (what, class) in wrong_classes(&t) {
-        let judged = judge(t.zones(class).await?, false, &REFUSED_OF_A_CLASS);
-        judged.map_err(|error| error.after(&what))?;
+        let checked = check(t.zones(class).await?, false, &REFUSED_OF_A_CLASS);
+        checked.map_err(|error| error.after(&what))?;
     }
     Ok(())
 }
 
 async fn description(t: TestContext) -> CaseResult {
     for (what, class) in wrong_classes(&t) {
-        let judged = judge(t.describe_class(class).await?, false, &REFUSED_OF_A_CLASS);
-        judged.map_err(|error| error.after(&what))?;
+        let checked = check(t.describe_class(class).await?, false, &REFUSED_OF_A_CLASS);
+        checked.map_err(|error| error.after(&what))?;
     }
     Ok(())
 }
@@ -335,8 +335,8 @@ async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult
             let wrong = sample.clone().with_value(&place, value);
             let answer = t.invoke_on(operation, &wrong, &id).await?;
             let fine = [&TAKEN_OR_REFUSED[..], &REFUSED_OF_A_VM[..]].concat();
-            let judged = judge(answer, mandatory.contains(&place), &fine);
-            judged.map_err(|error| error.after(&what))?;
+            let checked = check(answer, mandatory.contains(&place), &fine);
+            checked.map_err(|error| error.after(&what))?;
         }
     }
     // An update that was taken has left its values behind.

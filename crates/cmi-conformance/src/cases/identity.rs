@@ -13,7 +13,7 @@ use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
 use crate::answer::{Answer, CaseError, CaseResult, ensure};
-use crate::judge::Texts;
+use crate::answer_checker::Texts;
 use crate::{Case, Hook, HookCall, Need, TestContext};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
 use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
@@ -21,7 +21,7 @@ use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
 pub(super) const BETWEEN_PROBES: Duration = Duration::from_millis(100);
 /// As many calls as the provider makes at a time, unless its drivers file says otherwise.
-const AT_ONCE: usize = 32;
+const CONCURRENT_CALLS: usize = 32;
 /// How often Probe has to be late: a busy computer makes any call late now and then.
 const TRIES: usize = 3;
 
@@ -50,7 +50,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-69"], [Need::Hook(Hook::Starting)] => starting;
 };
 
-async fn ask<T: Texts>(
+async fn answer_of<T: Texts>(
     t: &TestContext,
     operation: Operation,
     call: impl Future<Output = cmi_driver::Result<T>>,
@@ -65,12 +65,12 @@ async fn info(t: &TestContext) -> CaseResult<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();
     }
-    let info = ask(t, Operation::GetPluginInfo, t.target().driver.info()).await?;
+    let info = answer_of(t, Operation::GetPluginInfo, t.target().driver.info()).await?;
     info.ok().map(Into::into)
 }
 
 pub(super) async fn probe(t: &TestContext) -> CaseResult<Answer<Readiness>> {
-    ask(t, Operation::Probe, t.target().driver.probe()).await
+    answer_of(t, Operation::Probe, t.target().driver.probe()).await
 }
 
 /// The rules are those of the client, in the one place where it reads the answer.
@@ -95,7 +95,9 @@ async fn capabilities_stay(t: TestContext) -> CaseResult {
     let first = settled(t.capabilities().clone());
     for _ in 0..10 {
         let call = t.target().driver.capabilities();
-        let again = ask(&t, Operation::GetPluginCapabilities, call).await?.ok()?;
+        let again = answer_of(&t, Operation::GetPluginCapabilities, call)
+            .await?
+            .ok()?;
         ensure(settled(again) == first, changed)?;
     }
     Ok(())
@@ -195,7 +197,7 @@ pub(super) async fn says(t: &TestContext) -> CaseResult<Says> {
         Declaration::OnTheWire(Box::new(declared))
     } else {
         let call = t.target().driver.capabilities();
-        let answer = ask(t, Operation::GetPluginCapabilities, call).await?;
+        let answer = answer_of(t, Operation::GetPluginCapabilities, call).await?;
         Declaration::InProcess(Box::new(settled(answer.ok()?)))
     };
     Ok(Says {
@@ -238,8 +240,8 @@ async fn beside_slow_calls(t: TestContext) -> CaseResult {
     }
     t.restore().await?;
     Err(CaseError::Failed(format!(
-        "Probe takes longer than {:.1} s beside {AT_ONCE} calls that take {:.1} s: the driver runs fewer \
-         calls at a time than the provider makes, which then takes it for unreachable",
+        "Probe takes longer than {:.1} s beside {CONCURRENT_CALLS} calls that take {:.1} s: the driver runs \
+         fewer calls at a time than the provider makes, which then takes it for unreachable",
         limit.as_secs_f64(),
         slow.as_secs_f64()
     )))
@@ -258,7 +260,7 @@ async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<b
     } else {
         Operation::DeleteMachine
     };
-    let calls = (0..AT_ONCE).map(|number| {
+    let calls = (0..CONCURRENT_CALLS).map(|number| {
         let request = t.machine_request(&format!("n{number}"));
         async move { t.invoke(operation, &request).await.map(drop) }
     });
@@ -266,7 +268,7 @@ async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<b
     // They have to reach the driver before Probe does.
     if let Ok(ended) = tokio::time::timeout(t.config().short_deadline(), &mut calls).await {
         ended?;
-        let seen = format!("{AT_ONCE} calls of {operation} ended before their deadline");
+        let seen = format!("{CONCURRENT_CALLS} calls of {operation} ended before their deadline");
         return Err(t.changed_nothing(Hook::Slow, &seen));
     }
     let mut probed = std::pin::pin!(tokio::time::timeout(limit, is_answered(t)));

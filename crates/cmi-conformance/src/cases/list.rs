@@ -13,7 +13,7 @@ use cmi_driver::{Code, Operation, ProviderId, Status, tags};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
 /// How many VMs of a long list are ordered at once.
-const AT_ONCE: usize = 8;
+const CONCURRENT_CALLS: usize = 8;
 /// More than the page that most back ends have at least.
 const MORE_THAN_A_PAGE: usize = 110;
 /// The same where nothing says how long a page is: some have 200.
@@ -91,7 +91,7 @@ async fn more(
     most: usize,
 ) -> CaseResult<bool> {
     while made.len() < most {
-        let numbers = (made.len()..most).take(AT_ONCE);
+        let numbers = (made.len()..most).take(CONCURRENT_CALLS);
         let creates = numbers.map(|number| made_if_there_is_room(t, number));
         let ended = try_join_all(creates).await.map_err(CaseError::in_preparation)?;
         let is_full = ended.iter().any(Option::is_none);
@@ -118,7 +118,7 @@ async fn made_if_there_is_room(
 }
 
 /// Most back ends have pages of 100 at least. Where VMs are made in no time, more of them are. How many are
-/// more than a page its author alone knows: unless that is said, longer lists count as not tried.
+/// more than a page its author alone knows: unless that is configured, longer lists count as not tried.
 async fn longer_than_usual_pages(
     t: &TestContext,
     made: &mut Vec<(MachineRequest, ProviderId)>,

@@ -22,7 +22,7 @@ const NOTICE: Duration = Duration::from_secs(5);
 const MAX_START: Duration = Duration::from_mins(2);
 const RESTART: Need = Need::Hook(Hook::Restart);
 
-/// The first one compares what is said before and after a restart. A driver that changes once, with its first
+/// The first one compares the answers before and after a restart. A driver that changes once, with its first
 /// restart, is seen to change only before any other restart.
 pub(super) const CASES: &[Case] = cases! {
     "restart-changes-nothing-said": "name, version and capabilities are the same after a restart"

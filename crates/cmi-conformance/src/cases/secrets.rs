@@ -2,8 +2,8 @@
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
+use crate::answer_checker::problem;
 use crate::config::secrets;
-use crate::judge::problem;
 use crate::secret_scan::echoes;
 use crate::{Case, CaseError, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
@@ -30,7 +30,7 @@ pub(super) fn speaks(status: &Status) -> CaseResult {
     })
 }
 
-/// Makes calls that go well and calls that do not; the judge looks at every answer.
+/// Makes calls that go well and calls that do not; every answer is checked.
 async fn calls(t: &TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let invalid = request.clone().untagged(tags::CLUSTER);

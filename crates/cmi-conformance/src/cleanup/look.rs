@@ -7,7 +7,7 @@ use futures::stream::{self, StreamExt as _};
 use super::repeat::Repeat;
 use super::{Cleanup, Cleared, leftover};
 use crate::leftover::Leftover;
-use crate::tracker::Noted;
+use crate::tracker::Tracked;
 use cmi_driver::{Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Operation};
 
 impl Cleanup<'_> {
@@ -30,13 +30,16 @@ impl Cleanup<'_> {
 
     /// Whatever the clusters have: only this run uses them.
     async fn listed(&self, case: &Cleared) -> BTreeSet<Leftover> {
-        let mut clusters: BTreeMap<String, Vec<&Noted>> = BTreeMap::new();
-        for noted in &case.gone {
-            clusters.entry(noted.request.cluster()).or_default().push(noted);
+        let mut clusters: BTreeMap<String, Vec<&Tracked>> = BTreeMap::new();
+        for tracked in &case.gone {
+            clusters
+                .entry(tracked.request.cluster())
+                .or_default()
+                .push(tracked);
         }
         let mut seen = BTreeSet::new();
         for (cluster, all) in clusters {
-            let Some(one) = all.iter().find(|noted| noted.was_made).or(all.first()) else {
+            let Some(one) = all.iter().find(|tracked| tracked.was_made).or(all.first()) else {
                 continue;
             };
             let class = &self.looked_for(one).class;
@@ -69,10 +72,10 @@ impl Cleanup<'_> {
         seen
     }
 
-    async fn found(&self, case: impl Iterator<Item = &Noted>) -> BTreeSet<Leftover> {
+    async fn found(&self, case: impl Iterator<Item = &Tracked>) -> BTreeSet<Leftover> {
         let mut seen = BTreeSet::new();
-        for noted in case {
-            let request = self.looked_for(noted);
+        for tracked in case {
+            let request = self.looked_for(tracked);
             let status = || {
                 self.driver.get_machine_status(GetMachineStatusRequest {
                     machine: request.reference(),
@@ -84,13 +87,13 @@ impl Cleanup<'_> {
                 Ok(vm) => {
                     seen.insert(Leftover {
                         provider_id: Some(vm.provider_id.to_string()),
-                        ..leftover(noted, "it is there after its deletion")
+                        ..leftover(tracked, "it is there after its deletion")
                     });
                 }
                 Err((Some(Code::NotFound), _)) => {}
-                Err((Some(Code::InvalidArgument), _)) if !noted.was_made => {}
+                Err((Some(Code::InvalidArgument), _)) if !tracked.was_made => {}
                 Err((_, reason)) => {
-                    seen.insert(leftover(noted, reason));
+                    seen.insert(leftover(tracked, reason));
                 }
             }
         }

@@ -97,7 +97,7 @@ fn made() -> Machine {
 #[tokio::test(start_paused = true)]
 async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
     let tracker = Tracker::default();
-    tracker.asked(&machine_request());
+    tracker.record_request(&machine_request());
     tracker.answered(&machine_request(), &Ok(made()));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
     assert_eq!(left, Vec::<Leftover>::new());
@@ -114,7 +114,7 @@ async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
 #[tokio::test(start_paused = true)]
 async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
     let tracker = Tracker::default();
-    tracker.asked(&machine_request());
+    tracker.record_request(&machine_request());
     let status = Status::new(Code::Uninitialized, "it is there").with_machine(made());
     tracker.answered(&machine_request(), &Err(status));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
@@ -125,7 +125,7 @@ async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
 #[tokio::test(start_paused = true)]
 async fn what_got_no_answer_is_deleted_again_when_it_may_have_been_made() {
     let tracker = Tracker::default();
-    tracker.asked(&machine_request());
+    tracker.record_request(&machine_request());
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
     assert_eq!((left.len(), asked.len()), (0, 2));
@@ -135,7 +135,7 @@ async fn what_got_no_answer_is_deleted_again_when_it_may_have_been_made() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind() {
     let tracker = Tracker::default();
-    tracker.asked(&machine_request());
+    tracker.record_request(&machine_request());
     tracker.answered(
         &machine_request(),
         &Err(Status::new(Code::InvalidArgument, "no such size")),
@@ -149,7 +149,7 @@ async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind(
 #[tokio::test(start_paused = true)]
 async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more() {
     let tracker = Tracker::default();
-    tracker.note(&machine_request());
+    tracker.record(&machine_request());
     let window = Duration::from_secs(30);
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, window, &[Ok(())]).await;
@@ -161,7 +161,7 @@ async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more(
 async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_its_name() {
     for refusal in [Code::InvalidArgument, Code::FailedPrecondition, Code::NotFound] {
         let tracker = Tracker::default();
-        tracker.asked(&machine_request());
+        tracker.record_request(&machine_request());
         tracker.answered(&machine_request(), &Ok(made()));
         let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(refusal), Ok(())]).await;
         assert_eq!((left.len(), asked.len()), (0, 2), "{refusal}");
@@ -171,7 +171,7 @@ async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_i
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_never_ends_is_reported_once_with_what_it_answers() {
     let tracker = Tracker::default();
-    tracker.asked(&machine_request());
+    tracker.record_request(&machine_request());
     tracker.answered(&machine_request(), &Ok(made()));
     let before = tokio::time::Instant::now();
     let (left, _) = cleared(&tracker, Duration::ZERO, &[Err(Code::Aborted)]).await;
@@ -196,7 +196,7 @@ async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_a
     for refusal in [Code::OutOfRange, Code::ResourceExhausted, Code::Internal] {
         let tracker = Tracker::default();
         let wrong = machine_request().changed(&serde_json::json!({"size": "of-the-moon"}));
-        tracker.asked(&wrong);
+        tracker.record_request(&wrong);
         tracker.answered(&wrong, &Err(Status::new(refusal, "there is no such size")));
         let before = tokio::time::Instant::now();
         let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(refusal), Ok(())]).await;
@@ -216,14 +216,14 @@ async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_a
 async fn what_was_deleted_before_the_driver_went_away_is_not_named_unless_it_may_come_back() {
     let tracker = Tracker::default();
     for (window, left_behind) in [(Duration::ZERO, 0), (Duration::from_secs(1), 1)] {
-        tracker.asked(&machine_request());
+        tracker.record_request(&machine_request());
         tracker.answered(&machine_request(), &Ok(made()));
         let answers = [Ok(()), Err(Code::Unavailable)];
         let (left, _) = cleared(&tracker, window, &answers).await;
         assert_eq!(left.len(), left_behind, "{window:?}: {left:?}");
     }
     // A driver that answers, and can't delete it any more, is no reason to believe its first answer.
-    tracker.asked(&machine_request());
+    tracker.record_request(&machine_request());
     tracker.answered(&machine_request(), &Ok(made()));
     let (left, _) = cleared(&tracker, Duration::ZERO, &[Ok(()), Err(Code::Internal)]).await;
     assert_eq!(left.len(), 1, "{left:?}");

@@ -8,7 +8,7 @@ use super::{CaseReport, RuleReport, Scope, Verdict, ranking, text};
 use crate::Need;
 use crate::rules::{Layer, Rule};
 
-/// What is said of a layer.
+/// What is reported of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Compliance {
@@ -43,7 +43,7 @@ impl Compliance {
 pub struct LayerReport {
     /// Which.
     pub layer: Layer,
-    /// What is said of it.
+    /// What is reported of it.
     pub compliance: Compliance,
     /// Why it is no.
     pub reasons: Vec<String>,
@@ -56,7 +56,7 @@ pub struct LayerReport {
 }
 
 /// Every layer, each on top of the one before.
-pub(super) fn judge(
+pub(super) fn reports(
     cases: &[CaseReport],
     rules: &[RuleReport],
     about: &[&'static Rule],

@@ -137,7 +137,7 @@ fn verdict(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What is said of a layer, in a line: `cmi.v1: yes`.
+/// What is reported of a layer, in a line: `cmi.v1: yes`.
 pub fn compliance(layer: &LayerReport) -> String {
     let word = layer.compliance.name();
     match layer.compliance {

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use super::TestContext;
 use crate::answer::{Answer, CaseError, CaseResult};
-use crate::judge::Texts;
+use crate::answer_checker::Texts;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
@@ -36,7 +36,7 @@ impl TestContext {
         if self.shared.liveness.is_gone() {
             self.is_back().await?;
         }
-        self.tracker.asked(&tracked);
+        self.tracker.record_request(&tracked);
         let request = CreateMachineRequest {
             machine: machine_request.reference(),
             last_known_state,
@@ -257,7 +257,7 @@ impl TestContext {
         self.timed(Q::OPERATION, about.into(), &secrets, call).await
     }
 
-    /// Makes any call, within the limit, and lets the judge look at the answer.
+    /// Makes any call, within the limit, and has the answer checked.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs; [`CaseError::Skipped`] when the run is to end early.
@@ -280,7 +280,7 @@ impl TestContext {
             }
             Ok(_) | Err(_) => {}
         }
-        self.shared.judge.look(operation, secrets, &result);
+        self.shared.answer_checker.check(operation, secrets, &result);
         Ok(Answer {
             operation,
             about,

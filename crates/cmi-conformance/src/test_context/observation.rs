@@ -17,7 +17,7 @@ enum Observation {
     Blind,
 }
 
-/// By what another request can be told from that of a VM which stands in its way, where nothing shows VMs.
+/// What tells another request from that of a VM which stands in its way, where nothing shows VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// By another identity tag: the driver keeps it.

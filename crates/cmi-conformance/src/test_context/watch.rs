@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult};
+use crate::answer_checker::SERVES_AGAIN_RULES;
 use crate::hooks::Hook;
 use crate::in_flight::Entry;
-use crate::judge::SERVES_AGAIN_RULES;
 use crate::liveness::Outage;
 use crate::wire::PROBE;
 use cmi_driver::Code;
@@ -69,7 +69,7 @@ impl TestContext {
         if !others.is_empty() {
             let candidates = own.into_iter().chain(others);
             let candidates = candidates.map(|call| format!("{} (`{}`)", call.what, call.case));
-            self.shared.liveness.note(Outage {
+            self.shared.liveness.record(Outage {
                 requests: candidates.collect(),
                 reason: otherwise.to_owned(),
             });
@@ -151,7 +151,9 @@ impl TestContext {
             ""
         };
         let message = format!("the driver is gone since {since}: {reason}{hint}");
-        self.shared.judge.note(SERVES_AGAIN_RULES, message.clone());
+        self.shared
+            .answer_checker
+            .record(SERVES_AGAIN_RULES, message.clone());
         CaseError::Inconclusive(message)
     }
 }

@@ -29,9 +29,9 @@ pub struct Violation {
     pub message: String,
 }
 
-/// Looks at every answer.
+/// Checks every answer.
 #[derive(Debug)]
-pub struct Judge {
+pub struct AnswerChecker {
     /// The secret text in the bootstrap data: it may come back without the lines around it.
     canary: String,
     /// Keys that stand among the credentials and hold no secret: an account's id is part of
@@ -46,8 +46,8 @@ pub trait Texts {
     fn texts(&self) -> Vec<String>;
 }
 
-impl Judge {
-    /// A judge that knows the secret text in the bootstrap data, and which keys of the
+impl AnswerChecker {
+    /// A checker that knows the secret text in the bootstrap data, and which keys of the
     /// credentials hold no secret.
     pub fn new(canary: String, public: BTreeSet<String>) -> Self {
         Self {
@@ -57,13 +57,13 @@ impl Judge {
         }
     }
 
-    /// Looks at an answer.
-    pub fn look<T: Texts>(&self, operation: Operation, secrets: &Secrets, result: &cmi_driver::Result<T>) {
+    /// Checks an answer.
+    pub fn check<T: Texts>(&self, operation: Operation, secrets: &Secrets, result: &cmi_driver::Result<T>) {
         let texts = match result {
             Ok(response) => response.texts(),
             Err(status) => {
                 if let Some(problem) = problem(status) {
-                    self.note(
+                    self.record(
                         message_rules(operation),
                         format!("{operation} answered {status}: {problem}"),
                     );
@@ -71,29 +71,29 @@ impl Judge {
                 texts_of_status(status)
             }
         };
-        self.keeps(operation.name(), secrets, &texts);
+        self.check_secrets(operation.name(), secrets, &texts);
     }
 
-    /// Looks at an answer as it was on the wire: the client would hide its code, its
+    /// Checks an answer as it was on the wire: the client would hide its code, its
     /// details and unknown fields.
-    pub fn look_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
+    pub fn check_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
         let path = answer.path();
         if !answer.is_canonical() {
             let what = format!("{path} answered code {}, which is none of gRPC", answer.code);
-            self.note(&["CMI-24"], what);
+            self.record(&["CMI-24"], what);
         }
         if answer.has_details() {
             let what = format!(
                 "{path} answered code {} with `grpc-status-details-bin`",
                 answer.code
             );
-            self.note(&["CMI-41"], what);
+            self.record(&["CMI-41"], what);
         }
         // A server answers for a method that it does not know without asking its author.
         let needs_message = !answer.is_code(tonic::Code::Ok) && !answer.is_code(tonic::Code::Unimplemented);
         if needs_message && answer.message().trim().is_empty() {
             let what = format!("{path} answered code {} without a message", answer.code);
-            self.note(&["CMI-40"], what);
+            self.record(&["CMI-40"], what);
         }
         // A secret that looks as if it were percent-encoded may be written without being so.
         let mut texts = vec![
@@ -102,19 +102,19 @@ impl Judge {
             answer.text(),
         ];
         texts.extend_from_slice(answer.metadata());
-        self.keeps(path, secrets, &texts);
+        self.check_secrets(path, secrets, &texts);
     }
 
-    /// Looks at the headers and trailers of answers that came through the client, which makes nothing of
+    /// Checks the headers and trailers of answers that came through the client, which makes nothing of
     /// those that it does not know.
-    pub fn look_at_metadata(&self, secrets: &Secrets, metadata: Vec<(Operation, String)>) {
+    pub fn check_metadata(&self, secrets: &Secrets, metadata: Vec<(Operation, String)>) {
         for (operation, text) in metadata {
-            self.keeps(operation.name(), secrets, &[text]);
+            self.check_secrets(operation.name(), secrets, &[text]);
         }
     }
 
-    /// Notes each secret that is in one of the texts.
-    fn keeps(&self, call: &str, secrets: &Secrets, texts: &[String]) {
+    /// Records each secret that is in one of the texts.
+    fn check_secrets(&self, call: &str, secrets: &Secrets, texts: &[String]) {
         let canary = (USER_DATA, self.canary.as_bytes());
         let secrets = secrets.iter().filter(|(key, _)| !self.public.contains(*key));
         let secrets = secrets.map(|(key, value)| (key, value.expose()));
@@ -124,7 +124,7 @@ impl Judge {
                     "{call} gave back the value of the secret key `{key}`, {form}: in the answer, the \
                         message of an error, or metadata"
                 );
-                self.note(SECRET_RULES, what);
+                self.record(SECRET_RULES, what);
             }
         }
     }
@@ -136,7 +136,7 @@ impl Judge {
     }
 
     /// Notes a rule that is broken, whichever case it shows in.
-    pub fn note(&self, rules: &'static [&'static str], message: String) {
+    pub fn record(&self, rules: &'static [&'static str], message: String) {
         self.found
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
