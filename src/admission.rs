@@ -18,9 +18,9 @@
 
 mod applied_version;
 mod check;
+mod comparison;
 mod identities;
 mod identity_presence;
-mod judge;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ use tokio::sync::{Mutex, watch};
 use tower::BoxError;
 
 use self::check::Checks;
-use self::judge::Expected;
+use self::comparison::Expected;
 use crate::apiserver::Error;
 use crate::leadership::Leadership;
 use crate::manifests;
@@ -127,7 +127,7 @@ impl AdmissionPolicies {
     pub(crate) fn trusting(client: Client) -> Self {
         let mut policies = Self::new(client, Arc::new(Metrics::new()));
         policies.enforcement.send_replace(Enforcement::InForce);
-        policies.found(true);
+        policies.record_epoch(true);
         policies.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
         policies
     }
@@ -147,7 +147,7 @@ impl AdmissionPolicies {
     }
 
     /// What the last check found.
-    pub fn last(&self) -> Enforcement {
+    pub fn last_enforcement(&self) -> Enforcement {
         self.enforcement.borrow().clone()
     }
 
@@ -165,22 +165,22 @@ impl AdmissionPolicies {
     }
 
     /// Takes in whether the policies are in force: once they were, it stays so.
-    fn saw(&self, in_force: Result<(), String>) {
+    fn record_installation(&self, in_force: Result<(), String>) {
         self.installation.send_if_modified(|installation| {
             let now = match in_force {
                 Ok(()) => Installation::Seen,
                 Err(why) => Installation::NotYet(why.into()),
             };
-            let is_news = *installation != Installation::Seen && *installation != now;
-            if is_news {
+            let is_changed = *installation != Installation::Seen && *installation != now;
+            if is_changed {
                 *installation = now;
             }
-            is_news
+            is_changed
         });
     }
 
     /// Takes in what a check found.
-    fn found(&self, in_force: bool) {
+    fn record_epoch(&self, in_force: bool) {
         self.epoch.send_modify(|epoch| {
             if !in_force {
                 epoch.breaks += 1;
@@ -190,11 +190,11 @@ impl AdmissionPolicies {
     }
 
     /// What a check finds that begins after this moment. Callers at the same time share one.
-    pub async fn since(&self, moment: Instant) -> Enforcement {
+    pub async fn enforcement_since(&self, moment: Instant) -> Enforcement {
         let mut checks = self.checks.lock().await;
         if let Some(last) = checks.last {
             if last >= moment {
-                return self.last();
+                return self.last_enforcement();
             }
             tokio::time::sleep(MIN_CHECK_INTERVAL.saturating_sub(last.elapsed())).await;
         }
@@ -211,7 +211,7 @@ impl AdmissionPolicies {
             Ok(enforcement) => enforcement,
             Err(error) => {
                 let why = advice(&error);
-                self.saw(Err(why.clone()));
+                self.record_installation(Err(why.clone()));
                 Enforcement::NotInForce(
                     format!(
                         "the admission policies can't be checked, and nothing is done that trusts an \
@@ -235,13 +235,13 @@ impl AdmissionPolicies {
 
     /// Checks for ever. A replica that does not lead only looks: it knows then what becomes of
     /// the policies until it does.
-    pub async fn keep(&self, leadership: &Leadership) {
+    pub async fn run(&self, leadership: &Leadership) {
         loop {
             let leads = leadership.is_held();
             if leads {
-                self.since(Instant::now()).await;
+                self.enforcement_since(Instant::now()).await;
             } else if let Err(error) = self.inspect().await {
-                self.saw(Err(advice(&error)));
+                self.record_installation(Err(advice(&error)));
             }
             let is_confirmed = *self.installation.borrow() == Installation::Seen;
             tokio::select! {

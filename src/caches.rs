@@ -57,7 +57,7 @@ pub struct InfraMachineFacts {
     /// Whether its Node is freed of a taint.
     pub has_taint: bool,
     /// Whether the volumes of its Machine are to be drained, or it says how that went.
-    pub asks_for_drain: bool,
+    pub requests_drain: bool,
 }
 
 /// What scans look at of a Machine.

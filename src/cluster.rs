@@ -19,7 +19,7 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
-use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
+use crate::apiserver::{Error, Events, NewEvent, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::driver_query::{Query, QueryResult};
@@ -86,7 +86,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
     );
     let zones = match &plan {
         Plan::NoOp => return Ok(Requeue::OnChange),
-        Plan::Pause(_) => Zones::Unasked,
+        Plan::Pause(_) => Zones::NotQueried,
         Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
             None => return Ok(Requeue::After(PERMIT_WAIT)),
@@ -102,7 +102,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
         Zones::Failed(status) => Requeue::after(Stage::ListZones, &status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
-        Zones::Unasked | Zones::NotConfigured(_) => Requeue::OnChange,
+        Zones::NotQueried | Zones::NotConfigured(_) => Requeue::OnChange,
     })
 }
 
@@ -148,12 +148,12 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
             .map(|()| cluster_spec(capabilities, cluster_id))
             .ok_or(())
     };
-    let answer = query.ask(spec, |class| ListZonesRequest { class }).await?;
+    let answer = query.run(spec, |class| ListZonesRequest { class }).await?;
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(zones) => Zones::Known(zones),
-        QueryResult::NotAsked(()) | QueryResult::NotOffered => Zones::None,
+        QueryResult::Skipped(()) | QueryResult::NotOffered => Zones::None,
         // Which driver is meant is not said, and need not be: its machines will say.
-        QueryResult::NotResolved(ResolveError::Ambiguous { .. }) => Zones::Unasked,
+        QueryResult::NotResolved(ResolveError::Ambiguous { .. }) => Zones::NotQueried,
         QueryResult::NotResolved(error) => Zones::NotConfigured(error.to_string()),
         QueryResult::NoSecrets(why) => Zones::NoSecrets(why),
         QueryResult::Failed(status) => Zones::Failed(status),
@@ -212,13 +212,13 @@ async fn publish(
             why = text,
             "the driver can't be asked for failure domains"
         );
-        let note = Note {
+        let event = NewEvent {
             warning: true,
             reason,
             action: Operation::ListZones.name(),
-            text,
+            note: text,
         };
-        ctx.events.record(infra, note).await;
+        ctx.events.record(infra, event).await;
     }
     if let Some(transition) = transition {
         ctx.events.record(infra, event(transition)).await;
@@ -227,7 +227,7 @@ async fn publish(
 }
 
 /// The event of an outage, and the one of its end.
-fn event(transition: Transition) -> Note {
+fn event(transition: Transition) -> NewEvent {
     let (warning, reason, text) = match transition {
         Transition::Lost(message) => (true, Code::Unavailable.name(), message),
         Transition::Back => (
@@ -236,10 +236,10 @@ fn event(transition: Transition) -> Note {
             "the driver can be reached again".to_owned(),
         ),
     };
-    Note {
+    NewEvent {
         warning,
         reason: reason.to_owned(),
         action: "Probe",
-        text,
+        note: text,
     }
 }

@@ -336,7 +336,7 @@ impl<'a> Permit<'a> {
     /// # Errors
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then,
     /// and nothing may be assumed.
-    pub async fn ask_capabilities(&self) -> Result<Arc<Capabilities>> {
+    pub async fn fetch_capabilities(&self) -> Result<Arc<Capabilities>> {
         self.driver.prober.capabilities().await
     }
 

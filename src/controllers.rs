@@ -259,7 +259,7 @@ impl Controllers {
         Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
     }
 
-    /// Says whether identities may be trusted; has to be polled, see [`AdmissionPolicies::keep`].
+    /// Says whether identities may be trusted; has to be polled, see [`AdmissionPolicies::run`].
     pub fn policies(&self) -> Arc<AdmissionPolicies> {
         Arc::clone(&self.machine_context.policies)
     }
@@ -299,7 +299,7 @@ impl Controllers {
         }
     }
 
-    /// Waits until all caches are filled once. `missing` is told the kinds of those that are not, each time
+    /// Waits until all caches are filled once. `missing` is given the kinds of those that are not, each time
     /// that one is.
     ///
     /// # Errors
@@ -387,7 +387,7 @@ impl Controllers {
                 )
                 .boxed()
         });
-        self.ask_about_nodes().await;
+        self.hint_machines_with_unhealthy_nodes().await;
         self.trigger_tainted_nodes().await;
         self.trigger_drains();
         let mut controllers = vec![

@@ -42,7 +42,7 @@ pub enum QueryResult<T, E> {
     /// The driver does not offer the call.
     NotOffered,
     /// The driver was not asked, for this reason.
-    NotAsked(E),
+    Skipped(E),
     /// No driver resolves.
     NotResolved(ResolveError),
     /// The credentials can't be read.
@@ -57,7 +57,7 @@ impl Query<'_> {
     ///
     /// # Errors
     /// The API server could not be asked for the credentials.
-    pub async fn ask<Q: Request, E>(
+    pub async fn run<Q: Request, E>(
         &self,
         spec: impl FnOnce(&Capabilities) -> Result<ProviderSpec, E>,
         request: impl FnOnce(MachineClass) -> Q,
@@ -69,12 +69,12 @@ impl Query<'_> {
         };
         let requester = Requester::new(self.object.uid(), namespace);
         match driver.try_acquire(Priority::Upkeep, requester, waker(self.enqueue, self.object)) {
-            Some(permit) => self.ask_with(&permit, namespace, spec, request).await.map(Some),
+            Some(permit) => self.run_with(&permit, namespace, spec, request).await.map(Some),
             None => Ok(None),
         }
     }
 
-    async fn ask_with<Q: Request, E>(
+    async fn run_with<Q: Request, E>(
         &self,
         permit: &Permit<'_>,
         namespace: &str,
@@ -82,13 +82,13 @@ impl Query<'_> {
         request: impl FnOnce(MachineClass) -> Q,
     ) -> Result<QueryResult<Q::Response, E>, Error> {
         let driver = permit.configured_driver();
-        let capabilities = match permit.ask_capabilities().await {
+        let capabilities = match permit.fetch_capabilities().await {
             Ok(capabilities) => capabilities,
             Err(status) => return Ok(QueryResult::Failed(status)),
         };
         let provider_spec = match spec(&capabilities) {
             Ok(spec) => spec,
-            Err(why) => return Ok(QueryResult::NotAsked(why)),
+            Err(why) => return Ok(QueryResult::Skipped(why)),
         };
         if !capabilities.offers(Q::OPERATION) {
             return Ok(QueryResult::NotOffered);

@@ -17,13 +17,13 @@ pub use self::groups::CachedMachine;
 use self::groups::{Group, Groups};
 use self::hanging_lists::HangingLists;
 pub use self::plan::Presence;
-use self::plan::{Absences, Expected, List, judge};
+use self::plan::{Absences, Expected, List, compare};
 use crate::caches::{Caches, Entry};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ListError};
 use cmi_driver::ListedMachine;
 
-/// Lists the VMs of the drivers: what a pass works with.
+/// Lists the VMs of the drivers: what a scan works with.
 pub struct Context {
     /// Reads credentials.
     pub client: Client,
@@ -33,25 +33,25 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
 }
 
-/// The key under which a pass waits for its permits.
+/// The key under which a scan waits for its permits.
 const REQUESTER: &str = "inventory";
 
 /// Lists for ever, every driver once per interval, its lists spread over half of that; reports what they
 /// say of every machine that they are sure of.
 ///
-/// Each driver is listed by itself: one that hangs does not hold up the passes of the others. Each
-/// pass is a task, which ends with this future: to go through a whole fleet takes time that
+/// Each driver is listed by itself: one that hangs does not hold up the scans of the others. Each
+/// scan is a task, which ends with this future: to go through a whole fleet takes time that
 /// reconciles must not wait for.
 pub async fn run(ctx: Context, interval: Duration, report: impl Fn(ListResult<'_>) + Send + Sync + 'static) {
     let (ctx, report) = (Arc::new(ctx), Arc::new(report));
     let list_driver = |driver: Arc<ConfiguredDriver>| {
         let (ctx, report) = (Arc::clone(&ctx), Arc::clone(&report));
-        async move { keep_listing(&ctx, &driver, interval, &*report).await }
+        async move { scan_periodically(&ctx, &driver, interval, &*report).await }
     };
     ctx.drivers.run_for_each(list_driver).await;
 }
 
-async fn keep_listing(
+async fn scan_periodically(
     ctx: &Context,
     driver: &ConfiguredDriver,
     interval: Duration,
@@ -64,11 +64,11 @@ async fn keep_listing(
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        pass(ctx, driver, &mut known, interval, report).await;
+        scan(ctx, driver, &mut known, interval, report).await;
     }
 }
 
-/// What is known of a driver from one pass to the next.
+/// What is known of a driver from one scan to the next.
 #[derive(Default)]
 struct ListState {
     absences: Absences,
@@ -86,7 +86,7 @@ pub enum ListResult<'a> {
 /// The part of an interval in which its lists are made: the rest is for those that take long.
 const SPREAD: u32 = 2;
 
-async fn pass(
+async fn scan(
     ctx: &Context,
     driver: &ConfiguredDriver,
     known: &mut ListState,
@@ -113,18 +113,20 @@ async fn pass(
             leave_out_changed(caches, &mut machines, &mut known.absences);
         }
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let Some(ids) = list(ctx, driver, &group).await else {
-            hanging.record(&group.namespace, asked.elapsed());
+            hanging.record(&group.namespace, requested_at.elapsed());
             continue;
         };
         let list = List {
             ids: &ids,
-            asked,
+            requested_at,
             window,
         };
         let expected: Vec<_> = machines.iter().filter_map(expected).collect();
-        let presences: HashMap<_, _> = judge(&expected, list, &mut known.absences).into_iter().collect();
+        let presences: HashMap<_, _> = compare(&expected, list, &mut known.absences)
+            .into_iter()
+            .collect();
         let mut confirmed = HashSet::new();
         for machine in &machines {
             match presences.get(&machine.uid()).copied() {
@@ -146,8 +148,8 @@ async fn pass(
     }
 }
 
-/// Leaves out what changed since the pass began, and may not be expected in the list any more: the next
-/// pass knows. The list may have its VM, so that the one before and the one after it are not two in a row
+/// Leaves out what changed since the scan began, and may not be expected in the list any more: the next
+/// scan knows. The list may have its VM, so that the one before and the one after it are not two in a row
 /// that lack it.
 fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absences: &mut Absences) {
     machines.retain(|machine| {
@@ -185,7 +187,7 @@ async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option
 fn expected(machine: &CachedMachine) -> Option<Expected> {
     Some(Expected {
         uid: machine.uid(),
-        provider_id: machine.mark()?,
+        provider_id: machine.external_id()?,
         vanished: machine.facts().has_vanished,
     })
 }
@@ -223,22 +225,22 @@ mod tests {
             let expected: Vec<_> = machines.iter().filter_map(expected).collect();
             let list = List {
                 ids: &HashSet::new(),
-                asked: Instant::now(),
+                requested_at: Instant::now(),
                 window: Duration::ZERO,
             };
-            judge(&expected, list, absences)
+            compare(&expected, list, absences)
                 .pop()
                 .map(|(_, presence)| presence)
         };
-        let pass = || caches.infra_machines.select(|_| true);
-        assert_eq!(lacks(&pass(), &mut absences), None);
+        let scan = || caches.infra_machines.select(|_| true);
+        assert_eq!(lacks(&scan(), &mut absences), None);
 
-        let mut second = pass();
+        let mut second = scan();
         writer.apply(machine("2"));
         leave_out_changed(&caches, &mut second, &mut absences);
         assert!(second.is_empty());
 
-        let mut third = pass();
+        let mut third = scan();
         leave_out_changed(&caches, &mut third, &mut absences);
         assert_eq!(
             lacks(&third, &mut absences),

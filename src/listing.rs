@@ -80,7 +80,7 @@ pub async fn capabilities(
     requester: &str,
 ) -> Result<Option<Arc<Capabilities>>, Status> {
     let permit = driver.acquire(Priority::Upkeep, requester).await;
-    let capabilities = permit.ask_capabilities().await?;
+    let capabilities = permit.fetch_capabilities().await?;
     Ok(Some(capabilities).filter(|capabilities| capabilities.offers(Operation::ListMachines)))
 }
 

@@ -96,8 +96,8 @@ async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Pl
 async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
     let enforcement = match plan.required_policy_check() {
         RequiredPolicyCheck::None => return plan,
-        RequiredPolicyCheck::Cached => ctx.policies.last(),
-        RequiredPolicyCheck::Fresh => ctx.policies.since(gathered.read_before()).await,
+        RequiredPolicyCheck::Cached => ctx.policies.last_enforcement(),
+        RequiredPolicyCheck::Fresh => ctx.policies.enforcement_since(gathered.read_before()).await,
     };
     match enforcement {
         Enforcement::InForce => plan,

@@ -1,4 +1,4 @@
-//! VMs that no InfraMachine has: found by lists, judged by live reads, reported, and deleted where
+//! VMs that no InfraMachine has: found by lists, classified by live reads, reported, and deleted where
 //! that is asked for and proven.
 //!
 //! A scan is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
@@ -6,8 +6,8 @@
 //! and the API server nothing.
 
 mod cluster_listing;
+mod delete;
 pub mod deletion_log;
-mod dispose;
 mod live;
 pub mod owner;
 pub mod plan;
@@ -27,7 +27,7 @@ use kube::Client;
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
 use self::owner::{CommonTexts, Live, LiveMachine, OwnerLookup, Scope, Siblings, owner_of};
-use self::plan::{Clock, DeletionPolicy, Finding, judge};
+use self::plan::{Clock, DeletionPolicy, Finding, classify};
 use self::report::{ReportState, record_abandoned_list, report};
 use self::rotation::{MAX_LISTS, Rotation};
 use self::scope::{MachineClasses, Machines, Objects, RetainedClass, Watched, watched};
@@ -110,12 +110,12 @@ pub async fn run(ctx: Context) {
     let ctx = Arc::new(ctx);
     let scan_driver = |driver: Arc<ConfiguredDriver>| {
         let ctx = Arc::clone(&ctx);
-        async move { keep_scanning(&ctx, &driver).await }
+        async move { scan_periodically(&ctx, &driver).await }
     };
     ctx.drivers.run_for_each(scan_driver).await;
 }
 
-async fn keep_scanning(ctx: &Context, driver: &ConfiguredDriver) {
+async fn scan_periodically(ctx: &Context, driver: &ConfiguredDriver) {
     let mut state = ScanState::default();
     loop {
         // A pause between scans rather than a fixed pace: two lists are at least so far apart.
@@ -221,12 +221,12 @@ async fn conclude(
     (policy, deletes): (DeletionPolicy, &mut usize),
 ) {
     let clock = Clock {
-        asked: listed.asked,
+        requested_at: listed.requested_at,
         now: Timestamp::now(),
     };
     let is_gone = known.is_gone(listed);
     let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
-    let findings = judge(
+    let findings = classify(
         &listed.scope,
         &listed.vms,
         is_gone,
@@ -236,16 +236,16 @@ async fn conclude(
         (policy, clock),
     );
     known.record_lists(listed);
-    let judged: Vec<_> = listed.vms.iter().zip(&findings).collect();
-    report(ctx, driver, &listed.scope, known, &judged).await;
-    for (vm, finding) in judged {
+    let classified: Vec<_> = listed.vms.iter().zip(&findings).collect();
+    report(ctx, driver, &listed.scope, known, &classified).await;
+    for (vm, finding) in classified {
         let observation = known.observations.get(vm.provider_id.as_str()).copied();
         if let (Finding::Orphan(keep_reasons), Some(observation)) = (finding, observation)
             && keep_reasons.is_empty()
             && *deletes > 0
         {
             *deletes -= 1;
-            dispose::delete(ctx, driver, listed, vm, observation, policy).await;
+            delete::delete_orphan(ctx, driver, listed, vm, observation, policy).await;
         }
     }
 }
@@ -294,7 +294,7 @@ fn cached(caches: &Caches) -> Objects {
 /// share. The owner of one that has neither is found by the live read alone.
 fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
     let machines = &caches.infra_machines;
-    let recorded: HashSet<u64> = machines.scan(|all| all.filter_map(Entry::mark).collect());
+    let recorded: HashSet<u64> = machines.scan(|all| all.filter_map(Entry::external_id).collect());
     let is_recorded = |vm: &&ListedMachine| recorded.contains(&machines.number(vm.provider_id.as_str()));
     let others = all.iter().flat_map(|listed| &listed.vms);
     let others: Vec<_> = others.filter(|vm| !is_recorded(vm)).collect();

@@ -13,7 +13,7 @@ use kube::Resource;
 use kube::api::ObjectMeta;
 
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
-use crate::apiserver::{Error, Events, Note, OutageLog, outage_log};
+use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
 use crate::caches::NamespacedName;
 use crate::configured_driver::{ConfiguredDrivers, Waker};
 use crate::metrics::{Kind, Metrics, ReconcileOutcome};
@@ -186,8 +186,8 @@ impl Reconciler {
             let requeue = match &object.0 {
                 Ok(object) => reconcile(object).await?,
                 Err(invalid) => {
-                    let note = Note::unreadable(&invalid.error);
-                    if self.events.record_once(object, note).await {
+                    let event = NewEvent::unreadable(&invalid.error);
+                    if self.events.record_once(object, event).await {
                         let (kind, name) = (self.kind.name(), &invalid.metadata.name);
                         tracing::error!(kind, name, error = invalid.error, "an object can't be read");
                     }

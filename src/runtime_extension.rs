@@ -139,7 +139,7 @@ async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Unread> {
     serde_json::from_slice(&bytes).map_err(Unread::Unreadable)
 }
 
-/// Too much is told from what ended too early: axum hands both on as one error.
+/// Too much differs from what ended too early: axum hands both on as one error.
 fn unread(error: axum::Error) -> Unread {
     match error.source() {
         Some(source) if source.is::<LengthLimitError>() => Unread::TooLarge,
@@ -223,7 +223,7 @@ async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>
     }
 }
 
-/// What has to change, and what of it needs no new machine; else why that can't be said.
+/// What has to change, and what of it needs no new machine; else why that is not known.
 async fn changes<T: Objects>(
     context: &Context,
     current: &Infrastructure,
@@ -266,7 +266,7 @@ fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
     }
 }
 
-/// What the driver can do, from a driver that answers now. Else why it can't be said: never a guess.
+/// What the driver can do, from a driver that answers now. Else why it is not known: never a guess.
 async fn capabilities(
     context: &Context,
     name: Option<&str>,

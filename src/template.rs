@@ -112,10 +112,10 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         let violation = violation(template, capabilities);
         violation.map_or_else(|| Ok(ProviderSpec(wanted.provider_spec.clone())), Err)
     };
-    let answer = query.ask(spec, |class| DescribeClassRequest { class }).await?;
+    let answer = query.run(spec, |class| DescribeClassRequest { class }).await?;
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(description) => Described::of(description),
-        QueryResult::NotAsked(violation) => Described::Refused(violation),
+        QueryResult::Skipped(violation) => Described::Refused(violation),
         QueryResult::NotOffered => Described::NotOffered,
         // Of a template, the field stands elsewhere.
         QueryResult::NotResolved(error @ ResolveError::Ambiguous { .. }) => {

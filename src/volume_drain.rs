@@ -99,7 +99,7 @@ impl Context {
     /// Whether a Machine has to be looked at when it changes, or when its InfraMachine or Cluster does.
     pub fn concerns(&self, machine: &Machine) -> bool {
         has_hook(machine)
-            || self.enabled && gather::cached_infra(self, machine).is_some_and(|infra| asks(&infra))
+            || self.enabled && gather::cached_infra(self, machine).is_some_and(|infra| is_requested(&infra))
     }
 }
 
@@ -110,7 +110,7 @@ pub fn has_hook(machine: &Machine) -> bool {
 }
 
 /// Whether an InfraMachine asks for a drain, or says how one went.
-pub fn asks(infra: &DeserializeGuard<InfraMachine>) -> bool {
+pub fn is_requested(infra: &DeserializeGuard<InfraMachine>) -> bool {
     infra
         .0
         .as_ref()

@@ -279,7 +279,7 @@ mod tests {
         );
     }
 
-    /// However many machines ask: they share one back-off, and what they are told.
+    /// However many machines ask: they share one back-off, and one reason.
     #[tokio::test]
     async fn one_that_failed_is_visited_again_after_a_back_off_that_grows_once_for_each_outage_seen() {
         let (clusters, start) = (clusters(), Instant::now());

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
+use super::comparison::{self, Expected, PolicyFinding, compare};
 use super::identities::{self, Identities};
-use super::judge::{self, Expected, PolicyFinding, judge};
 use super::{AdmissionPolicies, Enforcement, UNCONFIRMED, advice, is_refused, own};
 use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
 
@@ -96,17 +96,17 @@ impl AdmissionPolicies {
         let is_open = all
             .iter()
             .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
-        self.found(!is_open && unconfirmed(&all).is_none());
+        self.record_epoch(!is_open && unconfirmed(&all).is_none());
         let guards = all.iter().filter(|(expected, _)| expected.guards_identities());
         let mut open = guards.filter_map(|(expected, found)| {
-            let finding = judge(expected, found.as_ref());
+            let finding = compare(expected, found.as_ref());
             (!finding.is_of_a_version())
                 .then(|| fault(expected, &finding))
                 .flatten()
         });
         let what = open.next();
         drop(open);
-        self.saw(what.map_or(Ok(()), |what| {
+        self.record_installation(what.map_or(Ok(()), |what| {
             Err(format!("{what}, and the replica that leads puts it in place"))
         }));
         for (expected, found) in &all {
@@ -127,7 +127,7 @@ impl AdmissionPolicies {
             .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
         if was_open {
             // Whatever becomes of this check: what was seen before it proves nothing.
-            self.found(false);
+            self.record_epoch(false);
         }
         let mut until = unconfirmed(&all);
         if was_open && until.is_none() {
@@ -138,7 +138,7 @@ impl AdmissionPolicies {
             let is_annotated = found
                 .as_ref()
                 .is_some_and(|found| annotation_of(found) == annotation);
-            if judge(expected, found.as_ref()).has_to_be_put() || (annotation.is_some() && !is_annotated) {
+            if compare(expected, found.as_ref()).has_to_be_put() || (annotation.is_some() && !is_annotated) {
                 let annotation =
                     annotation.map_or(UnconfirmedAnnotation::Unchanged, UnconfirmedAnnotation::Set);
                 let before = found.as_ref().map(ObjectVersion::of);
@@ -189,7 +189,7 @@ impl AdmissionPolicies {
             if let Some(found) = found {
                 remember(&mut checks.seen, expected, found);
             }
-            let Some(what) = fault(expected, &judge(expected, found.as_ref())) else {
+            let Some(what) = fault(expected, &compare(expected, found.as_ref())) else {
                 continue;
             };
             if expected.guards_identities() {
@@ -205,7 +205,7 @@ impl AdmissionPolicies {
             );
         }
         checks.reported = reported;
-        self.saw(wrong.clone().map_or(Ok(()), Err));
+        self.record_installation(wrong.clone().map_or(Ok(()), Err));
         let enforcement = match (wrong, until) {
             (Some(wrong), _) => Enforcement::NotInForce(
                 format!(
@@ -219,7 +219,7 @@ impl AdmissionPolicies {
             }
             (None, None) => Enforcement::InForce,
         };
-        self.found(enforcement == Enforcement::InForce);
+        self.record_epoch(enforcement == Enforcement::InForce);
         Ok(enforcement)
     }
 
@@ -266,7 +266,7 @@ impl AdmissionPolicies {
             // What another provider has written meanwhile is not overwritten unread.
             let mut body =
                 json!({"metadata": {"resourceVersion": found.metadata.resource_version, "annotations": {}}});
-            if judge(expected, Some(found)).has_to_be_put() {
+            if compare(expected, Some(found)).has_to_be_put() {
                 body["metadata"]["annotations"] = expected.applied.annotations();
                 body["spec"] = merge_difference(&found.data["spec"], &expected.object["spec"]);
             }
@@ -302,7 +302,7 @@ pub(super) fn is_gap(
         return false;
     }
     let Some(found) = found else { return true };
-    let (finding, now) = (judge(expected, Some(found)), ObjectVersion::of(found));
+    let (finding, now) = (compare(expected, Some(found)), ObjectVersion::of(found));
     let was_changed = seen.get(&expected.key()).is_some_and(|before| {
         let was_taken_over = finding == PolicyFinding::Newer && now.is_one_write_after(before);
         now != *before && !was_taken_over
@@ -344,6 +344,6 @@ fn unconfirmed_since(until: &str, unknown: Option<&str>) -> String {
         "until {until} the admission policies were not in force, so that identities and providerIDs may be \
             forged, and none is trusted: an administrator compares them with the VMs, and then confirms them \
             with `kubectl annotate validatingadmissionpolicy {} {UNCONFIRMED}-`{unknown}",
-        judge::CARRIER
+        comparison::CARRIER
     )
 }

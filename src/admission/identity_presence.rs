@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use super::judge::takes_part;
+use super::comparison::takes_part;
 
 /// What is read of an object for that: whether it has an identity or a providerID. The rest is skipped,
 /// however large and deep it is, so that it takes neither memory nor an object that can be read.

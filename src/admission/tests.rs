@@ -8,8 +8,8 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::check::{ObjectVersion, SETTLE, fault, is_gap};
+use super::comparison::{PolicyFinding, compare};
 use super::identities::Identities;
-use super::judge::{PolicyFinding, judge};
 use super::*;
 use crate::api::labels;
 use crate::apiserver::pages;
@@ -72,13 +72,13 @@ fn defaults_of_the_api_server_change_nothing() {
                 object["spec"]["matchConditions"] = json!([]);
             }
         });
-        assert_eq!(judge(&expected, Some(&found)), PolicyFinding::AsExpected);
+        assert_eq!(compare(&expected, Some(&found)), PolicyFinding::AsExpected);
     }
 }
 
 #[test]
 fn a_policy_that_was_made_to_apply_to_less_is_told_from_the_one_that_guards() {
-    let policy = one(judge::CARRIER, false);
+    let policy = one(comparison::CARRIER, false);
     let narrower: [fn(&mut Value); 4] = [
         |spec| spec["matchConditions"] = json!([{"name": "a", "expression": "false"}]),
         |spec| spec["matchConstraints"]["namespaceSelector"] = json!({"matchLabels": {"a": "b"}}),
@@ -88,23 +88,23 @@ fn a_policy_that_was_made_to_apply_to_less_is_told_from_the_one_that_guards() {
     for narrow in narrower {
         let found = as_found(&policy, |object| narrow(&mut object["spec"]));
         assert!(matches!(
-            judge(&policy, Some(&found)),
+            compare(&policy, Some(&found)),
             PolicyFinding::Different(_)
         ));
     }
-    let binding = one(judge::CARRIER, true);
+    let binding = one(comparison::CARRIER, true);
     let audits = as_found(&binding, |object| {
         object["spec"]["validationActions"] = json!(["Audit"]);
     });
     assert_eq!(
-        judge(&binding, Some(&audits)),
+        compare(&binding, Some(&audits)),
         PolicyFinding::Different("spec.validationActions[0]".to_owned())
     );
 }
 
 #[test]
 fn what_was_gone_replaced_or_changed_by_others_may_have_let_a_forged_identity_through() {
-    let (policy, binding) = (one(judge::CARRIER, false), one(judge::CARRIER, true));
+    let (policy, binding) = (one(comparison::CARRIER, false), one(comparison::CARRIER, true));
     let nothing = BTreeMap::new();
     let found = as_found(&policy, |_| {});
     let seen = BTreeMap::from([(policy.key(), ObjectVersion::of(&found))]);
@@ -140,19 +140,19 @@ fn versions() -> [Expected; 3] {
 #[test]
 fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
     let [older, own, newer] = versions();
-    let judged = |found| judge(&own, Some(&as_found(found, |_| {})));
-    assert_eq!(judged(&own), PolicyFinding::AsExpected);
-    let finding = judged(&newer);
+    let compared = |found| compare(&own, Some(&as_found(found, |_| {})));
+    assert_eq!(compared(&own), PolicyFinding::AsExpected);
+    let finding = compared(&newer);
     assert_eq!(finding, PolicyFinding::Newer);
     assert!(fault(&own, &finding).is_none() && !finding.has_to_be_put());
-    let finding = judged(&older);
+    let finding = compared(&older);
     assert_eq!(finding, PolicyFinding::Older);
     assert!(fault(&own, &finding).is_some() && finding.has_to_be_put() && finding.is_of_a_version());
     // Else a still older provider would take it for its own to replace.
     let unversioned = as_found(&own, |object| {
         object["metadata"]["annotations"] = older.applied.annotations();
     });
-    let finding = judge(&own, Some(&unversioned));
+    let finding = compare(&own, Some(&unversioned));
     assert_eq!(finding, PolicyFinding::Unversioned);
     assert!(fault(&own, &finding).is_none() && finding.has_to_be_put());
 }
@@ -163,7 +163,7 @@ fn the_version_of_a_policy_says_nothing_of_what_others_have_made_of_it() {
     let narrowed = as_found(&newer, |object| {
         object["spec"]["matchConditions"] = json!([{"name": "a"}]);
     });
-    let finding = judge(&own, Some(&narrowed));
+    let finding = compare(&own, Some(&narrowed));
     assert!(matches!(finding, PolicyFinding::Different(_)), "{finding:?}");
     assert!(!finding.is_of_a_version() && finding.has_to_be_put());
     for annotations in [
@@ -174,7 +174,7 @@ fn the_version_of_a_policy_says_nothing_of_what_others_have_made_of_it() {
         let unversioned = as_found(&newer, |object| {
             object["metadata"]["annotations"] = annotations.clone();
         });
-        let finding = judge(&own, Some(&unversioned));
+        let finding = compare(&own, Some(&unversioned));
         assert!(
             matches!(finding, PolicyFinding::Different(_)),
             "{annotations}: {finding:?}"
@@ -292,7 +292,7 @@ impl Server {
     }
 
     /// What says until when identities are unconfirmed; `None` to confirm them.
-    fn note(&self, until: Option<&str>) {
+    fn annotate(&self, until: Option<&str>) {
         let mut objects = self.objects.lock().unwrap();
         let note = json!({"metadata": {"annotations": {UNCONFIRMED: until}}});
         json_patch::merge(objects.get_mut(CARRIER).unwrap(), &note);
@@ -306,7 +306,7 @@ impl Server {
 }
 
 async fn check(policies: &AdmissionPolicies) -> Enforcement {
-    policies.since(Instant::now()).await
+    policies.enforcement_since(Instant::now()).await
 }
 
 #[track_caller]
@@ -328,9 +328,9 @@ async fn a_provider_that_may_list_its_namespace_alone_looks_for_identities_there
     let policies = || policies_at(&server).within(Some("ns".to_owned()));
     assert_eq!(check(&policies()).await, Enforcement::InForce);
     // What another provider has noted may be about identities elsewhere.
-    server.note(Some("long ago"));
+    server.annotate(Some("long ago"));
     assert!(why(&check(&policies()).await).contains("long ago"));
-    server.note(None);
+    server.annotate(None);
     assert_eq!(check(&policies()).await, Enforcement::InForce);
     // With identities in the namespace, a gap is one.
     server.identified();
@@ -356,7 +356,7 @@ async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrato
         }
         let installed = server.objects.lock().unwrap().len();
         assert_eq!(installed, expected().len(), "nothing is taken back");
-        server.note(None);
+        server.annotate(None);
         assert_eq!(check(&policies).await, Enforcement::InForce);
     }
 }
@@ -407,7 +407,7 @@ async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
     server.forbids(&[]);
     check(&policies).await;
     assert_eq!(*installation.borrow(), Installation::Seen);
-    // A gap is said elsewhere: a replica that is not ready would stop an upgrade that mends it.
+    // A gap is reported elsewhere: a replica that is not ready would stop an upgrade that mends it.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
     server.forbids(&["/capcmi-reserved-annotations"]);
@@ -462,7 +462,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
     let server = Arc::new(Server::default());
     *server.refused.lock().unwrap() = Some("capcmi-finalizer");
     let policies = policies_at(&server);
-    let failed = policies.since(Instant::now()).await;
+    let failed = policies.enforcement_since(Instant::now()).await;
     assert!(matches!(failed, Enforcement::NotInForce(_)), "{failed:?}");
     assert_eq!(
         server.refused.lock().unwrap().take(),
@@ -470,7 +470,10 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
         "the write was refused"
     );
     let began = tokio::time::Instant::now();
-    assert_eq!(policies.since(Instant::now()).await, Enforcement::InForce);
+    assert_eq!(
+        policies.enforcement_since(Instant::now()).await,
+        Enforcement::InForce
+    );
     let looked = server.looked.lock().unwrap().clone();
     assert!(!looked.is_empty());
     assert!(

@@ -26,27 +26,27 @@ const METADATA_ALONE: HeaderValue =
 /// The most characters that the name of an object may have.
 const MAX_NAME: usize = 253;
 
-/// What an event says.
+/// An event that is to be recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct NewEvent {
     /// Normal or Warning.
     pub warning: bool,
     /// As the condition's.
     pub reason: String,
     /// The driver call, or what was done.
     pub action: &'static str,
-    /// In words; cut after 1,024 bytes.
-    pub text: String,
+    /// In words, cut after 1,024 bytes: the `note` of the API.
+    pub note: String,
 }
 
-impl Note {
+impl NewEvent {
     /// An object can't be read, and so its status can't be written: an event is all that reaches its user.
     pub fn unreadable(error: &str) -> Self {
         Self {
             warning: true,
             reason: reason::UNREADABLE.to_owned(),
             action: "Read",
-            text: format!("the object can't be read, so nothing is made for it: {error}"),
+            note: format!("the object can't be read, so nothing is made for it: {error}"),
         }
     }
 }
@@ -76,9 +76,9 @@ impl Events {
     }
 
     /// Records an event on an object. A failure is logged: an event is no reason to try again.
-    pub async fn record<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
+    pub async fn record<K: Resource<DynamicType = ()>>(&self, object: &K, event: NewEvent) {
         let reference = object.object_ref(&());
-        if let Err(error) = self.create(reference, note).await {
+        if let Err(error) = self.create(reference, event).await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "recording an event failed"
@@ -93,9 +93,9 @@ impl Events {
         object: &K,
         driver: &str,
         condition: &str,
-        note: Note,
+        event: NewEvent,
     ) {
-        if note.warning {
+        if event.warning {
             let meta = object.meta();
             tracing::warn!(
                 kind = %K::kind(&()),
@@ -105,21 +105,21 @@ impl Events {
                     meta.name()
                 ),
                 driver,
-                code = note.reason,
+                code = event.reason,
                 condition,
-                action = note.action,
-                why = note.text,
+                action = event.action,
+                why = event.note,
                 "a machine has failed"
             );
         }
-        self.record(object, note).await;
+        self.record(object, event).await;
     }
 
     /// As [`Events::record`], unless it was the last thing that this process said this way of this
     /// version of the object's spec; whether it is new.
-    pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) -> bool {
+    pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, event: NewEvent) -> bool {
         let uid = object.meta().uid().to_owned();
-        let reported = fingerprint((object.meta().generation, &note.reason, &note.text));
+        let reported = fingerprint((object.meta().generation, &event.reason, &event.note));
         let before = {
             let mut all = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
             // Users make and delete objects as they like. The worst is that one is recorded once more.
@@ -130,12 +130,12 @@ impl Events {
         };
         let is_new = before != Some(reported);
         if is_new {
-            self.record(object, note).await;
+            self.record(object, event).await;
         }
         is_new
     }
 
-    async fn create(&self, regarding: ObjectReference, note: Note) -> Result<(), kube::Error> {
+    async fn create(&self, regarding: ObjectReference, event: NewEvent) -> Result<(), kube::Error> {
         let now = Timestamp::now();
         let namespace = regarding
             .namespace
@@ -148,10 +148,10 @@ impl Events {
                 namespace: Some(namespace.clone()),
                 ..ObjectMeta::default()
             },
-            type_: Some(if note.warning { "Warning" } else { "Normal" }.to_owned()),
-            reason: Some(note.reason),
-            action: Some(note.action.to_owned()),
-            note: Some(cut(note.text)),
+            type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
+            reason: Some(event.reason),
+            action: Some(event.action.to_owned()),
+            note: Some(cut(event.note)),
             event_time: Some(MicroTime(now)),
             regarding: Some(regarding),
             reporting_controller: Some("infrastructure.capcmi.io/capcmi".to_owned()),
@@ -231,7 +231,7 @@ pub(crate) mod tests {
                 "spec": 7}}"#
             );
             let object: DeserializeGuard<InfraCluster> = serde_json::from_str(&text).unwrap();
-            events.record_once(&object, Note::unreadable(error)).await;
+            events.record_once(&object, NewEvent::unreadable(error)).await;
         }
         assert_eq!(recorded.lock().unwrap().len(), 3);
     }

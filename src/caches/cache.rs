@@ -33,7 +33,7 @@ pub trait Cached: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'st
     fn facts(&self) -> Self::Facts;
 
     /// What tells this object from others of the same facts: a scan finds it by that.
-    fn mark(&self) -> Option<&str> {
+    fn external_id(&self) -> Option<&str> {
         None
     }
 
@@ -63,11 +63,11 @@ pub struct Entry<K: Cached> {
     key: NamespacedName,
     uid: u64,
     version: u64,
-    mark: Option<u64>,
+    external_id: Option<u64>,
     facts: Arc<K::Facts>,
     form: Form<K>,
     /// The list that had it last.
-    round: u32,
+    last_list: u32,
 }
 
 impl<K: Cached> Clone for Entry<K> {
@@ -122,8 +122,8 @@ impl<K: Cached> Entry<K> {
     }
 
     /// Stands for what tells it from others, in the same way.
-    pub fn mark(&self) -> Option<u64> {
-        self.mark
+    pub fn external_id(&self) -> Option<u64> {
+        self.external_id
     }
 
     /// The object itself; of one at rest a copy.
@@ -366,16 +366,16 @@ pub struct Writer<K: Cached> {
     filled: watch::Sender<bool>,
     /// What the list that runs has, and the cache does not, or in another version.
     listed: HashMap<NamespacedName, Entry<K>>,
-    round: u32,
+    last_list: u32,
 }
 
 /// What a list has shown of a name. Small: there is one for each object when a cache is filled.
 #[derive(Debug)]
 pub enum Difference<K: Cached> {
     /// It was deleted; as it was known.
-    Gone(Box<Entry<K>>),
+    Removed(Box<Entry<K>>),
     /// The cache has it, as it was not known.
-    There {
+    Present {
         /// As it was known, if it was.
         before: Option<Box<Entry<K>>>,
         /// Its name.
@@ -403,7 +403,7 @@ impl<K: Cached> Default for Writer<K> {
             cache,
             filled,
             listed: HashMap::new(),
-            round: 0,
+            last_list: 0,
         }
     }
 }
@@ -423,10 +423,10 @@ impl<K: Cached> Writer<K> {
             version: self
                 .cache
                 .number(meta.resource_version.as_deref().unwrap_or_default()),
-            mark: object.mark().map(|mark| self.cache.number(mark)),
+            external_id: object.external_id().map(|id| self.cache.number(id)),
             facts: self.cache.write().shared_facts(facts),
             form: Form::Unpacked(object),
-            round: self.round,
+            last_list: self.last_list,
         }
     }
 
@@ -452,7 +452,7 @@ impl<K: Cached> Writer<K> {
     /// A list begins: what the one before it had, if that broke off, counts for nothing.
     pub fn begin_list(&mut self) {
         self.listed = HashMap::new();
-        self.round = self.round.wrapping_add(1);
+        self.last_list = self.last_list.wrapping_add(1);
     }
 
     /// The list has this object. The cache holds what was before until the list is complete.
@@ -461,7 +461,7 @@ impl<K: Cached> Writer<K> {
         if let Some(known) = self.cache.write().all.get_mut(&entry.key)
             && (known.uid, known.version) == (entry.uid, entry.version)
         {
-            known.round = self.round;
+            known.last_list = self.last_list;
             return;
         }
         if let Form::Unpacked(object) = &entry.form
@@ -475,15 +475,17 @@ impl<K: Cached> Writer<K> {
     /// The list is complete: the cache holds it from now on. What is not as it was, and first what is gone.
     pub fn end_list(&mut self) -> Vec<Difference<K>> {
         let mut objects = self.cache.write();
-        let round = self.round;
+        let round = self.last_list;
         let listed = std::mem::take(&mut self.listed);
         let is_gone =
-            |key: &NamespacedName, entry: &Entry<K>| entry.round != round && !listed.contains_key(key);
+            |key: &NamespacedName, entry: &Entry<K>| entry.last_list != round && !listed.contains_key(key);
         let gone = objects.all.extract_if(|key, entry| is_gone(key, entry));
-        let mut differences: Vec<_> = gone.map(|(_, entry)| Difference::Gone(Box::new(entry))).collect();
+        let mut differences: Vec<_> = gone
+            .map(|(_, entry)| Difference::Removed(Box::new(entry)))
+            .collect();
         let mut found = Vec::with_capacity(listed.len());
         if objects.all.is_empty() {
-            let there = |key: &NamespacedName| Difference::There {
+            let there = |key: &NamespacedName| Difference::Present {
                 before: None,
                 key: key.clone(),
             };
@@ -498,8 +500,8 @@ impl<K: Cached> Writer<K> {
                     Some(before) if before.uid != uid => (Some(before), None),
                     before => (None, before.map(Box::new)),
                 };
-                differences.extend(other.map(|entry| Difference::Gone(Box::new(entry))));
-                found.push(Difference::There { before, key });
+                differences.extend(other.map(|entry| Difference::Removed(Box::new(entry))));
+                found.push(Difference::Present { before, key });
             }
         }
         drop(objects);
@@ -507,8 +509,8 @@ impl<K: Cached> Writer<K> {
         differences
     }
 
-    /// What the first list has shown was told to all that follow the cache: what waits for it to be filled
-    /// goes on.
+    /// What the first list has shown was delivered to all that follow the cache: what waits for it to be
+    /// filled goes on.
     pub fn set_synced(&self) {
         self.filled.send_replace(true);
     }

@@ -99,7 +99,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
         .flat_map(|(driver, scan)| scan.failures.iter().map(move |why| format!("{driver}: {why}")))
         .collect();
     match args.output {
-        // Of what could not be looked at, nothing is said but that.
+        // Of what could not be looked at, nothing is reported but that.
         Output::Table if rows.is_empty() && !failures.is_empty() => {}
         Output::Table if rows.is_empty() => say(none(args.all)),
         Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
@@ -112,7 +112,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     Err(CommandError::Failed(anyhow::anyhow!(what)))
 }
 
-/// What is said where there are no rows.
+/// What is printed where there are no rows.
 const fn none(all: bool) -> &'static str {
     if all {
         "The drivers list no VM of the Clusters that are here."

@@ -99,7 +99,7 @@ async fn capabilities(
         .with_context(|| format!("the driver of the InfraMachineTemplate `{template}` can't be found"))?;
     let permit = driver.acquire(Priority::Upkeep, "capcmi plan").await;
     permit
-        .ask_capabilities()
+        .fetch_capabilities()
         .await
         .with_context(|| format!("asking the driver `{}` what it can change failed", driver.name()))
 }

@@ -193,7 +193,7 @@ enum Orphans {
     Delete,
 }
 
-/// Runs the manager until it is asked to stop.
+/// Runs the manager until it is stopped.
 pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let drivers = drivers::load(&args.drivers_config)?;
     if drivers.is_empty() {

@@ -52,7 +52,7 @@ pub enum Plan {
 #[derive(Debug)]
 pub enum Zones {
     /// No driver was asked: it is paused, or which driver is meant is not said.
-    Unasked,
+    NotQueried,
     /// The driver has none.
     None,
     /// These.
@@ -116,7 +116,7 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
         Plan::Pause(by) => draft.set(conditions::PAUSED, ConditionStatus::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
             draft.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
-            draft.asked(zones, *awaits_endpoint);
+            draft.record_zones(zones, *awaits_endpoint);
             draft.status.observed_generation = infra.metadata.generation;
         }
     }
@@ -192,7 +192,7 @@ pub fn report_connectivity(
         );
     };
     let transition = match (connectivity, zones) {
-        // It is not configured, and that is what is said.
+        // It is not configured, and that is what is reported.
         (_, Zones::NotConfigured(_)) => None,
         (Connectivity::Lost(message), _) => {
             set(ConditionStatus::False, Code::Unavailable.name(), message);
@@ -234,9 +234,9 @@ impl Draft<'_> {
         );
     }
 
-    fn asked(&mut self, zones: &Zones, awaits_endpoint: bool) {
+    fn record_zones(&mut self, zones: &Zones, awaits_endpoint: bool) {
         match zones {
-            Zones::Unasked => self.provisioned(awaits_endpoint),
+            Zones::NotQueried => self.provisioned(awaits_endpoint),
             // A machine that is placed in one that is gone can't be made.
             Zones::None => self.answered(Vec::new(), awaits_endpoint),
             Zones::Known(zones) => self.answered(failure_domains(zones), awaits_endpoint),
@@ -248,14 +248,14 @@ impl Draft<'_> {
                     // A refusal is an answer.
                     self.reachable();
                 }
-                self.not_asked(reason, message);
+                self.not_queried(reason, message);
             }
             Zones::NotConfigured(message) => {
                 self.unreachable(reason::DRIVER_NOT_CONFIGURED, message);
-                self.not_asked(reason::DRIVER_NOT_CONFIGURED, message);
+                self.not_queried(reason::DRIVER_NOT_CONFIGURED, message);
             }
             // No driver was called.
-            Zones::NoSecrets(message) => self.not_asked(reason::INVALID_SECRET, message),
+            Zones::NoSecrets(message) => self.not_queried(reason::INVALID_SECRET, message),
         }
     }
 
@@ -290,7 +290,7 @@ impl Draft<'_> {
     }
 
     /// The failure domains are not known, or not any more.
-    fn not_asked(&mut self, reason: &str, message: &str) {
+    fn not_queried(&mut self, reason: &str, message: &str) {
         self.set(
             conditions::FAILURE_DOMAINS_UP_TO_DATE,
             ConditionStatus::False,

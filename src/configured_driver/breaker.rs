@@ -117,7 +117,7 @@ impl Breakers {
     }
 
     /// Counts an initialization that failed: exhausted is exhausted.
-    pub(super) fn note_failure(&self, key: &ClassKey, status: &Status) {
+    pub(super) fn record_failure(&self, key: &ClassKey, status: &Status) {
         if status.code() == Code::ResourceExhausted {
             self.on_exhausted(key, status, false);
         }

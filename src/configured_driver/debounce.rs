@@ -57,7 +57,7 @@ pub(super) async fn debounce(
     }
 }
 
-/// What was seen, as it is said last, if it holds until then.
+/// What was seen, as it is reported last, if it holds until then.
 async fn lasts(
     probed: &mut watch::Receiver<Reachability>,
     mut seen: StableReachability,

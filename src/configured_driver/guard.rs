@@ -96,7 +96,7 @@ impl GuardedDriver {
         let answer = match attempt.as_ref().map_or(Ok(()), Attempt::check) {
             Ok(()) => {
                 let answer = self.caller.send(request).await;
-                self.prober.observe(&answer);
+                self.prober.record_answer(&answer);
                 answer
             }
             Err(status) => Err(status),
@@ -105,7 +105,7 @@ impl GuardedDriver {
             (Some(attempt), _, answer) => attempt.record(answer),
             // The back end may be full for it, too.
             (None, Some(key), Err(status)) if R::OPERATION == Operation::InitializeMachine => {
-                self.breakers.note_failure(key, status);
+                self.breakers.record_failure(key, status);
             }
             (None, _, _) => {}
         }

@@ -26,7 +26,7 @@ impl Permit<'_> {
         Ok(Introspection {
             readiness: Readiness::from_probe(driver.probe().await)?,
             info: driver.info().await?,
-            capabilities: self.ask_capabilities().await?,
+            capabilities: self.fetch_capabilities().await?,
         })
     }
 }

@@ -7,9 +7,9 @@ use cmi_driver::{Code, GetMachineStatusRequest, Machine, MachineRef, ProviderId,
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObservedVm {
     /// There is this one.
-    There(Machine),
+    Present(Box<Machine>),
     /// There is this one, which is not initialized.
-    Uninitialized(Machine),
+    Uninitialized(Box<Machine>),
     /// There is none.
     Absent,
 }
@@ -26,10 +26,10 @@ impl Permit<'_> {
     ) -> Result<ObservedVm> {
         let request = GetMachineStatusRequest { machine, provider_id };
         match self.driver().get_machine_status(request).await {
-            Ok(vm) => Ok(ObservedVm::There(vm)),
+            Ok(vm) => Ok(ObservedVm::Present(Box::new(vm))),
             Err(status) => match (status.code(), status.machine()) {
                 (Code::NotFound, _) => Ok(ObservedVm::Absent),
-                (Code::Uninitialized, Some(vm)) => Ok(ObservedVm::Uninitialized(vm.clone())),
+                (Code::Uninitialized, Some(vm)) => Ok(ObservedVm::Uninitialized(Box::new(vm.clone()))),
                 _ => Err(status),
             },
         }

@@ -38,7 +38,7 @@ pub enum Reachability {
 pub(super) struct Prober {
     caller: Caller,
     cached: RwLock<Option<CachedCapabilities>>,
-    asking: Mutex<()>,
+    fetching: Mutex<()>,
     failure: std::sync::Mutex<Option<LastFailure>>,
     waiting: std::sync::Mutex<Waiting>,
     reachability: watch::Sender<Reachability>,
@@ -65,12 +65,12 @@ impl fmt::Debug for Waiting {
 
 /// The right to ask the driver what it implements. The waiters for the answer are woken when
 /// it ends, in whatever way.
-struct Asking<'a> {
+struct FetchGuard<'a> {
     prober: &'a Prober,
     right: Option<MutexGuard<'a, ()>>,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
         // Before a waiter is woken: it has to find that it may ask.
         drop(self.right.take());
@@ -96,7 +96,7 @@ impl Prober {
         Self {
             caller,
             cached: RwLock::new(None),
-            asking: Mutex::new(()),
+            fetching: Mutex::new(()),
             failure: std::sync::Mutex::default(),
             waiting: std::sync::Mutex::default(),
             reachability: watch::Sender::new(Reachability::Unknown),
@@ -115,8 +115,8 @@ impl Prober {
         if let Some(current) = self.current() {
             return Some(Ok(current));
         }
-        let asking = self.ask_or_wait(key, waker)?;
-        let answer = self.answer(&asking).await;
+        let guard = self.try_lock_fetch(key, waker)?;
+        let answer = self.answer(&guard).await;
         Some(answer.or_else(|status| self.cached().ok_or(status)))
     }
 
@@ -125,8 +125,8 @@ impl Prober {
         if let Some(current) = self.current() {
             return Ok(current.capabilities);
         }
-        let asking = self.ask_in_order().await;
-        Ok(self.answer(&asking).await?.capabilities)
+        let guard = self.lock_fetch().await;
+        Ok(self.answer(&guard).await?.capabilities)
     }
 
     /// Asks where it is not known what the driver implements, or the driver may have become another.
@@ -134,27 +134,27 @@ impl Prober {
         if self.current().is_some() {
             return;
         }
-        let asking = self.ask_in_order().await;
+        let guard = self.lock_fetch().await;
         if self.current().is_none()
-            && let Err(status) = self.ask(&asking).await
+            && let Err(status) = self.fetch(&guard).await
         {
             tracing::warn!(driver = %self.caller.name, %status, "keeping the capabilities that were known");
         }
     }
 
-    async fn ask_in_order(&self) -> Asking<'_> {
-        Asking {
-            right: Some(self.asking.lock().await),
+    async fn lock_fetch(&self) -> FetchGuard<'_> {
+        FetchGuard {
+            right: Some(self.fetching.lock().await),
             prober: self,
         }
     }
 
     /// The right to ask, or else a place among the waiters, which are woken when the one that asks is done.
-    fn ask_or_wait(&self, key: &str, waker: Waker) -> Option<Asking<'_>> {
+    fn try_lock_fetch(&self, key: &str, waker: Waker) -> Option<FetchGuard<'_>> {
         // Held over both steps: a caller that is done wakes only then, and finds the waker.
         let mut waiting = lock(&self.waiting);
-        if let Ok(right) = self.asking.try_lock() {
-            return Some(Asking {
+        if let Ok(right) = self.fetching.try_lock() {
+            return Some(FetchGuard {
                 right: Some(right),
                 prober: self,
             });
@@ -164,7 +164,7 @@ impl Prober {
     }
 
     /// What the caller before was answered, if that still holds; else what the driver says.
-    async fn answer(&self, asking: &Asking<'_>) -> Result<CachedCapabilities> {
+    async fn answer(&self, guard: &FetchGuard<'_>) -> Result<CachedCapabilities> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -174,11 +174,11 @@ impl Prober {
             .map(LastFailure::status);
         match shared {
             Some(status) => Err(status),
-            None => self.ask(asking).await,
+            None => self.fetch(guard).await,
         }
     }
 
-    async fn ask(&self, _asking: &Asking<'_>) -> Result<CachedCapabilities> {
+    async fn fetch(&self, _guard: &FetchGuard<'_>) -> Result<CachedCapabilities> {
         // Of a driver that becomes another meanwhile, it is asked again.
         let connection_generation = self.caller.driver.connection_generation();
         let capabilities = match self.caller.capabilities().await {
@@ -244,7 +244,7 @@ impl Prober {
 
     /// Records the answer to a call. It is a hint: the probe decides, so that a call that fails
     /// here and succeeds there does not turn the driver on and off.
-    pub(super) fn observe<T>(&self, answer: &Result<T>) {
+    pub(super) fn record_answer<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
             // Nothing is known of the driver from a call that was given up or failed for an unknown reason.

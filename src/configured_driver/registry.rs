@@ -19,7 +19,7 @@ pub struct ConfiguredDrivers {
 #[error("two drivers are called `{0}`")]
 pub struct DuplicateName(pub String);
 
-/// Why a machine gets no driver. Of drivers that the namespace may not use, nothing is said.
+/// Why a machine gets no driver. Of drivers that the namespace may not use, nothing is reported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// The provider runs without a driver.

@@ -58,7 +58,7 @@ impl FakeDriver {
         }
     }
 
-    fn note(&self, operation: Operation) {
+    fn record(&self, operation: Operation) {
         self.calls.lock().unwrap().push(operation);
     }
 }
@@ -74,7 +74,7 @@ impl Driver for FakeDriver {
     }
 
     async fn capabilities(&self) -> Result<Capabilities> {
-        self.note(Operation::GetPluginCapabilities);
+        self.record(Operation::GetPluginCapabilities);
         if !self.takes.is_zero() {
             sleep(self.takes).await;
         }
@@ -85,17 +85,17 @@ impl Driver for FakeDriver {
     }
 
     async fn probe(&self) -> Result<Readiness> {
-        self.note(Operation::Probe);
+        self.record(Operation::Probe);
         (self.probe)().await
     }
 
     async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
-        self.note(Operation::CreateMachine);
+        self.record(Operation::CreateMachine);
         (self.create)().await
     }
 
     async fn delete_machine(&self, _request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        self.note(Operation::DeleteMachine);
+        self.record(Operation::DeleteMachine);
         Ok(DeleteMachineResponse::default())
     }
 }
@@ -231,7 +231,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
             driver
                 .acquire(Priority::Upkeep, "test")
                 .await
-                .ask_capabilities()
+                .fetch_capabilities()
                 .await
         ),
         refused
@@ -574,13 +574,13 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
     let permit = driver.acquire(Priority::Upkeep, "test").await;
     for _ in 0..3 {
         assert_eq!(
-            permit.ask_capabilities().await.unwrap_err().code(),
+            permit.fetch_capabilities().await.unwrap_err().code(),
             Code::Unavailable
         );
     }
     assert_eq!(calls.lock().unwrap().len(), 1);
     advance(Duration::from_secs(4)).await;
-    assert!(permit.ask_capabilities().await.is_err());
+    assert!(permit.fetch_capabilities().await.is_err());
     assert_eq!(calls.lock().unwrap().len(), 2);
 }
 

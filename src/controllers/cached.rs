@@ -32,12 +32,12 @@ impl Cached for DeserializeGuard<InfraMachine> {
             has_vanished: infra.has_vanished(),
             is_provisioned: infra.is_provisioned(),
             has_taint: infra.spec.not_ready_taint.is_some(),
-            asks_for_drain: volume_drain::asks(self),
+            requests_drain: volume_drain::is_requested(self),
             ..of_metadata
         }
     }
 
-    fn mark(&self) -> Option<&str> {
+    fn external_id(&self) -> Option<&str> {
         self.0.as_ref().ok()?.spec.provider_id.as_deref()
     }
 
@@ -52,7 +52,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
         is_same.then_some(text)
     }
 
-    /// Those of one template, as far as that can be told.
+    /// Those of one template, as far as that is known.
     fn dictionary_group(&self) -> u64 {
         let Ok(infra) = &self.0 else { return 0 };
         fingerprint((

@@ -10,7 +10,7 @@ use kube::{Resource, ResourceExt};
 
 use super::nodes::NodeChange;
 use super::trigger::Trigger;
-use super::watch::{CacheUpdate, Change, on_own, on_own_but};
+use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
@@ -23,7 +23,7 @@ use crate::{not_ready_taint, volume_drain};
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
         let infra_machine_trigger = self.infra_machine_trigger.clone();
-        let (ask, on_node_change) = (self.ask_about(), self.on_node_change());
+        let (hint, on_node_change) = (self.look_up_hint(), self.on_node_change());
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
         move |update| {
@@ -35,7 +35,7 @@ impl Controllers {
                     on_drain_change(change.object());
                 }
                 if let Some(node_change) = NodeChange::of_change(change) {
-                    ask(change.object(), node_change);
+                    hint(change.object(), node_change);
                 }
                 if concerns_its_node(change) {
                     on_node_change(change);
@@ -50,7 +50,7 @@ impl Controllers {
 
     /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile
     /// to say: it may not have been asked yet.
-    fn ask_about(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
+    fn look_up_hint(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
         let (trigger, machine_context) = (
             self.infra_machine_trigger.clone(),
             Arc::clone(&self.machine_context),
@@ -71,9 +71,9 @@ impl Controllers {
 
     /// What was notified before this replica leads may be long past, or have come before the InfraMachine it
     /// was about: what counts is what is so now.
-    pub(super) async fn ask_about_nodes(&self) {
+    pub(super) async fn hint_machines_with_unhealthy_nodes(&self) {
         self.machine_context.states.forget_all_but(|_| false);
-        let ask = self.ask_about();
+        let hint = self.look_up_hint();
         let has_any_vanished = self
             .caches
             .infra_machines
@@ -87,7 +87,7 @@ impl Controllers {
             yield_periodically(index).await;
             let Some(machine) = entry.object() else { continue };
             if let Some(node_change) = NodeChange::of(&machine) {
-                ask(&machine, node_change);
+                hint(&machine, node_change);
             }
         }
     }
@@ -128,11 +128,11 @@ impl Controllers {
         let cache = self.caches.infra_machines.clone();
         move |machine| {
             // Of most, neither: to take out the InfraMachine of each would cost a start as much as all else.
-            let asks = || {
+            let is_requested = || {
                 let infra = infra_machine_of(machine);
-                cache.look_at(&infra, |entry| entry.facts().asks_for_drain) == Some(true)
+                cache.look_at(&infra, |entry| entry.facts().requests_drain) == Some(true)
             };
-            if (volume_drain::has_hook(machine) || asks()) && drain_context.concerns(machine) {
+            if (volume_drain::has_hook(machine) || is_requested()) && drain_context.concerns(machine) {
                 trigger.enqueue(ObjectRef::from_obj(machine));
             }
         }
@@ -201,7 +201,7 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        let on_own = on_own(self.infra_machine_trigger.clone());
+        let enqueue_object = enqueue_object(self.infra_machine_trigger.clone());
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
         let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
@@ -214,7 +214,7 @@ impl Controllers {
                     remediations.wake_that_of_owner(change.object().meta());
                 }
                 if change.concerns(what_counts_of_an_infra_machine_for_a_drain)
-                    && (volume_drain::asks(change.object())
+                    && (volume_drain::is_requested(change.object())
                         || has_hook(&machine_context.caches, change.object().meta()))
                     && let Some(owner) = machine_context.caches.owner_machine(change.object().meta())
                 {
@@ -263,7 +263,7 @@ impl Controllers {
                 let there: HashSet<u64> = cache.scan(|all| all.map(Entry::uid).collect());
                 states.forget_all_but(|uid| there.contains(&cache.number(uid)));
             }
-            on_own(update);
+            enqueue_object(update);
         }
     }
 
@@ -306,7 +306,7 @@ impl Controllers {
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
-        self.forgetting(on_own(trigger))
+        self.forgetting(enqueue_object(trigger))
     }
 
     /// The same of a remediation, but for its record of restarts, which is our own writing: a restart that is
@@ -315,7 +315,7 @@ impl Controllers {
         &self,
         trigger: Trigger<DeserializeGuard<InfraMachineRemediation>>,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
-        self.forgetting(on_own_but(
+        self.forgetting(enqueue_object_unless(
             trigger,
             &[labels::RESTARTS, labels::RESTART_ISSUED_AT],
         ))
@@ -324,7 +324,7 @@ impl Controllers {
     /// What is gone leaves the queues of the drivers.
     fn forgetting<K>(
         &self,
-        on_own: impl Fn(&CacheUpdate<K>) + Send + 'static,
+        enqueue_object: impl Fn(&CacheUpdate<K>) + Send + 'static,
     ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -336,7 +336,7 @@ impl Controllers {
                     drivers.forget(object.meta().uid());
                 }
             }
-            on_own(update);
+            enqueue_object(update);
         }
     }
 }
@@ -480,13 +480,15 @@ fn has_hook(caches: &Caches, meta: &ObjectMeta) -> bool {
 /// Those of the wanted Machines, by namespace and Cluster, whose volumes may have to be drained: that have
 /// the hook, or one that asks for it in their namespace.
 fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<Machine>> {
-    let asking: HashSet<String> = caches.infra_machines.scan(|all| {
-        let asking = all.filter(|entry| entry.facts().asks_for_drain);
-        asking.map(|entry| entry.key().namespace().to_owned()).collect()
+    let requesting: HashSet<String> = caches.infra_machines.scan(|all| {
+        let requesting = all.filter(|entry| entry.facts().requests_drain);
+        requesting
+            .map(|entry| entry.key().namespace().to_owned())
+            .collect()
     });
     let machines = caches.machines.select(|entry| {
         let (namespace, facts) = (entry.key().namespace(), entry.facts());
-        (facts.has_drain_hook || asking.contains(namespace)) && is_wanted(namespace, &facts.cluster)
+        (facts.has_drain_hook || requesting.contains(namespace)) && is_wanted(namespace, &facts.cluster)
     });
     machines.iter().filter_map(Entry::object).collect()
 }

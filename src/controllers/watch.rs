@@ -80,7 +80,7 @@ pub(super) struct CacheUpdate<K> {
 }
 
 /// Changes that are notified at once, of all that a list shows: they are unpacked for that.
-const AT_ONCE: usize = 256;
+const BATCH: usize = 256;
 
 /// Keeps a cache current.
 ///
@@ -148,19 +148,16 @@ fn updates<K: Cached>(
         if is_done {
             return None;
         }
-        let found = left
-            .by_ref()
-            .take(AT_ONCE)
-            .flat_map(|difference| match difference {
-                Difference::Gone(before) => changes(before.object(), None),
-                Difference::There { before, key } => {
-                    let now = cache.entry(&key);
-                    changes(
-                        before.and_then(|before| before.object()),
-                        now.and_then(|now| now.object()),
-                    )
-                }
-            });
+        let found = left.by_ref().take(BATCH).flat_map(|difference| match difference {
+            Difference::Removed(before) => changes(before.object(), None),
+            Difference::Present { before, key } => {
+                let now = cache.entry(&key);
+                changes(
+                    before.and_then(|before| before.object()),
+                    now.and_then(|now| now.object()),
+                )
+            }
+        });
         let changes = found.collect();
         is_done = left.len() == 0;
         Some(CacheUpdate {
@@ -186,7 +183,7 @@ fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Chan
 }
 
 /// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+pub(super) fn enqueue_object<K>(trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
@@ -194,7 +191,7 @@ where
 }
 
 /// The same where some annotations are our own writing, too.
-pub(super) fn on_own_but<K>(
+pub(super) fn enqueue_object_unless<K>(
     trigger: Trigger<K>,
     written: &'static [&'static str],
 ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
@@ -540,7 +537,7 @@ mod tests {
     async fn an_object_is_reconciled_for_all_that_changed_but_its_status() {
         let trigger = Trigger::default();
         let mut sent = trigger.receive();
-        let notify = on_own(trigger);
+        let notify = enqueue_object(trigger);
         let before = Arc::new(machine("a", "u-a", 1));
         let mut newer = |change: &dyn Fn(&mut Machine)| {
             let mut now = machine("a", "u-a", 2);

@@ -9,6 +9,7 @@ use super::vm::SeenVm;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{ObjectMetaExt as _, labels};
+use crate::configured_driver::ObservedVm;
 use crate::identity::{self, driver_name};
 use cmi_driver::Code;
 
@@ -119,12 +120,12 @@ fn of_vm(facts: &MachineReport) -> Option<String> {
     let machine = &facts.machine;
     let is_up = machine.is_provisioned() && machine.metadata.deletion_timestamp.is_none();
     match &facts.vm {
-        SeenVm::Absent | SeenVm::Listed(None) if is_up && !machine.has_vanished() => Some(
-            "The driver does not see the VM now, and the status does not say so yet: the provider believes \
-                it after two lists and a look-up. Look again in some minutes."
-                .to_owned(),
-        ),
-        SeenVm::There(_) if machine.has_vanished() => Some(
+        SeenVm::Observed(ObservedVm::Absent) | SeenVm::Listed(None) if is_up && !machine.has_vanished() => {
+            let text = "The driver does not see the VM now, and the status does not say so yet: the provider \
+                believes it after two lists and a look-up. Look again in some minutes.";
+            Some(text.to_owned())
+        }
+        SeenVm::Observed(ObservedVm::Present(_)) if machine.has_vanished() => Some(
             "The driver sees the VM again: the next list takes `VirtualMachineVanished` back.".to_owned(),
         ),
         _ => None,

@@ -11,6 +11,7 @@ use super::page::{Page, ago, or_none, span};
 use super::vm::SeenVm;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
 use crate::api::{ObjectMetaExt as _, conditions};
+use crate::configured_driver::ObservedVm;
 use crate::identity;
 use crate::machine::phase;
 
@@ -232,8 +233,8 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
 fn vm(page: &mut Page, vm: &SeenVm) {
     page.section("VM, as the driver sees it now, asked from here");
     match vm {
-        SeenVm::NotAsked(why) => page.row("Not asked", why),
-        SeenVm::Absent => page.line("The driver sees none of this machine."),
+        SeenVm::NotCalled(why) => page.row("Not asked", why),
+        SeenVm::Observed(ObservedVm::Absent) => page.line("The driver sees none of this machine."),
         SeenVm::Listed(Some(id)) => page.row("Listed", &format!("{id}; more can't be asked of this driver")),
         SeenVm::Listed(None) => page.line("The driver lists none of this name."),
         SeenVm::Failed {
@@ -241,8 +242,8 @@ fn vm(page: &mut Page, vm: &SeenVm) {
             code,
             message,
         } => page.row("Failed", &format!("{operation}: {code}: {message}")),
-        SeenVm::There(vm) => seen(page, vm, "yes"),
-        SeenVm::Uninitialized(vm) => seen(page, vm, "no"),
+        SeenVm::Observed(ObservedVm::Present(vm)) => seen(page, vm, "yes"),
+        SeenVm::Observed(ObservedVm::Uninitialized(vm)) => seen(page, vm, "no"),
     }
 }
 

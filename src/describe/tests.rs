@@ -17,7 +17,7 @@ use super::vm::SeenVm;
 use super::{driver_page, machine_page};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::configured_driver::Introspection;
+use crate::configured_driver::{Introspection, ObservedVm};
 use crate::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, PowerState, Readiness};
 
@@ -125,7 +125,7 @@ fn refused() -> serde_json::Value {
 
 #[test]
 fn the_page_of_a_machine_says_why_it_waits_what_to_do_and_when_it_is_tried_again() {
-    let page = machine_page(&facts(&refused(), SeenVm::Absent), at(120));
+    let page = machine_page(&facts(&refused(), SeenVm::Observed(ObservedVm::Absent)), at(120));
     assert_page("refused.txt", &page);
 }
 
@@ -143,7 +143,7 @@ fn the_page_of_a_machine_that_is_up_shows_its_vm_and_asks_for_nothing() {
     let mut vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m");
     vm.power_state = Some(PowerState::Running);
     vm.failure_domain = Some("zone-a".to_owned());
-    let mut facts = facts(&up, SeenVm::There(Box::new(vm)));
+    let mut facts = facts(&up, SeenVm::Observed(ObservedVm::Present(Box::new(vm))));
     facts.events = Ok(Vec::new());
     assert_page("up.txt", &machine_page(&facts, at(7_300)));
 }
@@ -161,7 +161,10 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
          "lastTransitionTime": at(100)},
     ]);
     deleted["status"]["lastOperation"]["nextRetryTime"] = json!(null);
-    let mut facts = facts(&deleted, SeenVm::NotAsked("there is no driver `pool`".to_owned()));
+    let mut facts = facts(
+        &deleted,
+        SeenVm::NotCalled("there is no driver `pool`".to_owned()),
+    );
     facts.owners.clear();
     facts.cluster = Err("there is no Cluster `c` in namespace `ns`".to_owned());
     facts.events = Err("forbidden".to_owned());

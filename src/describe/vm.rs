@@ -8,21 +8,15 @@ use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
 use crate::driver_resolution::driver_of;
 use crate::{credentials, identity};
-use cmi_driver::{
-    Code, ListMachinesRequest, Machine, MachineClass, MachineRef, Operation, ProviderSpec, Status,
-};
+use cmi_driver::{Code, ListMachinesRequest, MachineClass, MachineRef, Operation, ProviderSpec, Status};
 
 /// What the driver says of the VM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SeenVm {
-    /// It was not asked, for this reason.
-    NotAsked(String),
-    /// It sees this one.
-    There(Box<Machine>),
-    /// It sees this one, which is not initialized.
-    Uninitialized(Box<Machine>),
-    /// It sees none.
-    Absent,
+    /// It was not called, for this reason.
+    NotCalled(String),
+    /// It answered this.
+    Observed(ObservedVm),
     /// It can't be asked about one VM, and its list has, or has not, one of the name.
     Listed(Option<String>),
     /// The call failed.
@@ -54,19 +48,19 @@ pub(super) async fn of(
 ) -> SeenVm {
     let Some(drivers) = drivers else {
         let why = "name the drivers file with --drivers-config to have the driver asked";
-        return SeenVm::NotAsked(why.to_owned());
+        return SeenVm::NotCalled(why.to_owned());
     };
     let namespace = machine.metadata.namespace();
     let driver = match driver_of(drivers, machine) {
         Ok(driver) => driver,
-        Err(why) => return SeenVm::NotAsked(format!("by the drivers file that was given, {why}")),
+        Err(why) => return SeenVm::NotCalled(format!("by the drivers file that was given, {why}")),
     };
     let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
     let secret = identity::credentials(machine);
     let secrets = match credentials::of(client, &driver, namespace, secret, SECRET_REF).await {
         Ok(Ok(secrets)) => secrets,
-        Ok(Err(why)) => return SeenVm::NotAsked(why.to_string()),
-        Err(error) => return SeenVm::NotAsked(format!("the credentials can't be read: {error}")),
+        Ok(Err(why)) => return SeenVm::NotCalled(why.to_string()),
+        Err(error) => return SeenVm::NotCalled(format!("the credentials can't be read: {error}")),
     };
     // A machine that was never created has its spec without the tags: nothing carries its identity.
     let spec = identity::applied_spec(machine);
@@ -74,28 +68,26 @@ pub(super) async fn of(
         provider_spec: spec.unwrap_or_else(|| ProviderSpec(machine.spec.provider_spec.clone())),
         secrets,
     };
-    ask(&permit, machine, class).await
+    look_up(&permit, machine, class).await
 }
 
-async fn ask(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -> SeenVm {
-    let capabilities = match permit.ask_capabilities().await {
+async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -> SeenVm {
+    let capabilities = match permit.fetch_capabilities().await {
         Ok(capabilities) => capabilities,
         Err(status) => return SeenVm::failed(Operation::GetPluginCapabilities, &status),
     };
     let name = machine.metadata.name();
     if identity::applied_spec(machine).is_none() {
         let why = "no VM was asked for yet: no provider spec is noted that it was made from";
-        return SeenVm::NotAsked(why.to_owned());
+        return SeenVm::NotCalled(why.to_owned());
     }
     if capabilities.offers(Operation::GetMachineStatus) {
         let provider_id = identity::provider_id(machine).and_then(|id| id.parse().ok());
         let observed = permit.observe_vm(MachineRef::new(name, class), provider_id).await;
-        return match observed {
-            Ok(ObservedVm::There(vm)) => SeenVm::There(Box::new(vm)),
-            Ok(ObservedVm::Uninitialized(vm)) => SeenVm::Uninitialized(Box::new(vm)),
-            Ok(ObservedVm::Absent) => SeenVm::Absent,
-            Err(status) => SeenVm::failed(Operation::GetMachineStatus, &status),
-        };
+        return observed.map_or_else(
+            |status| SeenVm::failed(Operation::GetMachineStatus, &status),
+            SeenVm::Observed,
+        );
     }
     if capabilities.offers(Operation::ListMachines) {
         return match permit.driver().list_machines(ListMachinesRequest { class }).await {
@@ -106,5 +98,5 @@ async fn ask(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -
             Err(status) => SeenVm::failed(Operation::ListMachines, &status),
         };
     }
-    SeenVm::NotAsked("the driver offers neither GetMachineStatus nor ListMachines".to_owned())
+    SeenVm::NotCalled("the driver offers neither GetMachineStatus nor ListMachines".to_owned())
 }

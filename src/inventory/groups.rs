@@ -22,7 +22,7 @@ pub struct Group {
 /// A machine of the cache.
 pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
 
-/// The lists that answer for the machines of a driver, as far as they are known from the last pass: of a
+/// The lists that answer for the machines of a driver, as far as they are known from the last scan: of a
 /// fleet at rest none is read again.
 #[derive(Debug, Default)]
 pub struct Groups {
@@ -153,7 +153,7 @@ mod tests {
             found.into_values().map(of_group).collect()
         };
         let (first, second) = (names(first), names(second));
-        assert_eq!(first, second, "what is known of the last pass is another answer");
+        assert_eq!(first, second, "what is known of the last scan is another answer");
         let mut names: Vec<_> = first.into_iter().collect();
         for group in &mut names {
             group.sort();

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 /// A list that fails after so long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
-/// So many lists of a namespace may hang in a pass.
+/// So many lists of a namespace may hang in a scan.
 const MAX_HANGING: u32 = 3;
 
-/// The lists of one pass that hung, by namespace. Where they are too many, the others of the namespace are
-/// left out of the pass, so that the machines of other namespaces are looked after. Groups come in another
-/// order in each pass, so that none is left out for ever.
+/// The lists of one scan that hung, by namespace. Where they are too many, the others of the namespace are
+/// left out of the scan, so that the machines of other namespaces are looked after. Groups come in another
+/// order in each scan, so that none is left out for ever.
 #[derive(Debug, Default)]
 pub struct HangingLists(HashMap<String, u32>);
 

@@ -42,7 +42,7 @@ pub struct List<'a> {
     /// What stands for the ids of all.
     pub ids: &'a HashSet<u64>,
     /// When it was asked for, after the machines were provisioned that are expected in it.
-    pub asked: Instant,
+    pub requested_at: Instant,
     /// For how long the driver may still show what was before.
     pub window: Duration,
 }
@@ -53,7 +53,7 @@ const MIN_ABSENCES: u32 = 2;
 /// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and
 /// that it may lack only because the driver is behind. Where the driver can't be asked about one VM,
 /// this is the last word on it.
-pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
+pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
     let mut presences = Vec::new();
     for machine in expected {
         let presence = match (list.ids.contains(&machine.provider_id), machine.vanished) {
@@ -73,11 +73,11 @@ pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> 
 /// when the first one was asked for, so that one only begins the count.
 fn is_missing(uid: u64, list: List<'_>, absences: &mut Absences) -> bool {
     let absence = absences.entry(uid).or_insert(Absence {
-        since: list.asked,
+        since: list.requested_at,
         lists: 0,
     });
     absence.lists = absence.lists.saturating_add(1);
-    absence.lists >= MIN_ABSENCES && list.asked.saturating_duration_since(absence.since) >= list.window
+    absence.lists >= MIN_ABSENCES && list.requested_at.saturating_duration_since(absence.since) >= list.window
 }
 
 #[cfg(test)]
@@ -116,10 +116,10 @@ mod tests {
             let ids = ids.iter().map(|text| id(text)).collect();
             let list = List {
                 ids: &ids,
-                asked: self.start + Duration::from_secs(seconds),
+                requested_at: self.start + Duration::from_secs(seconds),
                 window: self.window,
             };
-            judge(&expected, list, &mut self.absences)
+            compare(&expected, list, &mut self.absences)
                 .pop()
                 .map(|(_, presence)| presence)
         }

@@ -70,7 +70,7 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
 /// machine's identity where the driver can add it.
 ///
 /// # Errors
-/// The tags of such a VM can't be told, in words: with the provider's own it would be changed.
+/// The tags of such a VM are not known, in words: with the provider's own it would be changed.
 pub fn adopted_tags(
     machine: &InfraMachine,
     capabilities: &Capabilities,

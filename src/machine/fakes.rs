@@ -224,7 +224,7 @@ impl Vms {
 }
 
 impl VmDriver {
-    fn note(&self, operation: Operation) {
+    fn record(&self, operation: Operation) {
         self.back_end.calls.lock().unwrap().push(operation);
     }
 }
@@ -248,13 +248,13 @@ impl Driver for VmDriver {
     }
 
     async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
-        self.note(Operation::CreateMachine);
+        self.record(Operation::CreateMachine);
         Err(Status::new(Code::Unavailable, "no creates here"))
     }
 
     /// Without an id it deletes the first of the name, as a back end does that knows VMs by their names.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        self.note(Operation::DeleteMachine);
+        self.record(Operation::DeleteMachine);
         let mut vms = self.back_end.existing.lock().unwrap();
         let meant = |vm: &ListedMachine| match &request.provider_id {
             Some(id) => *id == vm.provider_id,
@@ -267,7 +267,7 @@ impl Driver for VmDriver {
     }
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        self.note(Operation::GetMachineStatus);
+        self.record(Operation::GetMachineStatus);
         let vms = self.back_end.existing.lock().unwrap();
         let found = vms.iter().find(|vm| match &request.provider_id {
             Some(id) => *id == vm.provider_id,
@@ -287,12 +287,12 @@ impl Driver for VmDriver {
     }
 
     async fn list_machines(&self, _request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        self.note(Operation::ListMachines);
+        self.record(Operation::ListMachines);
         Ok(self.back_end.existing.lock().unwrap().clone())
     }
 
     async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        self.note(Operation::ShutDownMachine);
+        self.record(Operation::ShutDownMachine);
         Err(Status::new(Code::Unavailable, "the guest does not answer"))
     }
 }

@@ -226,7 +226,7 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     };
     let cache = &ctx.caches.infra_machines;
     let number = cache.number(wanted);
-    let others = cache.select(|other| other.mark() == Some(number));
+    let others = cache.select(|other| other.external_id() == Some(number));
     let conflict = others.iter().find_map(|other| {
         let object = other.object()?;
         let named = object.0.as_ref().ok().filter(|other| is_conflicting(other))?;

@@ -26,7 +26,7 @@ use super::{Context, gather_and_plan};
 use crate::admission::{self, Enforcement};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
-use crate::apiserver::{Error, Note};
+use crate::apiserver::{Error, NewEvent};
 use crate::identity;
 use crate::reconciler::Action;
 
@@ -35,8 +35,8 @@ use crate::reconciler::Action;
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name();
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
-    let note = Note::unreadable(&invalid.error);
-    if ctx.events.record_once(&object, note).await {
+    let event = NewEvent::unreadable(&invalid.error);
+    if ctx.events.record_once(&object, event).await {
         tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
     }
     if invalid.metadata.deletion_timestamp.is_none() {
@@ -44,7 +44,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
             let machine = Arc::new(live(ctx, invalid).await?);
             // The status decides what is written, and may be forged where the policies are not in force.
-            if ctx.policies.since(Instant::now()).await != Enforcement::InForce {
+            if ctx.policies.enforcement_since(Instant::now()).await != Enforcement::InForce {
                 return Ok(Action::requeue(admission::CHECK_INTERVAL));
             }
             Object::new(ctx, machine).prepare_for_move().await?;
@@ -58,19 +58,19 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let outcome = &execution.outcome;
     // There is no status that could report it later.
     let timing = record_failure(ctx, &machine, &gathered, outcome, None);
-    let note = events::of(&machine, outcome, timing.attempts);
+    let event = events::of(&machine, outcome, timing.attempts);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         object.remove_finalizer().await?;
         ctx.states.forget(object.uid());
-        if let Some(note) = &note {
-            log::failure(&machine, &gathered, outcome, note, timing);
+        if let Some(event) = &event {
+            log::failure(&machine, &gathered, outcome, event, timing);
         }
     } else {
-        let why = note.as_ref().map(|note| note.text.as_str());
+        let why = event.as_ref().map(|event| event.note.as_str());
         tracing::warn!(name, why, "deleting an InfraMachine that can't be read");
     }
-    if let Some(note) = note {
-        ctx.events.record(&*machine, note).await;
+    if let Some(event) = event {
+        ctx.events.record(&*machine, event).await;
     }
     Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
 }
@@ -101,13 +101,13 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     Ok(InfraMachine {
         spec: legible(&text),
         metadata: live,
-        status: said_of_vm(&text),
+        status: legible_status(&text),
     })
 }
 
 /// Whether the status says that there is a VM, if that can be read: of an id that was named before the VM was
 /// made nothing else does.
-fn said_of_vm(object: &str) -> Option<InfraMachineStatus> {
+fn legible_status(object: &str) -> Option<InfraMachineStatus> {
     #[derive(Deserialize)]
     struct Object {
         status: Status,
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn of_a_status_that_cannot_be_read_it_is_known_whether_there_is_a_vm() {
         let says = |status: &str| {
-            let status = said_of_vm(&format!(
+            let status = legible_status(&format!(
                 r#"{{"spec": {{"providerSpec": "text"}}, "status": {status}}}"#
             ));
             status.and_then(|status| status.initialization?.provisioned)

@@ -78,7 +78,7 @@ impl<'a> Object<'a> {
     }
 
     /// The credentials were read: the status says from now on if clusterctl would leave their Secret behind.
-    pub fn note_secret_movability(&mut self, movability: SecretMovability) {
+    pub fn record_secret_movability(&mut self, movability: SecretMovability) {
         self.secret_movability = movability;
     }
 
@@ -282,7 +282,7 @@ impl<'a> Object<'a> {
     }
 
     /// Write 2: the providerID with what belongs to it, in one patch. None where the id was named before the
-    /// create, the status that follows says that there is the VM, and nothing else has to be said.
+    /// create, the status that follows says that there is the VM, and nothing else has to be published.
     ///
     /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not
     /// find the VM yet that it has just made, so what it answered must not be lost.
@@ -357,7 +357,7 @@ impl<'a> Object<'a> {
         }
         let answered = self.ctx.states.get(self.uid()).answered;
         let over = create_is_over(&self.latest, answered);
-        if is_known && status_follows && is_told_by_status(&self.latest, annotations, over.as_ref()) {
+        if is_known && status_follows && is_implied_by_status(&self.latest, annotations, over.as_ref()) {
             return Ok(());
         }
         if let Some(named) = known.filter(|_| !is_known) {
@@ -562,7 +562,7 @@ fn create_is_over(machine: &InfraMachine, answered: Option<SettledCreate>) -> Op
 
 /// Whether a status that says that the VM is provisioned says all that there is to say of a VM whose id was
 /// named: the driver wants nothing kept that is not there, and no other create may have made one more.
-fn is_told_by_status(machine: &InfraMachine, wanted: &[Annotation], over: Option<&Annotation>) -> bool {
+fn is_implied_by_status(machine: &InfraMachine, wanted: &[Annotation], over: Option<&Annotation>) -> bool {
     let may_have_made_another = over.is_some_and(|(_, left)| left.is_some());
     let is_there = |(key, value): &Annotation| identity::annotation(machine, key) == value.as_deref();
     !may_have_made_another && wanted.iter().all(is_there)

@@ -34,7 +34,7 @@ pub enum Outcome {
     /// Still waiting; the status says all there is to say already. When to look again,
     /// if nothing changes before.
     Waiting(Option<Duration>),
-    /// Waiting for a permit to call the driver, and for so long that this is said.
+    /// Waiting for a permit to call the driver, and for so long that this is reported.
     Queued {
         /// When to look again, should nothing wake it.
         requeue_after: Duration,

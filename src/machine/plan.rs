@@ -44,7 +44,7 @@ use crate::retry::LONG_WAIT;
 use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
-/// For how long nothing is said of a state that others end as a rule.
+/// For how long nothing is reported of a state that others end as a rule.
 const GRACE: Duration = Duration::from_mins(1);
 
 /// What was read for one reconcile.
@@ -200,8 +200,8 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     }
 }
 
-/// A machine that no Machine owns. Nothing is said at once: Cluster API makes the object first and then the
-/// Machine that owns it, and what a move or a restore puts back comes one after the other.
+/// A machine that no Machine owns. Nothing is reported at once: Cluster API makes the object first and then
+/// the Machine that owns it, and what a move or a restore puts back comes one after the other.
 fn plan_unowned(machine: &InfraMachine, observed: &Observed<'_>, message: &str) -> Plan {
     if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
@@ -516,7 +516,7 @@ pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => {
             Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into()
         }
-        // Of what is paused the pause alone is said, and clusterctl waits.
+        // Of what is paused the pause alone is reported, and clusterctl waits.
         Plan::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Outcome::Blocked(Blocked {
             requeue_after: Some(admission::CHECK_INTERVAL),
             is_worth_an_event: block.is_worth_an_event,

@@ -141,7 +141,7 @@ fn draft(
 }
 
 /// A status that says whether `clusterctl move` would leave the Secret with the credentials behind: a machine
-/// at the target could be neither updated nor deleted. Where it never would, nothing is said.
+/// at the target could be neither updated nor deleted. Where it never would, nothing is reported.
 pub fn with_secret_movability(
     machine: &InfraMachine,
     status: InfraMachineStatus,
@@ -222,7 +222,7 @@ impl Draft<'_> {
         self.status.failure_message = None;
     }
 
-    /// While no call is planned, there is no time of the next one: the one that was said would be read as
+    /// While no call is planned, there is no time of the next one: the one that was reported would be read as
     /// one, and a later process would wait for it though what kept the machine was put right.
     fn calls_nothing(&mut self) {
         if let Some(last) = &mut self.status.last_operation {
@@ -230,8 +230,9 @@ impl Draft<'_> {
         }
     }
 
-    /// It waits for the time of its next try. Where a pause has taken that back, it is said again, with the
-    /// time at which it is said: a later process takes what lies between the two for the wait that was meant.
+    /// It waits for the time of its next try. Where a pause has taken that back, it is reported again, with
+    /// the time at which it is reported: a later process takes what lies between the two for the wait that
+    /// was meant.
     fn goes_on(&mut self, requeue_after: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, conditions::PAUSED);
         self.unpaused();
@@ -253,7 +254,7 @@ impl Draft<'_> {
         next.round(whole).ok().map(Time)
     }
 
-    /// Takes back that it is paused, where that was said.
+    /// Takes back that it is paused, where that was reported.
     fn unpaused(&mut self) {
         if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
             self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
@@ -261,7 +262,7 @@ impl Draft<'_> {
     }
 
     /// It waits for others that call the driver. What was tried before, and of what
-    /// generation, is as it was said.
+    /// generation, is as it was reported.
     fn queued(&mut self) {
         let message = "waiting for a permit to call the driver, which is busy with the calls of others";
         self.unpaused();
@@ -310,10 +311,10 @@ impl Draft<'_> {
     /// It waits for capacity that another machine was refused for. One that was
     /// refused itself says so already.
     fn circuit_open(&mut self, requeue_after: Duration) {
-        let is_said = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
+        let is_shown = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
         });
-        if is_said {
+        if is_shown {
             self.goes_on(Some(requeue_after));
             return;
         }
@@ -361,7 +362,7 @@ impl Draft<'_> {
         }
     }
 
-    /// No driver is configured: where it was said whether that one can be reached, this is so no more.
+    /// No driver is configured: where it was reported whether that one can be reached, this is so no more.
     fn driver_is_missing(&mut self, message: &str) {
         let (type_, why) = (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
         if conditions::get(&self.status.conditions, type_).is_some() {
@@ -388,8 +389,8 @@ impl Draft<'_> {
             .status
             .as_ref()
             .and_then(|status| status.failure_message.as_ref());
-        let is_said = is_refused_uncalled(self.machine) && said == self.status.failure_message.as_ref();
-        if self.machine.is_provisioned() || is_said {
+        let is_shown = is_refused_uncalled(self.machine) && said == self.status.failure_message.as_ref();
+        if self.machine.is_provisioned() || is_shown {
             return;
         }
         self.status.last_operation = Some(LastOperation {
@@ -570,7 +571,7 @@ impl Draft<'_> {
         }
     }
 
-    /// What was said of a taint that the spec names no more is history.
+    /// What was reported of a taint that the spec names no more is history.
     fn not_ready_taint(&mut self) {
         if self.machine.spec.not_ready_taint.is_none() {
             let type_ = conditions::NOT_READY_TAINT_REMOVED;
@@ -580,19 +581,19 @@ impl Draft<'_> {
 
     /// Says of every machine that is not being deleted when its spec names other credentials
     /// than those that are used: the author of the change waits for an effect. What else is
-    /// wrong with the spec is said first.
+    /// wrong with the spec is reported first.
     fn credentials(&mut self) {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;
         }
         let type_ = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
-        let is_said = conditions::get(&self.status.conditions, type_)
+        let is_shown = conditions::get(&self.status.conditions, type_)
             .is_some_and(|shown| shown.reason == reason::SECRET_CHANGED);
         let is_up_to_date = conditions::get(&self.status.conditions, type_)
             .is_none_or(|shown| shown.status == ConditionStatus::True.as_str());
         match identity::changed_secret(self.machine) {
-            Some(_) if is_said || is_up_to_date => self.up_to_date(),
-            None if is_said => self.up_to_date(),
+            Some(_) if is_shown || is_up_to_date => self.up_to_date(),
+            None if is_shown => self.up_to_date(),
             Some(_) | None => {}
         }
     }
@@ -609,7 +610,8 @@ impl Draft<'_> {
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }
 
-    /// Whether it is said of a VM that is up that the driver can't be asked after it for want of the secrets.
+    /// Whether it is reported of a VM that is up that the driver can't be asked after it for want of the
+    /// secrets.
     fn is_without_secrets(&self) -> bool {
         conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE)
             .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
@@ -646,7 +648,7 @@ impl Draft<'_> {
         );
     }
 
-    /// A deletion that can't begin or go on. Where nothing says so yet, it is said once it has
+    /// A deletion that can't begin or go on. Where nothing says so yet, it is reported once it has
     /// lasted longer than a moment.
     fn deletion_waits(&mut self) {
         const MOMENT: Duration = Duration::from_secs(5);
@@ -654,9 +656,9 @@ impl Draft<'_> {
             return;
         };
         let lasted = elapsed(deleted.0, self.now).unwrap_or_default();
-        let is_said = conditions::get(&self.status.conditions, conditions::DELETING)
+        let is_shown = conditions::get(&self.status.conditions, conditions::DELETING)
             .is_some_and(|shown| shown.reason != reason::PAUSED);
-        if !is_said && lasted >= MOMENT {
+        if !is_shown && lasted >= MOMENT {
             self.deleting(
                 reason::DELETING,
                 "waiting until the driver is free for another call",

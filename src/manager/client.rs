@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
 use super::connection::{self, is_watch, is_write};
-use super::most_recent::ask_for_most_recent;
+use super::most_recent::request_most_recent;
 use super::pages::{MAX_BYTES, Page, Pages};
 use crate::leadership::Leadership;
 
@@ -141,9 +141,9 @@ where
             return Box::pin(async move { Err(error.into()) });
         }
         if lasts {
-            ask_for_most_recent(&mut request);
+            request_most_recent(&mut request);
         }
-        let page = limits.pages.ask(&mut request).filter(|_| !lasts);
+        let page = limits.pages.bound(&mut request).filter(|_| !lasts);
         // Nothing is sent before this future is polled.
         let response = self.inner.call(request);
         Box::pin(async move {

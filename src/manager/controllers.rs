@@ -73,7 +73,7 @@ impl Prepared {
         let (policies, leadership) = (controllers.policies(), context.leadership.clone());
         let in_force = context.health.wait_for("the admission policies to be in force");
         let shown = show_policies(policies.installation(), in_force);
-        let keep = async move { policies.keep(&leadership).await };
+        let keep = async move { policies.run(&leadership).await };
         let tasks = vec![
             Task {
                 name: "the check of the admission policies",
@@ -106,7 +106,10 @@ impl Prepared {
             self.caches.ready();
             context.leadership.acquired().await;
             // So that a start does not say of every machine that nothing is known of the policies.
-            self.controllers.policies().since(Instant::now()).await;
+            self.controllers
+                .policies()
+                .enforcement_since(Instant::now())
+                .await;
             true
         };
         tokio::select! {

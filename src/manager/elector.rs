@@ -182,7 +182,7 @@ impl Elector {
         let Election { identity, lease, .. } = &self.election;
         tracing::info!(identity, lease, "this replica is the leader");
         let asked_to_end = release
-            .run_until_cancelled(self.keep(&leadership, sent))
+            .run_until_cancelled(self.renew_until_lost(&leadership, sent))
             .await
             .is_none();
         let is_ours = leadership.is_held();
@@ -218,7 +218,7 @@ impl Elector {
 
     /// Renews the lease until that fails for too long, or another replica holds it. A renewal is sent each
     /// `retry_period`, whether or not the one before was answered: its connection may be dead.
-    async fn keep(&mut self, leadership: &Leadership, mut renewed: Instant) {
+    async fn renew_until_lost(&mut self, leadership: &Leadership, mut renewed: Instant) {
         let Timing {
             renew_deadline,
             retry_period,

@@ -9,7 +9,7 @@ const ANY_VERSION: &str = "resourceVersion=0";
 
 /// Has a list that is streamed be as new as the store. One API server of several may be behind: a list of its
 /// would take a process that starts back to before what the one before it wrote.
-pub(super) fn ask_for_most_recent<B>(request: &mut Request<B>) {
+pub(super) fn request_most_recent<B>(request: &mut Request<B>) {
     let uri = request.uri();
     let Some(query) = uri.query() else { return };
     let pairs = || query.split('&');
@@ -42,7 +42,7 @@ mod tests {
             *request.uri_mut() = format!("https://server/apis/g/v1/machines{asked}")
                 .parse()
                 .unwrap();
-            ask_for_most_recent(&mut request);
+            request_most_recent(&mut request);
             assert_eq!(
                 request.uri().to_string(),
                 format!("https://server/apis/g/v1/machines{sent}")

@@ -40,11 +40,11 @@ pub(super) struct Page {
 impl Pages {
     /// Makes the page that a request asks for no larger than one of this path may be; the page,
     /// if its answer is bounded.
-    pub(super) fn ask<B>(&self, request: &mut Request<B>) -> Option<Page> {
+    pub(super) fn bound<B>(&self, request: &mut Request<B>) -> Option<Page> {
         let uri = request.uri();
         let (path, query) = (uri.path().to_owned(), uri.query()?);
         let is_limit = |pair: &&str| pair.starts_with("limit=");
-        let asked: u32 = query
+        let requested: u32 = query
             .split('&')
             .find(is_limit)?
             .strip_prefix("limit=")?
@@ -56,8 +56,8 @@ impl Pages {
             .unwrap_or_else(PoisonError::into_inner)
             .get(&path)
             .copied();
-        let limit = known.map_or(asked, |known| known.min(asked));
-        if limit < asked {
+        let limit = known.map_or(requested, |known| known.min(requested));
+        if limit < requested {
             let pairs = query.split('&').map(|pair| {
                 if is_limit(&pair) {
                     format!("limit={limit}")
@@ -98,7 +98,7 @@ mod tests {
     fn asked(pages: &Pages, query: &str) -> (String, Option<u32>) {
         let mut request = Request::new(());
         *request.uri_mut() = format!("{PATH}{query}").parse().unwrap();
-        let page = pages.ask(&mut request);
+        let page = pages.bound(&mut request);
         let sent = request.uri().to_string().replace(PATH, "");
         (sent, page.map(|page| page.limit))
     }

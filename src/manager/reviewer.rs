@@ -92,15 +92,15 @@ impl Reviewer {
         } else {
             &self.other_slots
         };
-        let asked = async {
+        let reviewed = async {
             let _slot = slots.acquire().await;
             // The caller before us may have asked the same.
             match self.cache(|all| all.get(&key)) {
                 Some(decision) => Ok(decision),
-                None => self.ask(token, path).await,
+                None => self.review_token(token, path).await,
             }
         };
-        let decision = timeout(REVIEW_TIMEOUT, asked)
+        let decision = timeout(REVIEW_TIMEOUT, reviewed)
             .await
             .map_err(|_elapsed| ReviewError::TimedOut)??;
         self.cache(|all| all.insert(key, decision));
@@ -111,7 +111,7 @@ impl Reviewer {
         act(&mut self.cache.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn ask(&self, token: &str, path: &str) -> Result<Decision, ReviewError> {
+    async fn review_token(&self, token: &str, path: &str) -> Result<Decision, ReviewError> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -126,12 +126,12 @@ impl Reviewer {
             .map_err(ReviewError::Token)?;
         let status = answer.status.unwrap_or_default();
         match status.user {
-            Some(user) if status.authenticated == Some(true) => self.ask_access(user, path).await,
+            Some(user) if status.authenticated == Some(true) => self.review_access(user, path).await,
             Some(_) | None => Ok(Decision::Unauthenticated),
         }
     }
 
-    async fn ask_access(&self, user: UserInfo, path: &str) -> Result<Decision, ReviewError> {
+    async fn review_access(&self, user: UserInfo, path: &str) -> Result<Decision, ReviewError> {
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
                 non_resource_attributes: Some(NonResourceAttributes {

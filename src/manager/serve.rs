@@ -117,7 +117,7 @@ async fn answer(
 ) {
     let ticket = Arc::clone(ticket);
     let service = router.map_request(move |request: Request<Incoming>| {
-        ticket.asked();
+        ticket.record_request();
         request
     });
     let served = http1::Builder::new()

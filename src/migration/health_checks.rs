@@ -41,7 +41,7 @@ struct Spec {
 }
 
 /// Looks for them. An operator need not be permitted to, and a management cluster need not have the kind in
-/// this version: what stands in no write's way is said, and is no error.
+/// this version: what stands in no write's way is reported, and is no error.
 ///
 /// # Errors
 /// The API server can't be reached, or fails.

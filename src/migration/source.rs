@@ -48,7 +48,7 @@ pub struct ClassKey {
     pub kind: String,
     /// Its name.
     pub name: String,
-    /// Its group, where it is said.
+    /// Its group, where it is named.
     pub api_group: String,
 }
 

@@ -1,4 +1,4 @@
-//! What can be migrated, and what is said of what can't.
+//! What can be migrated, and what is reported of what can't.
 
 use std::convert::Infallible;
 
@@ -94,7 +94,7 @@ fn target(bootstrap: Option<&str>, secrets_of_other_namespaces: bool) -> Destina
     }
 }
 
-/// What is said once the objects are changed like this.
+/// What is reported once the objects are changed like this.
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Vec<Value>)) -> String {
     let mut all = objects();

@@ -32,7 +32,7 @@ const OF_VMS: [&str; 4] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vm {
     /// It sees it.
-    There,
+    Present,
     /// It does not see it.
     Absent,
     /// It could not say, in words.
@@ -216,7 +216,7 @@ impl Remains {
         }
         for (name, vm) in vms {
             match vm {
-                Vm::There => {}
+                Vm::Present => {}
                 Vm::Absent => all.push(format!(
                     "the driver does not see the VM of Machine {name} of machine-controller-manager: if it \
                         was deleted since, take the finalizers of that Machine away and delete it"

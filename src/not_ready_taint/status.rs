@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::plan::Removal;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
-use crate::apiserver::Note;
+use crate::apiserver::NewEvent;
 use crate::workload_cluster::Unreachable;
 use cmi_driver::ErrorChain;
 
@@ -55,7 +55,7 @@ pub fn after(
 }
 
 /// The event that it is worth: neither does the status show it, nor is it a repeat.
-pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> Option<Note> {
+pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> Option<NewEvent> {
     let (state, reason, text) = condition(removal, progress);
     let status = machine.status.as_ref();
     let shown =
@@ -67,11 +67,11 @@ pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> 
             shown.is_none_or(|shown| shown.reason != reason)
         }
     };
-    is_new.then(|| Note {
+    is_new.then(|| NewEvent {
         warning: state != ConditionStatus::True,
         reason: reason.to_owned(),
         action: "RemoveTaint",
-        text,
+        note: text,
     })
 }
 

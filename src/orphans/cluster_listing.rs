@@ -22,7 +22,7 @@ pub struct ClusterListing {
     /// The Cluster.
     pub scope: Scope,
     /// When the first list was asked for.
-    pub asked: Instant,
+    pub requested_at: Instant,
     /// Each VM once, in the order of their ids.
     pub vms: Vec<ListedMachine>,
     /// The class in whose list each of them was: that list is whole, whatever became of others.
@@ -59,7 +59,7 @@ pub async fn lists(
 ) -> ClusterListing {
     let mut listed = ClusterListing {
         scope: watched.scope.clone(),
-        asked: Instant::now(),
+        requested_at: Instant::now(),
         vms: Vec::new(),
         classes: Vec::new(),
         unknown: HashSet::new(),
@@ -122,7 +122,7 @@ mod tests {
                 uid: "u".to_owned(),
                 cluster_id: "c-1".to_owned(),
             },
-            asked: Instant::now(),
+            requested_at: Instant::now(),
             vms,
             classes,
             unknown: HashSet::new(),

@@ -76,14 +76,14 @@ impl DeletionLog {
         if let Ok(machine) = &object.0
             && let Some(class) = retained_class(machine)
         {
-            seen.classes.keep(class);
+            seen.classes.insert(class);
         }
         if meta.deletion_timestamp.is_none() || keeps_vm {
             return;
         }
         if let Some((id, during)) = MachineId::of_metadata(meta).zip(during) {
             let machine = NamespacedName::of(meta);
-            seen.keep(id.tag(), ObservedDeletion { machine, at, during });
+            seen.insert(id.tag(), ObservedDeletion { machine, at, during });
         }
     }
 
@@ -126,7 +126,7 @@ impl DeletionLog {
 }
 
 impl DeletionRecords {
-    fn keep(&mut self, id: &str, deletion: ObservedDeletion) {
+    fn insert(&mut self, id: &str, deletion: ObservedDeletion) {
         if self.deletions.insert(id.to_owned(), deletion).is_some() {
             return;
         }

@@ -108,7 +108,7 @@ pub struct DeletionPolicy {
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     /// When the list was asked for, by the clock that only goes forward.
-    pub asked: Instant,
+    pub requested_at: Instant,
     /// The same by the calendar.
     pub now: Timestamp,
 }
@@ -133,7 +133,7 @@ pub enum Finding {
     /// An InfraMachine has it.
     Owned(NamespacedName),
     /// It is of a Cluster that this management cluster does not have: it is left alone,
-    /// and nothing is said of it.
+    /// and nothing is reported of it.
     Foreign,
     /// Nothing may be concluded now.
     Frozen(String),
@@ -150,7 +150,7 @@ pub enum Finding {
 ///
 /// A VM that is not listed any more is forgotten where the lists show that it `is_gone`: one that is in a
 /// list which failed is not.
-pub fn judge(
+pub fn classify(
     scope: &Scope,
     vms: &[ListedMachine],
     is_gone: impl Fn(&str) -> bool,
@@ -182,7 +182,7 @@ pub fn judge(
                     return finding;
                 }
             };
-            let observation = observe(observations, id, policy.gap, clock);
+            let observation = record_observation(observations, id, policy.gap, clock);
             match duplicate {
                 _ if !observation.is_confirmed => Finding::SeenOnce,
                 Some(key) => Finding::Duplicate(key),
@@ -193,13 +193,13 @@ pub fn judge(
 }
 
 /// Counts an observation.
-fn observe(observations: &mut Observations, id: &str, gap: Duration, clock: Clock) -> Observation {
+fn record_observation(observations: &mut Observations, id: &str, gap: Duration, clock: Clock) -> Observation {
     let observation = observations.entry(id.to_owned()).or_insert(Observation {
-        first: clock.asked,
+        first: clock.requested_at,
         since: clock.now,
         is_confirmed: false,
     });
-    let passed = clock.asked.saturating_duration_since(observation.first);
+    let passed = clock.requested_at.saturating_duration_since(observation.first);
     observation.is_confirmed |= passed > Duration::ZERO && passed >= gap;
     *observation
 }
@@ -234,11 +234,11 @@ pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, l
                 min_age: Duration::ZERO,
             };
             let clock = Clock {
-                asked: Instant::now(),
+                requested_at: Instant::now(),
                 now: Timestamp::now(),
             };
             let observation = Observation {
-                first: clock.asked,
+                first: clock.requested_at,
                 since: clock.now,
                 is_confirmed: true,
             };
@@ -292,7 +292,7 @@ fn keep_reasons(
 fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     match vm.created_at {
         Some(made) => elapsed(made, clock.now).unwrap_or_default(),
-        None => clock.asked.saturating_duration_since(observation.first),
+        None => clock.requested_at.saturating_duration_since(observation.first),
     }
 }
 

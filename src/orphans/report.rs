@@ -11,7 +11,7 @@ use super::deletion_log::ObservedDeletion;
 use super::owner::Scope;
 use super::plan::{Finding, Observations};
 use crate::api::conditions::reason;
-use crate::apiserver::Note;
+use crate::apiserver::NewEvent;
 use crate::configured_driver::ConfiguredDriver;
 use crate::listing::{ClassId, ClassRef};
 use crate::metrics::OrphanReason;
@@ -19,7 +19,7 @@ use cmi_driver::ListedMachine;
 
 /// How often the same is reported again.
 const REPEAT: Duration = Duration::from_hours(24);
-/// Events of a Cluster in one scan; how many there are besides is said in one more.
+/// Events of a Cluster in one scan; how many there are besides is reported in one more.
 const MAX_EVENTS: usize = 10;
 
 /// What is known and was reported of the VMs of a Cluster.
@@ -97,13 +97,13 @@ impl ReportState {
     /// duplicates any more are forgotten.
     fn announcements(
         &mut self,
-        judged: &[(&ListedMachine, &Finding)],
+        classified: &[(&ListedMachine, &Finding)],
         observed_deletion: impl Fn(&str) -> Option<ObservedDeletion>,
         now: Instant,
     ) -> Vec<Announcement> {
         self.forget();
         let mut announcements = Vec::new();
-        for (vm, finding) in judged {
+        for (vm, finding) in classified {
             let id = vm.provider_id.as_str();
             let found = match finding {
                 Finding::Orphan(keep_reasons) => {
@@ -171,9 +171,9 @@ pub async fn report(
     driver: &ConfiguredDriver,
     scope: &Scope,
     known: &mut ReportState,
-    judged: &[(&ListedMachine, &Finding)],
+    classified: &[(&ListedMachine, &Finding)],
 ) {
-    let mut announcements = known.announcements(judged, |id| ctx.observed_deletion(id), Instant::now());
+    let mut announcements = known.announcements(classified, |id| ctx.observed_deletion(id), Instant::now());
     for Announcement { reason, text } in &announcements {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
@@ -219,11 +219,11 @@ pub async fn record_abandoned_list(
 
 /// Records an event on the InfraCluster, or on the Cluster where that is not ours.
 pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, text: String) {
-    let note = Note {
+    let event = NewEvent {
         warning: true,
         reason: reason.to_owned(),
         action: "ListMachines",
-        text,
+        note: text,
     };
     let Some(cluster) = ctx
         .caches
@@ -237,8 +237,8 @@ pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, tex
             .get(&ObjectRef::new(key.name()).within(key.namespace()))
     });
     match infra {
-        Some(infra) => ctx.events.record(&*infra, note).await,
-        None => ctx.events.record(&*cluster, note).await,
+        Some(infra) => ctx.events.record(&*infra, event).await,
+        None => ctx.events.record(&*cluster, event).await,
     }
 }
 
@@ -310,7 +310,7 @@ mod tests {
         };
         ClusterListing {
             scope,
-            asked: Instant::now(),
+            requested_at: Instant::now(),
             vms: of_class.map(|_| vm()).into_iter().collect(),
             classes: of_class.map(|spec| Arc::new(class(spec))).into_iter().collect(),
             unknown: unknown.iter().map(|spec| class(spec).id()).collect(),
@@ -340,7 +340,7 @@ mod tests {
         );
     }
 
-    /// As above, where something is judged in the same scan.
+    /// As above, where something is classified in the same scan.
     #[test]
     fn a_vm_is_gone_when_the_list_that_it_was_in_is_there_or_is_not_asked_for_any_more() {
         let mut known = known();

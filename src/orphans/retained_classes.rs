@@ -47,7 +47,7 @@ impl Entry {
 
 impl RetainedClasses {
     /// Remembers a class: the last to be seen is the last of its Cluster to be forgotten.
-    pub fn keep(&mut self, class: RetainedClass) {
+    pub fn insert(&mut self, class: RetainedClass) {
         self.forget(&class);
         self.count += 1;
         let cluster = class.cluster.clone();
@@ -164,9 +164,9 @@ mod tests {
     fn many_classes_of_a_cluster_push_out_the_oldest_of_its_own_and_none_of_another() {
         let mut classes = RetainedClasses::default();
         let other = class("b", "c", 0, 8);
-        classes.keep(other.clone());
+        classes.insert(other.clone());
         for number in 0..5_000 {
-            classes.keep(class("a", "c", number, 8));
+            classes.insert(class("a", "c", number, 8));
         }
         assert!(has(&classes, &other));
         assert_eq!(classes.iter().count(), 1 + MAX_PER_CLUSTER);
@@ -180,10 +180,10 @@ mod tests {
             .map(|number| class(&format!("b{number}"), "c", 0, 300))
             .collect();
         for other in &others {
-            classes.keep(other.clone());
+            classes.insert(other.clone());
         }
         for number in 0..500 {
-            classes.keep(class("a", &format!("c{number}"), number, 60_000));
+            classes.insert(class("a", &format!("c{number}"), number, 60_000));
             let bytes: usize = classes.iter().map(|entry| entry.class.spec.len() + BESIDE).sum();
             assert!(bytes == classes.bytes && bytes <= MAX_BYTES, "{bytes}");
         }
@@ -196,14 +196,14 @@ mod tests {
     fn a_class_that_cannot_be_listed_twice_in_a_row_is_forgotten_until_a_machine_of_it_is_deleted_again() {
         let mut classes = RetainedClasses::default();
         let lost = class("a", "c", 0, 8);
-        classes.keep(lost.clone());
+        classes.insert(lost.clone());
         assert!(!classes.unlistable(&lost));
         classes.listed(&lost);
         assert!(!classes.unlistable(&lost), "its Secret was replaced");
         assert!(classes.unlistable(&lost) && !has(&classes, &lost));
         assert!(!classes.unlistable(&lost), "it is reported once");
         assert_eq!(classes.bytes, 0);
-        classes.keep(lost.clone());
+        classes.insert(lost.clone());
         assert!(has(&classes, &lost));
     }
 }

@@ -42,7 +42,7 @@ pub struct Watched {
 }
 
 /// The objects that say what to list. They may be out of date: what follows from a list
-/// is judged by a live read.
+/// is classified by a live read.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     /// Clusters of Cluster API.

@@ -18,7 +18,7 @@ use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::apiserver::secrets::{SECRET_REF, Scrubber};
-use crate::apiserver::{Error, Note, patch_metadata};
+use crate::apiserver::{Error, NewEvent, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
 use crate::credentials;
 use crate::identity;
@@ -100,7 +100,7 @@ pub async fn correct(
     Ok(outcome.requeue)
 }
 
-/// The class for the call, when it may be made and would leave this process; else what is to be said.
+/// The class for the call, when it may be made and would leave this process; else what is to be reported.
 async fn prepared(
     gathered: &Gathered,
     ctx: &Context,
@@ -108,7 +108,7 @@ async fn prepared(
     permit: &Permit<'_>,
     restart: &Restart,
 ) -> Result<Result<MachineClass, Outcome>, Error> {
-    if let Enforcement::NotInForce(why) = ctx.policies.since(gathered.read_before).await {
+    if let Enforcement::NotInForce(why) = ctx.policies.enforcement_since(gathered.read_before).await {
         let requeue = Requeue::After(admission::CHECK_INTERVAL);
         return Ok(Err(not_done(
             reason::IDENTITY_NOT_GUARDED,
@@ -171,21 +171,27 @@ fn outcome(
         RestartResult::Made => restarted(remediation, record, now),
         RestartResult::NotMade if status.is_never_sent() => not_sent(&status),
         RestartResult::NotMade => not_made(&status),
-        RestartResult::MayBeMade => {
-            unanswered(remediation, record, (status.code().name(), &said(&status)), now)
-        }
-        RestartResult::NotPossible => hand_over(reason::RESTART_NOT_POSSIBLE, said(&status)),
+        RestartResult::MayBeMade => unanswered(
+            remediation,
+            record,
+            (status.code().name(), &message_of(&status)),
+            now,
+        ),
+        RestartResult::NotPossible => hand_over(reason::RESTART_NOT_POSSIBLE, message_of(&status)),
     }
 }
 
 fn not_sent(status: &Status) -> Outcome {
     let requeue = Requeue::BackOff(retry::requested_delay(status).unwrap_or_default());
-    not_done(status.code().name(), said(status), requeue)
+    not_done(status.code().name(), message_of(status), requeue)
 }
 
 /// The driver says that nothing was restarted: it is asked again by the table of codes.
 fn not_made(status: &Status) -> Outcome {
-    let message = format!("{}; no restart was made, and none counts for it", said(status));
+    let message = format!(
+        "{}; no restart was made, and none counts for it",
+        message_of(status)
+    );
     not_done(
         status.code().name(),
         message,
@@ -193,16 +199,16 @@ fn not_made(status: &Status) -> Outcome {
     )
 }
 
-fn said(status: &Status) -> String {
+fn message_of(status: &Status) -> String {
     format!("{}: {}", Operation::RestartMachine, status.message())
 }
 
-fn event(outcome: &Outcome) -> Note {
-    Note {
+fn event(outcome: &Outcome) -> NewEvent {
+    NewEvent {
         warning: outcome.reason != reason::RESTARTED,
         reason: outcome.reason.clone(),
         action: Operation::RestartMachine.name(),
-        text: outcome.message.clone(),
+        note: outcome.message.clone(),
     }
 }
 

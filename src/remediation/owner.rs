@@ -1,5 +1,5 @@
 //! The Machine that a remediation is for, as core's controllers see it: what is read of it, and the
-//! conditions by which they are told how its remediation stands. Pure.
+//! conditions by which they learn how its remediation stands. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};

@@ -82,7 +82,7 @@ pub struct Outcome {
     pub reason: String,
     /// In words.
     pub message: String,
-    /// What is to be said of it on the Machine, if anything is.
+    /// What is to be reported of it on the Machine, if anything is.
     pub verdict: Option<OwnerRemediation>,
     /// When it is looked at again.
     pub requeue: Requeue,

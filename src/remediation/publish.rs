@@ -13,7 +13,7 @@ use super::record::Record;
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, reason};
 use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
-use crate::apiserver::{Error, Note, patch_params, publish_status};
+use crate::apiserver::{Error, NewEvent, patch_params, publish_status};
 
 /// How often a write to a Machine is tried.
 const TRIES: u32 = 3;
@@ -30,7 +30,7 @@ pub async fn publish(
     if let (Some(machine), Some(verdict)) = (gathered.machine(), &outcome.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
         if is_new && verdict.owner_must_remediate {
-            record_failure(gathered, ctx, failure_note(outcome)).await;
+            record_failure(gathered, ctx, failure_event(outcome)).await;
         }
     }
     let status = status(&gathered.remediation, record, outcome, Timestamp::now());
@@ -38,19 +38,19 @@ pub async fn publish(
 }
 
 /// Records an event of the remediation, and logs it if it is a warning.
-pub async fn record_failure(gathered: &Gathered, ctx: &Context, note: Note) {
+pub async fn record_failure(gathered: &Gathered, ctx: &Context, event: NewEvent) {
     let driver = gathered.infra_and_driver().map(|(_, driver)| driver.name());
     let (driver, remediation) = (driver.unwrap_or_default(), &gathered.remediation);
-    ctx.events.record_failure(remediation, driver, READY, note).await;
+    ctx.events.record_failure(remediation, driver, READY, event).await;
 }
 
 /// The event of a Machine that its owner has to replace.
-fn failure_note(outcome: &Outcome) -> Note {
-    Note {
+fn failure_event(outcome: &Outcome) -> NewEvent {
+    NewEvent {
         warning: true,
         reason: outcome.reason.clone(),
         action: "Replace",
-        text: outcome.message.clone(),
+        note: outcome.message.clone(),
     }
 }
 

@@ -263,7 +263,7 @@ pub trait Objects {
     /// This can.
     fn patched(patch: json_patch::Patch) -> Self::Response;
 
-    /// It can't be said now.
+    /// It is not known now.
     fn failed(why: &str) -> Self::Response;
 }
 
@@ -454,7 +454,7 @@ impl UpdateMachineResponse {
         }
     }
 
-    /// It can't be said how far it is.
+    /// It is not known how far it is.
     pub fn failed(why: impl Into<String>) -> Self {
         Self {
             common: Common::new(Hook::UpdateMachine, ResponseStatus::Failure, why),

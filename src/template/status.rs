@@ -18,7 +18,7 @@ use cmi_driver::{ClassDescription, Code, Operation, Status};
 pub enum Described {
     /// This.
     Known(ClassDescription),
-    /// The driver does not say. It takes the spec, as far as can be told.
+    /// The driver does not say. It takes the spec, as far as is known.
     NotOffered,
     /// The spec can't be handed to the driver: why, and where.
     Refused(String),

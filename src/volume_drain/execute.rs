@@ -46,7 +46,7 @@ pub async fn set_hook(gathered: &Gathered, ctx: &Context) -> Result<Requeue, Err
     Ok(Requeue::After(LONG_WAIT))
 }
 
-/// Lets Cluster API go on. What is to be said of it is said before: the object may be gone then.
+/// Lets Cluster API go on. What is to be reported of it is reported before: the object may be gone then.
 pub async fn release(gathered: &Gathered, ctx: &Context, end: &End) -> Result<Requeue, Error> {
     let (_, name, uid) = gathered.machine_names();
     // Not even a status that is refused holds the deletion up.
@@ -267,7 +267,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ids::Busy;
     };
-    let capabilities = match permit.ask_capabilities().await {
+    let capabilities = match permit.fetch_capabilities().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ids::Failed(status),
     };

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use crate::api::v1alpha1::InfraMachineSpec;
 
-    fn said(value: &str) -> OptIn {
+    fn opt_in(value: &str) -> OptIn {
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
         let annotation = (labels::VOLUME_DRAIN.to_owned(), value.to_owned());
         infra.metadata.annotations = Some([annotation].into());
@@ -75,9 +75,9 @@ mod tests {
     #[test]
     fn a_time_from_a_second_to_an_hour_is_taken_and_two_minutes_without_one() {
         for (value, seconds) in [("", 120), ("true", 120), ("90s", 90), ("1m30s", 90), ("1h", 3600)] {
-            assert_eq!(said(value), OptIn::Yes(Duration::from_secs(seconds)), "{value}");
+            assert_eq!(opt_in(value), OptIn::Yes(Duration::from_secs(seconds)), "{value}");
         }
-        assert_eq!(said("false"), OptIn::No);
+        assert_eq!(opt_in("false"), OptIn::No);
         let without = InfraMachine::new("m", InfraMachineSpec::default());
         assert_eq!(OptIn::of(&without).timeout(), None);
     }
@@ -85,9 +85,9 @@ mod tests {
     #[test]
     fn what_is_no_such_time_is_shown_in_part_and_counts_as_two_minutes() {
         for value in ["soon", "0s", "-1m", "2h", "120"] {
-            assert_eq!(said(value), OptIn::Invalid(value.to_owned()));
-            assert_eq!(said(value).timeout(), Some(DEFAULT_TIMEOUT));
+            assert_eq!(opt_in(value), OptIn::Invalid(value.to_owned()));
+            assert_eq!(opt_in(value).timeout(), Some(DEFAULT_TIMEOUT));
         }
-        assert_eq!(said(&"x".repeat(100)), OptIn::Invalid("x".repeat(MAX_SHOWN)));
+        assert_eq!(opt_in(&"x".repeat(100)), OptIn::Invalid("x".repeat(MAX_SHOWN)));
     }
 }

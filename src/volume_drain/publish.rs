@@ -10,7 +10,7 @@ use super::record::Eviction;
 use super::status::{self, DrainCondition};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, conditions, labels};
-use crate::apiserver::{Error, Note, patch_params, publish_status};
+use crate::apiserver::{Error, NewEvent, patch_params, publish_status};
 use crate::identity;
 
 /// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
@@ -30,8 +30,8 @@ pub async fn show_on(
     if report.is_none() && !status::is_shown(infra) {
         return Ok(());
     }
-    if let Some(note) = report.and_then(|report| status::event(infra, report)) {
-        record_failure(infra, ctx, note).await;
+    if let Some(event) = report.and_then(|report| status::event(infra, report)) {
+        record_failure(infra, ctx, event).await;
     }
     let after = status::after(infra, report, Timestamp::now());
     publish_status(&api(infra, ctx), &infra.metadata, infra.status.as_ref(), &after).await?;
@@ -39,10 +39,10 @@ pub async fn show_on(
 }
 
 /// Records an event of the drain, and logs it if it is a warning.
-pub async fn record_failure(infra: &InfraMachine, ctx: &Context, note: Note) {
+pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent) {
     let driver = identity::driver_name(infra);
     let condition = conditions::VOLUMES_DRAINED;
-    ctx.events.record_failure(infra, driver, condition, note).await;
+    ctx.events.record_failure(infra, driver, condition, event).await;
 }
 
 /// Writes down which pod is evicted, on the version of the object that the plan was made from, and reads it

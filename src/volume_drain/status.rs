@@ -8,7 +8,7 @@ use super::step::Waiting;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
-use crate::apiserver::Note;
+use crate::apiserver::NewEvent;
 use crate::workload_cluster::Unreachable;
 use cmi_driver::ErrorChain;
 
@@ -131,21 +131,21 @@ pub fn unreachable(cause: &Unreachable) -> DrainCondition {
 }
 
 /// An event that the volumes of a pod were not waited for any longer.
-pub fn timed_out(waiting: &Waiting) -> Note {
+pub fn timed_out(waiting: &Waiting) -> NewEvent {
     let what = if waiting.volumes.is_empty() {
         "it is still there".to_owned()
     } else {
         format!("{} is still attached", named(&waiting.volumes))
     };
-    Note {
+    NewEvent {
         warning: true,
         reason: reason::VOLUME_DETACH_TIMED_OUT.to_owned(),
         action: "EvictPod",
-        text: format!("the pod {} is not waited for any longer: {what}", waiting.pod),
+        note: format!("the pod {} is not waited for any longer: {what}", waiting.pod),
     }
 }
 
-/// How it ended; nothing where there is nothing to be said.
+/// How it ended; nothing where there is nothing to be reported.
 pub fn ended(end: &End) -> Option<DrainCondition> {
     let left = "Cluster API drains the Node by itself";
     Some(match end {
@@ -224,13 +224,13 @@ pub fn after(infra: &InfraMachine, report: Option<&DrainCondition>, now: Timesta
 }
 
 /// The event that it is worth: what is not shown yet, and no step of many.
-pub fn event(infra: &InfraMachine, report: &DrainCondition) -> Option<Note> {
+pub fn event(infra: &InfraMachine, report: &DrainCondition) -> Option<NewEvent> {
     let is_new = shown(infra) != Some(report.reason.as_str());
     let is_end = report.state == ConditionStatus::True || report.reason == reason::VOLUME_DRAIN_SKIPPED;
-    (is_new && (report.is_warning || is_end)).then(|| Note {
+    (is_new && (report.is_warning || is_end)).then(|| NewEvent {
         warning: report.is_warning,
         reason: report.reason.clone(),
         action: "DrainVolumes",
-        text: report.message.clone(),
+        note: report.message.clone(),
     })
 }

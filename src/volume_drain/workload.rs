@@ -211,13 +211,13 @@ pub async fn evict(
         | StatusCode::CONFLICT
         | StatusCode::FORBIDDEN
         | StatusCode::BAD_REQUEST
-        | StatusCode::UNPROCESSABLE_ENTITY => Ok(EvictionResult::Refused(said(&answer))),
+        | StatusCode::UNPROCESSABLE_ENTITY => Ok(EvictionResult::Refused(message_of(&answer))),
         _ => Err(answer.refusal()),
     }
 }
 
 /// What the API server says of an eviction: as a rule, which budget forbids it.
-fn said(answer: &Answer) -> String {
+fn message_of(answer: &Answer) -> String {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Status {

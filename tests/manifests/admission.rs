@@ -90,7 +90,7 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let first = policies(&client);
-    in_force(&first.since(Instant::now()).await)?;
+    in_force(&first.enforcement_since(Instant::now()).await)?;
     let installed = versions(&admin).await?;
     for object in manifests::policies()? {
         let kind = object["kind"].as_str().context("a kind")?;
@@ -104,8 +104,8 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
         ensure!(!found.annotations().contains_key(UNCONFIRMED), "{found:?}");
     }
     // The next start, and every check: nothing is written.
-    in_force(&policies(&client).since(Instant::now()).await)?;
-    in_force(&first.since(Instant::now()).await)?;
+    in_force(&policies(&client).enforcement_since(Instant::now()).await)?;
+    in_force(&first.enforcement_since(Instant::now()).await)?;
     ensure!(versions(&admin).await? == installed, "written again");
 
     // Refused to a user without the right to write identities.
@@ -155,12 +155,12 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let running = policies(&client);
-    in_force(&running.since(Instant::now()).await)?;
+    in_force(&running.enforcement_since(Instant::now()).await)?;
     // Where there are no identities, none can be forged: what is gone is put back.
     of(&admin, BINDING)
         .delete("capcmi-provider-id", &DeleteParams::default())
         .await?;
-    in_force(&running.since(Instant::now()).await)?;
+    in_force(&running.enforcement_since(Instant::now()).await)?;
 
     let namespace = cluster.namespace("machines").await?;
     let machine = object(
@@ -170,7 +170,7 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
         &json!({}),
     );
     cluster.apply_yaml(&machine.to_string()).await?;
-    in_force(&running.since(Instant::now()).await)?;
+    in_force(&running.enforcement_since(Instant::now()).await)?;
     let confirm = async || {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {UNCONFIRMED: null}}}));
         of(&admin, POLICY)
@@ -182,19 +182,19 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
     of(&admin, BINDING)
         .delete("capcmi-provider-id", &DeleteParams::default())
         .await?;
-    unconfirmed(&running.since(Instant::now()).await)?;
+    unconfirmed(&running.enforcement_since(Instant::now()).await)?;
     of(&admin, BINDING).get("capcmi-provider-id").await?;
-    unconfirmed(&policies(&client).since(Instant::now()).await)?;
+    unconfirmed(&policies(&client).enforcement_since(Instant::now()).await)?;
     confirm().await?;
-    in_force(&running.since(Instant::now()).await)?;
+    in_force(&running.enforcement_since(Instant::now()).await)?;
 
     // Taken away and put back between two checks.
     let name = "capcmi-reserved-annotations";
     of(&admin, POLICY).delete(name, &DeleteParams::default()).await?;
     cluster.apply_yaml(&manifests::stream(&[Part::Policy])?).await?;
-    unconfirmed(&running.since(Instant::now()).await)?;
+    unconfirmed(&running.enforcement_since(Instant::now()).await)?;
     confirm().await?;
-    in_force(&running.since(Instant::now()).await)?;
+    in_force(&running.enforcement_since(Instant::now()).await)?;
 
     // Made to let everything through, and found so by a start.
     let audit = Patch::Merge(json!({"spec": {"validationActions": ["Audit"]}}));
@@ -202,18 +202,18 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
         .patch(name, &PatchParams::default(), &audit)
         .await?;
     let restarted = policies(&client);
-    unconfirmed(&restarted.since(Instant::now()).await)?;
+    unconfirmed(&restarted.enforcement_since(Instant::now()).await)?;
     let actions = of(&admin, BINDING).get(name).await?.data["spec"]["validationActions"].clone();
     ensure!(actions == json!(["Deny"]), "{actions}");
     confirm().await?;
-    in_force(&restarted.since(Instant::now()).await)?;
+    in_force(&restarted.enforcement_since(Instant::now()).await)?;
 
     // Made to refuse nothing, and found so by a start: no version of the provider has put that there.
     let void = Patch::Merge(json!({"spec": {"validations": [{"expression": "true"}]}}));
     of(&admin, POLICY)
         .patch(name, &PatchParams::default(), &void)
         .await?;
-    unconfirmed(&policies(&client).since(Instant::now()).await)?;
+    unconfirmed(&policies(&client).enforcement_since(Instant::now()).await)?;
     let expected = manifests::policies()?
         .into_iter()
         .find(|object| object["metadata"]["name"] == name)
@@ -245,23 +245,23 @@ async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_nei
         Ok(policies(&client).of_version(&"0.0.1".parse()?, older_policies()?))
     };
     let (old, new) = (older()?, policies(&client));
-    in_force(&old.since(Instant::now()).await)?;
+    in_force(&old.enforcement_since(Instant::now()).await)?;
     let namespace = cluster.namespace("machines").await?;
     let metadata = json!({"annotations": {IDENTITY: "x"}, "namespace": namespace});
     let machine = object("InfraMachine", "m", &metadata, &json!({}));
     cluster.apply_yaml(&machine.to_string()).await?;
-    in_force(&old.since(Instant::now()).await)?;
+    in_force(&old.enforcement_since(Instant::now()).await)?;
 
     // The newer one comes, while the older one runs: it takes the policies over, and there they stay.
-    in_force(&new.since(Instant::now()).await)?;
+    in_force(&new.enforcement_since(Instant::now()).await)?;
     let installed = versions(&admin).await?;
     for _ in 0..3 {
-        in_force(&old.since(Instant::now()).await)?;
-        in_force(&new.since(Instant::now()).await)?;
+        in_force(&old.enforcement_since(Instant::now()).await)?;
+        in_force(&new.enforcement_since(Instant::now()).await)?;
     }
     // Both start anew; at last the newer one is gone, as when an upgrade is taken back.
-    in_force(&policies(&client).since(Instant::now()).await)?;
-    in_force(&older()?.since(Instant::now()).await)?;
+    in_force(&policies(&client).enforcement_since(Instant::now()).await)?;
+    in_force(&older()?.enforcement_since(Instant::now()).await)?;
     ensure!(versions(&admin).await? == installed, "they were written again");
     let spec = of(&admin, POLICY).get("capcmi-reserved-annotations").await?.data["spec"].clone();
     let said = spec["validations"][0]["message"].as_str().unwrap_or_default();
@@ -276,8 +276,8 @@ async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_nei
             &Patch::Merge(&narrowed),
         )
         .await?;
-    unconfirmed(&old.since(Instant::now()).await)?;
-    unconfirmed(&new.since(Instant::now()).await)?;
+    unconfirmed(&old.enforcement_since(Instant::now()).await)?;
+    unconfirmed(&new.enforcement_since(Instant::now()).await)?;
     Ok(())
 }
 
@@ -296,7 +296,11 @@ async fn clusterctl_deletes_the_provider_and_leaves_the_policies() -> Result<()>
             .args(["apply", "--server-side", "--force-conflicts", "-f"])
             .arg(&path),
     )?;
-    in_force(&policies(&provider(&cluster).await?).since(Instant::now()).await)?;
+    in_force(
+        &policies(&provider(&cluster).await?)
+            .enforcement_since(Instant::now())
+            .await,
+    )?;
     let installed = versions(&admin).await?;
 
     let delete = || {

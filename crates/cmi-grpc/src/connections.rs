@@ -175,7 +175,7 @@ impl Table {
         Some(entry)
     }
 
-    fn asked(&mut self, id: u64) {
+    fn record_request(&mut self, id: u64) {
         let last = self.tick();
         let Some(entry) = self.served.get_mut(&id) else {
             return;
@@ -225,8 +225,8 @@ impl Table {
 
 impl Ticket {
     /// To be called when the connection makes a request.
-    pub fn asked(&self) {
-        self.shared.table().asked(self.id);
+    pub fn record_request(&self) {
+        self.shared.table().record_request(self.id);
     }
 
     /// Resolves when the connection has to be closed, since there are too many.
@@ -265,13 +265,13 @@ struct Preface {
 
 /// Knows that a connection makes a request. Does not keep it open.
 #[derive(Clone, Debug)]
-pub struct Asker(Weak<Ticket>);
+pub struct RequestRecorder(Weak<Ticket>);
 
-impl Asker {
+impl RequestRecorder {
     /// To be called when the connection makes a request.
-    pub fn asked(&self) {
+    pub fn record_request(&self) {
         if let Some(ticket) = self.0.upgrade() {
-            ticket.asked();
+            ticket.record_request();
         }
     }
 }
@@ -292,8 +292,8 @@ impl<IO> Admitted<IO> {
     }
 
     /// What is to be notified of requests.
-    pub fn asker(&self) -> Asker {
-        Asker(Arc::downgrade(&self.ticket))
+    pub fn request_recorder(&self) -> RequestRecorder {
+        RequestRecorder(Arc::downgrade(&self.ticket))
     }
 
     /// The error that ends an evicted connection; wakes the task when it is evicted later.
@@ -421,7 +421,7 @@ mod tests {
     async fn silent_connections_do_not_evict_those_that_have_asked() {
         let connections = Connections::new(8);
         let working = admit_all(&connections, peer(1), 4).await;
-        working.iter().for_each(Ticket::asked);
+        working.iter().for_each(Ticket::record_request);
         let _silent = admit_all(&connections, peer(1), 12).await;
         assert!(!working.iter().any(is_evicted));
     }
@@ -430,9 +430,9 @@ mod tests {
     async fn connections_that_have_asked_leave_half_of_the_room_to_new_ones() {
         let connections = Connections::new(8);
         let working = admit_all(&connections, peer(1), 8).await;
-        working.iter().for_each(Ticket::asked);
+        working.iter().for_each(Ticket::record_request);
         // The first asks again, so that the second is idle for longest.
-        working[0].asked();
+        working[0].record_request();
         let new = admit_all(&connections, peer(2), 4).await;
         assert!(!new.iter().any(is_evicted));
         let evicted: Vec<_> = working.iter().map(is_evicted).collect();
@@ -449,7 +449,7 @@ mod tests {
             assert!(!is_evicted(&ticket));
             tickets.push(ticket);
             if step % 3 == 0 {
-                tickets[step * 5 % tickets.len()].asked();
+                tickets[step * 5 % tickets.len()].record_request();
             }
             if step % 11 == 0 {
                 tickets.swap_remove(step % tickets.len());

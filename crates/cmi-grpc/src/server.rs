@@ -91,12 +91,12 @@ struct Service {
 }
 
 type SendTrailers = fn(http::Response<tonic::body::Body>) -> http::Response<tonic::body::Body>;
-type NoteAsked = fn(http::Request<tonic::body::Body>) -> http::Request<tonic::body::Body>;
+type RecordRequest = fn(http::Request<tonic::body::Body>) -> http::Request<tonic::body::Body>;
 type Layers = tower::layer::util::Stack<
     MapResponseLayer<SendTrailers>,
     tower::layer::util::Stack<
         DeadlineLayer,
-        tower::layer::util::Stack<MapRequestLayer<NoteAsked>, tower::layer::util::Identity>,
+        tower::layer::util::Stack<MapRequestLayer<RecordRequest>, tower::layer::util::Identity>,
     >,
 >;
 
@@ -113,7 +113,7 @@ impl Service {
         let router = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .layer(MapRequestLayer::new(listener::note_asked as NoteAsked))
+            .layer(MapRequestLayer::new(listener::record_request as RecordRequest))
             .layer(DeadlineLayer)
             .layer(MapResponseLayer::new(trailing::send as SendTrailers))
             .add_service(IdentityServer::new(plugin.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))

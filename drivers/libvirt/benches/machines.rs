@@ -1,6 +1,6 @@
 //! What the driver takes to make and to delete machines on a real libvirt host, with guests that boot.
 //!
-//! A machine is there when its QEMU runs: the guest's boot comes after. QEMU's own start and end are told
+//! A machine is there when its QEMU runs: the guest's boot comes after. QEMU's own start and end are measured
 //! apart on the wire to libvirtd; what is left is the driver's, and libvirt's for all else that it is asked.
 
 #![allow(clippy::panic)]

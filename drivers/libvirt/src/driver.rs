@@ -308,7 +308,7 @@ impl LibvirtDriver {
             .await;
         match made {
             Ok(Created::Made(machine)) => Ok(Machine {
-                last_known_state: (!is_told_by_spec(&asked, &request)).then_some(record),
+                last_known_state: (!is_placed_by_spec(&asked, &request)).then_some(record),
                 ..*machine
             }),
             // The next try may be made on another host. Where another process has placed it, that one may
@@ -345,7 +345,7 @@ impl LibvirtDriver {
             // What can't be seen on a host that can't have it does not matter.
             let pools = required.then(|| self.storage_pools());
             async move {
-                let removal = survey::ask(host, required, move |connect| {
+                let removal = survey::query(host, required, move |connect| {
                     let _held = held;
                     match pools {
                         Some(pools) => machines::delete(connect, &key, &pools),
@@ -366,7 +366,7 @@ impl LibvirtDriver {
 /// Whether the spec says where the VM is, by its failure domain: a placement record beside it would cost a
 /// write. The only host of a pool does not say it, since the pool may have another by the time of the next
 /// call.
-fn is_told_by_spec(asked: &MachineCall, request: &CreateMachineRequest) -> bool {
+fn is_placed_by_spec(asked: &MachineCall, request: &CreateMachineRequest) -> bool {
     asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
 }
 
@@ -628,23 +628,26 @@ mod tests {
     /// A host that is taken out of its pool has the VM all the same.
     #[test]
     fn the_host_is_noted_where_it_is_settled_by_the_pool_alone() {
-        let is_told = |pool: &str, zone: Option<&str>, brought: Option<LastKnownState>| {
+        let is_placed = |pool: &str, zone: Option<&str>, brought: Option<LastKnownState>| {
             let machine = machine(pool, zone);
             let asked = MachineCall::read(&machine, None).unwrap();
             let request = CreateMachineRequest {
                 machine,
                 last_known_state: brought,
             };
-            is_told_by_spec(&asked, &request)
+            is_placed_by_spec(&asked, &request)
         };
-        assert!(is_told("default", Some("host-b"), None));
-        assert!(!is_told("edge", None, None), "the pool has no other host, today");
-        assert!(!is_told("default", None, None));
+        assert!(is_placed("default", Some("host-b"), None));
+        assert!(
+            !is_placed("edge", None, None),
+            "the pool has no other host, today"
+        );
+        assert!(!is_placed("default", None, None));
         let record = PlacementRecord {
             host: "host-b".to_owned(),
         };
         assert!(
-            !is_told("default", Some("host-b"), Some(record.write().unwrap())),
+            !is_placed("default", Some("host-b"), Some(record.write().unwrap())),
             "what is kept is brought up to date"
         );
     }

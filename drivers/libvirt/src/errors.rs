@@ -4,7 +4,7 @@ use cmi_driver::{Code, Status};
 use virt::error::{Error, ErrorNumber};
 
 /// What an error of libvirt means, by its number. None is NOT_FOUND, upon which the provider would make a VM:
-/// that a domain is not there is said by the look-up alone.
+/// that a domain is not there is known by the look-up alone.
 #[rustfmt::skip]
 fn code_of(number: ErrorNumber) -> Code {
     use ErrorNumber as E;

@@ -148,7 +148,7 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
     }
 }
 
-/// Looks for a machine, and reads what can be said of it.
+/// Looks for a machine, and reads what can be reported of it.
 ///
 /// # Errors
 /// When the host did not say.

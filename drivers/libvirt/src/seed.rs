@@ -16,7 +16,7 @@ const SECTOR: usize = 2048;
 /// More than descriptors, path tables and two directories of three files take.
 const OVERHEAD: usize = 64 * SECTOR;
 
-/// What a guest is told besides its user data.
+/// What a guest is given besides its user data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// Changes when the guest is another one.

@@ -162,7 +162,7 @@ impl Domain<'_> {
         })
     }
 
-    /// Of several files of UEFI, libvirt takes the first that nothing is said against, which on Debian is the
+    /// Of several files of UEFI, libvirt takes the first that nothing excludes, which on Debian is the
     /// one that starts only what is signed.
     fn write_secure_boot(&self, xml: &mut Xml) -> io::Result<()> {
         let enabled = match self.firmware {

@@ -21,7 +21,7 @@ use cmi_grpc::client::Connector;
 pub(in crate::cli) struct InfoArgs {
     #[command(flatten)]
     plugin: PluginArgs,
-    /// File with drivers, of which each is asked.
+    /// File with drivers, of which each is called.
     #[arg(long, value_name = "FILE")]
     drivers_config: Option<PathBuf>,
     /// Ask this driver of the file alone.
@@ -63,17 +63,17 @@ enum Extension {
 pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> {
     args.plugin.awaited().await?;
     let mut failed = Vec::new();
-    for asked in chosen(&args)? {
-        match ask(&asked).await {
-            Ok(driver_info) => say(format!("{}:\n{driver_info}", asked.name).trim_end()),
+    for driver in chosen(&args)? {
+        match fetch(&driver).await {
+            Ok(driver_info) => say(format!("{}:\n{driver_info}", driver.name).trim_end()),
             Err(status) => {
                 say(&format!(
                     "{}: {}: {}",
-                    asked.name,
+                    driver.name,
                     status.code(),
                     status.message()
                 ));
-                failed.push(asked.name);
+                failed.push(driver.name);
             }
         }
     }
@@ -116,13 +116,13 @@ fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
 }
 
 /// Asks in the order of the CMI specification.
-async fn ask(asked: &ChosenDriver) -> cmi_driver::Result<DriverInfo> {
-    let driver = asked.driver.as_ref();
+async fn fetch(chosen: &ChosenDriver) -> cmi_driver::Result<DriverInfo> {
+    let driver = chosen.driver.as_ref();
     Ok(DriverInfo {
         info: driver.info().await?,
         capabilities: driver.capabilities().await?,
         readiness: Readiness::from_probe(driver.probe().await)?,
-        extension: extension(asked.connector.as_ref()).await?,
+        extension: extension(chosen.connector.as_ref()).await?,
     })
 }
 

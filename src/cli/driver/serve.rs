@@ -52,7 +52,7 @@ impl ServedKind {
     }
 }
 
-/// Serves until it is asked to stop. What is configured wrongly is said before anything is served (CMI-188).
+/// Serves until it is stopped. What is configured wrongly is reported before anything is served (CMI-188).
 pub(super) async fn serve(args: ServeArgs) -> Result<(), CommandError> {
     let driver = args
         .kind

@@ -110,7 +110,7 @@ fn headed<'a>(
 mod tests {
     use super::*;
 
-    fn told(checks: &HealthChecks) -> String {
+    fn printed(checks: &HealthChecks) -> String {
         let target = Destination {
             namespace: "ns".to_owned(),
             cluster: "c".to_owned(),
@@ -125,17 +125,17 @@ mod tests {
 
     #[test]
     fn every_health_check_is_named_with_what_to_do_and_one_line_says_that_they_are_not_known() {
-        assert_eq!(told(&HealthChecks::Known(Vec::new())), "");
+        assert_eq!(printed(&HealthChecks::Known(Vec::new())), "");
         let check = |name: &str| HealthCheck {
             name: name.to_owned(),
             machines: 2,
         };
-        let known = told(&HealthChecks::Known(vec![check("a"), check("b")]));
+        let known = printed(&HealthChecks::Known(vec![check("a"), check("b")]));
         for name in ["a", "b"] {
             let command = format!("--namespace ns {name} cluster.x-k8s.io/paused=\n");
             assert!(known.contains(&command), "{known}");
         }
-        let unknown = told(&HealthChecks::Unknown("for\nbidden".to_owned()));
+        let unknown = printed(&HealthChecks::Unknown("for\nbidden".to_owned()));
         assert!(
             unknown.trim().lines().count() == 1 && unknown.contains("bidden"),
             "{unknown}"

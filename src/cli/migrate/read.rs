@@ -54,7 +54,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
     for key in source.used_classes() {
         let api = api(client, namespace, GROUP, VERSION, &key.kind);
         let what = || format!("reading {} {namespace}/{} failed", key.kind, key.name);
-        // One that is missing is said with all else that is wrong.
+        // One that is missing is reported with all else that is wrong.
         if let Some(found) = api.get_opt(&key.name).await.with_context(what)? {
             source.add_class(&key.kind, serde_json::to_value(found)?);
         }

@@ -186,17 +186,17 @@ async fn with_credentials(
 async fn observe(driver: &ConfiguredDriver, object: &Object, class: MachineClass) -> Vm {
     let id = text(&object.body, "/spec/providerID");
     let permit = driver.acquire(Priority::Upkeep, &object.name).await;
-    if let Err(status) = permit.ask_capabilities().await {
+    if let Err(status) = permit.fetch_capabilities().await {
         return Vm::Unknown(format!("{}: {}", status.code(), status.message()));
     }
     let machine = MachineRef::new(&object.name, class);
     let found = match permit.observe_vm(machine, id.parse().ok()).await {
-        Ok(ObservedVm::There(machine) | ObservedVm::Uninitialized(machine)) => machine.provider_id,
+        Ok(ObservedVm::Present(machine) | ObservedVm::Uninitialized(machine)) => machine.provider_id,
         Ok(ObservedVm::Absent) => return Vm::Absent,
         Err(status) => return Vm::Unknown(format!("{}: {}", status.code(), status.message())),
     };
     if found.as_str() == id {
-        Vm::There
+        Vm::Present
     } else {
         Vm::Unknown(format!("it names the VM {found}, and not {id}"))
     }

@@ -95,25 +95,25 @@ fn boolean(value: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    fn said(arguments: &[&str]) -> CoreGate {
+    fn gate(arguments: &[&str]) -> CoreGate {
         of(&arguments.iter().map(|&one| one.to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
     fn a_gate_that_is_off_is_named_and_the_last_value_counts() {
         let on = "--feature-gates=MachinePool=false,RuntimeSDK=true,InPlaceUpdates=true";
-        assert_eq!(said(&["--leader-elect", on]), CoreGate::On);
+        assert_eq!(gate(&["--leader-elect", on]), CoreGate::On);
         assert_eq!(
-            said(&[on, "--feature-gates=InPlaceUpdates=false"]),
+            gate(&[on, "--feature-gates=InPlaceUpdates=false"]),
             CoreGate::Off("InPlaceUpdates")
         );
-        assert_eq!(said(&["--feature-gates=InPlaceUpdates=0", on]), CoreGate::On);
+        assert_eq!(gate(&["--feature-gates=InPlaceUpdates=0", on]), CoreGate::On);
         assert_eq!(
-            said(&["--feature-gates", "RuntimeSDK=False, InPlaceUpdates=true"]),
+            gate(&["--feature-gates", "RuntimeSDK=False, InPlaceUpdates=true"]),
             CoreGate::Off("RuntimeSDK")
         );
         assert_eq!(
-            said(&["--feature-gates=InPlaceUpdates=f"]),
+            gate(&["--feature-gates=InPlaceUpdates=f"]),
             CoreGate::Off("InPlaceUpdates")
         );
     }
@@ -127,7 +127,7 @@ mod tests {
             &["--feature-gates=RuntimeSDK=true,InPlaceUpdates=$(GATE)"],
             &["--feature-gates-file=RuntimeSDK=true,InPlaceUpdates=false"],
         ] {
-            assert!(matches!(said(arguments), CoreGate::Unknown(_)), "{arguments:?}");
+            assert!(matches!(gate(arguments), CoreGate::Unknown(_)), "{arguments:?}");
         }
     }
 }

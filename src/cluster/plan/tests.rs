@@ -101,7 +101,7 @@ fn a_cluster_without_an_endpoint_anywhere_says_so_and_keeps_no_machine_waiting()
 
 #[test]
 fn nothing_is_said_of_a_driver_that_was_not_asked() {
-    for unasked in [Zones::Unasked, Zones::NoSecrets("no".to_owned())] {
+    for unasked in [Zones::NotQueried, Zones::NoSecrets("no".to_owned())] {
         let after = status(&annotated("other"), &provision(), &unasked, Timestamp::UNIX_EPOCH);
         let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE);
         assert_eq!(shown, None, "{unasked:?}");
@@ -114,7 +114,7 @@ fn a_pause_leaves_the_generation_that_was_observed() {
     let mut infra = zoned();
     infra.metadata.generation = Some(7);
     let paused = Plan::Pause("by a test".to_owned());
-    let after = status(&infra, &paused, &Zones::Unasked, Timestamp::UNIX_EPOCH);
+    let after = status(&infra, &paused, &Zones::NotQueried, Timestamp::UNIX_EPOCH);
     assert!(conditions::is_true(&after.conditions, conditions::PAUSED));
     assert_eq!(
         after.observed_generation,
@@ -233,7 +233,7 @@ fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_
     assert_eq!(shown(&Zones::None), 0);
     assert_eq!(shown(&Zones::Known(Vec::new())), 0);
     for silence in [
-        Zones::Unasked,
+        Zones::NotQueried,
         Zones::Failed(Status::new(Code::Unavailable, "connection refused")),
         Zones::Failed(Status::new(Code::PermissionDenied, "no")),
         Zones::NotConfigured("no".to_owned()),

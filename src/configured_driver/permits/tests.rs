@@ -32,11 +32,11 @@ fn shared(all: u32) -> (Permits, Woken) {
 
 impl Permits {
     /// Asks for one in the name of the only namespace.
-    fn ask(&self, priority: Priority, key: &str, waker: Waker) -> bool {
-        self.ask_in("ns", priority, key, waker)
+    fn try_acquire(&self, priority: Priority, key: &str, waker: Waker) -> bool {
+        self.try_acquire_in("ns", priority, key, waker)
     }
 
-    fn ask_in(&self, namespace: &str, priority: Priority, key: &str, waker: Waker) -> bool {
+    fn try_acquire_in(&self, namespace: &str, priority: Priority, key: &str, waker: Waker) -> bool {
         self.acquire_or_queue(priority, Requester::new(key, namespace), waker)
     }
 }
@@ -47,11 +47,11 @@ fn creates_leave_a_reserve_that_a_deletion_finds_free() {
         let (permits, woken) = permits(all);
         let create = |n: u32| {
             let key = format!("create-{n}");
-            permits.ask(Priority::Create, &key, woken.waker(&key))
+            permits.try_acquire(Priority::Create, &key, woken.waker(&key))
         };
         let taken = (0..all).filter(|n| create(*n)).count();
         assert_eq!(taken, for_creates, "of {all}");
-        let deletion = permits.ask(Priority::Upkeep, "delete", woken.waker("delete"));
+        let deletion = permits.try_acquire(Priority::Upkeep, "delete", woken.waker("delete"));
         assert_eq!(deletion, all > 1, "of {all}");
     }
 }
@@ -59,17 +59,17 @@ fn creates_leave_a_reserve_that_a_deletion_finds_free() {
 #[test]
 fn a_waiter_is_woken_in_order_and_finds_the_permit_reserved() {
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    assert!(permits.try_acquire(Priority::Create, "a", woken.waker("a")));
     for key in ["b", "c", "b"] {
-        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
     }
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["b"], "one permit, one call, and the first place");
     assert!(
-        !permits.ask(Priority::Create, "d", woken.waker("d")),
+        !permits.try_acquire(Priority::Create, "d", woken.waker("d")),
         "it is reserved for b"
     );
-    assert!(permits.ask(Priority::Create, "b", woken.waker("b")));
+    assert!(permits.try_acquire(Priority::Create, "b", woken.waker("b")));
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["c"]);
 }
@@ -78,13 +78,13 @@ fn a_waiter_is_woken_in_order_and_finds_the_permit_reserved() {
 fn a_deletion_is_woken_before_the_creates_that_came_first() {
     let (permits, woken) = permits(2);
     for key in ["a", "b", "c"] {
-        permits.ask(Priority::Create, key, woken.waker(key));
+        permits.try_acquire(Priority::Create, key, woken.waker(key));
     }
-    assert!(permits.ask(Priority::Upkeep, "x", woken.waker("x")));
-    assert!(!permits.ask(Priority::Upkeep, "y", woken.waker("y")));
+    assert!(permits.try_acquire(Priority::Upkeep, "x", woken.waker("x")));
+    assert!(!permits.try_acquire(Priority::Upkeep, "y", woken.waker("y")));
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["y"]);
-    assert!(permits.ask(Priority::Upkeep, "y", woken.waker("y")));
+    assert!(permits.try_acquire(Priority::Upkeep, "y", woken.waker("y")));
     permits.release("ns", Priority::Upkeep);
     assert_eq!(woken.take(), ["b"]);
 }
@@ -92,8 +92,8 @@ fn a_deletion_is_woken_before_the_creates_that_came_first() {
 #[test]
 fn a_look_up_that_leads_to_a_create_counts_as_one() {
     let (permits, woken) = permits(2);
-    assert!(permits.ask(Priority::Upkeep, "a", woken.waker("a")));
-    assert!(permits.ask(Priority::Upkeep, "b", woken.waker("b")));
+    assert!(permits.try_acquire(Priority::Upkeep, "a", woken.waker("a")));
+    assert!(permits.try_acquire(Priority::Upkeep, "b", woken.waker("b")));
     assert!(permits.promote_to_create("ns"));
     assert!(
         !permits.promote_to_create("ns"),
@@ -109,13 +109,13 @@ async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does(
     let (permits, woken) = permits(4);
     for n in 0..4 {
         let key = format!("first-{n}");
-        assert!(permits.ask(Priority::Upkeep, &key, woken.waker(&key)));
+        assert!(permits.try_acquire(Priority::Upkeep, &key, woken.waker(&key)));
     }
     for n in 0..300 {
         let key = format!("idle-{n}");
-        assert!(!permits.ask(Priority::Upkeep, &key, woken.waker(&key)));
+        assert!(!permits.try_acquire(Priority::Upkeep, &key, woken.waker(&key)));
     }
-    assert!(!permits.ask(Priority::Create, "create", woken.waker("create")));
+    assert!(!permits.try_acquire(Priority::Create, "create", woken.waker("create")));
     let start = Instant::now();
     for _ in 0..4 {
         permits.release("ns", Priority::Upkeep);
@@ -129,7 +129,7 @@ async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does(
             permits.end(key);
         }
     }
-    assert!(permits.ask(Priority::Create, "create", woken.waker("create")));
+    assert!(permits.try_acquire(Priority::Create, "create", woken.waker("create")));
     assert_eq!(start.elapsed(), Duration::ZERO);
     let state = permits.lock();
     assert!(state.queued.is_empty() && state.woken.is_empty() && state.flows.keys().eq([&Arc::from("ns")]));
@@ -138,9 +138,9 @@ async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does(
 #[test]
 fn a_waiter_that_does_not_ask_again_is_not_woken() {
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    assert!(permits.try_acquire(Priority::Create, "a", woken.waker("a")));
     for key in ["deleted", "b"] {
-        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
     }
     permits.begin("deleted");
     permits.end("deleted");
@@ -152,15 +152,15 @@ fn a_waiter_that_does_not_ask_again_is_not_woken() {
 #[test]
 fn a_waiter_that_asked_in_its_reconcile_and_is_woken_before_that_ends_keeps_the_reserved_permit() {
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    assert!(permits.try_acquire(Priority::Create, "a", woken.waker("a")));
     permits.begin("b");
-    assert!(!permits.ask(Priority::Create, "b", woken.waker("b")));
+    assert!(!permits.try_acquire(Priority::Create, "b", woken.waker("b")));
     permits.release("ns", Priority::Create);
     permits.end("b");
     assert_eq!(woken.take(), ["b"]);
-    assert!(!permits.ask(Priority::Create, "c", woken.waker("c")));
+    assert!(!permits.try_acquire(Priority::Create, "c", woken.waker("c")));
     permits.begin("b");
-    assert!(permits.ask(Priority::Create, "b", woken.waker("b")));
+    assert!(permits.try_acquire(Priority::Create, "b", woken.waker("b")));
     permits.end("b");
 }
 
@@ -169,16 +169,16 @@ fn a_waiter_that_asked_in_its_reconcile_and_is_woken_before_that_ends_keeps_the_
 async fn a_permit_is_not_reserved_for_ever_for_one_that_does_not_come() {
     let (permits, woken) = permits(2);
     for key in ["a", "b"] {
-        assert!(permits.ask(Priority::Upkeep, key, woken.waker(key)));
+        assert!(permits.try_acquire(Priority::Upkeep, key, woken.waker(key)));
     }
     for key in ["gone", "c"] {
-        assert!(!permits.ask(Priority::Upkeep, key, woken.waker(key)));
+        assert!(!permits.try_acquire(Priority::Upkeep, key, woken.waker(key)));
     }
     permits.release("ns", Priority::Upkeep);
     assert_eq!(woken.take(), ["gone"]);
-    assert!(!permits.ask(Priority::Upkeep, "d", woken.waker("d")));
+    assert!(!permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
     tokio::time::advance(RESERVED_FOR).await;
-    assert!(permits.ask(Priority::Upkeep, "d", woken.waker("d")));
+    assert!(permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
     permits.release("ns", Priority::Upkeep);
     assert_eq!(woken.take(), ["c"]);
 }
@@ -190,20 +190,20 @@ async fn the_next_permit_is_the_one_of_the_namespace_that_has_the_fewest() {
     for n in 0..40 {
         let key = format!("many-{n}");
         assert_eq!(
-            permits.ask_in("many", Priority::Create, &key, woken.waker(&key)),
+            permits.try_acquire_in("many", Priority::Create, &key, woken.waker(&key)),
             n < 3
         );
     }
     for key in ["other-1", "other-2"] {
-        assert!(!permits.ask_in("other", Priority::Create, key, woken.waker(key)));
+        assert!(!permits.try_acquire_in("other", Priority::Create, key, woken.waker(key)));
     }
-    assert!(!permits.ask_in("third", Priority::Create, "third", woken.waker("third")));
+    assert!(!permits.try_acquire_in("third", Priority::Create, "third", woken.waker("third")));
     let mut order = Vec::new();
     for _ in 0..4 {
         permits.release("many", Priority::Create);
         for key in woken.take() {
             let namespace = key.split('-').next().unwrap();
-            assert!(permits.ask_in(namespace, Priority::Create, &key, woken.waker(&key)));
+            assert!(permits.try_acquire_in(namespace, Priority::Create, &key, woken.waker(&key)));
             order.push(key);
         }
     }
@@ -215,12 +215,16 @@ async fn the_next_permit_is_the_one_of_the_namespace_that_has_the_fewest() {
 fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
     for (all, creates, held) in [(2, 1, 1), (3, 1, 2), (4, 2, 3), (8, 6, 7), (32, 24, 28)] {
         let (permits, woken) = shared(all);
-        let ask = |namespace: &str, priority, n: u32| {
+        let try_acquire = |namespace: &str, priority, n: u32| {
             let key = format!("{namespace}-{priority:?}-{n}");
-            permits.ask_in(namespace, priority, &key, woken.waker(&key))
+            permits.try_acquire_in(namespace, priority, &key, woken.waker(&key))
         };
-        let creating = (0..all).filter(|n| ask("a", Priority::Create, *n)).count();
-        let upkeep = (0..all).filter(|n| ask("a", Priority::Upkeep, *n)).count();
+        let creating = (0..all)
+            .filter(|n| try_acquire("a", Priority::Create, *n))
+            .count();
+        let upkeep = (0..all)
+            .filter(|n| try_acquire("a", Priority::Upkeep, *n))
+            .count();
         assert_eq!((creating, creating + upkeep), (creates, held), "of {all}");
         // The one of two that is left is not for creates.
         let priority = if all == 2 {
@@ -228,7 +232,7 @@ fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
         } else {
             Priority::Create
         };
-        assert!(ask("b", priority, 0), "of {all}");
+        assert!(try_acquire("b", priority, 0), "of {all}");
         permits.release("b", priority);
         assert!(
             woken.take().is_empty(),
@@ -242,9 +246,9 @@ fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
 #[tokio::test(start_paused = true)]
 async fn one_that_waits_in_a_queue_that_is_not_served_is_woken_once_to_say_so_and_keeps_its_place() {
     let (permits, woken) = permits(2);
-    assert!(permits.ask(Priority::Create, "hangs", woken.waker("hangs")));
+    assert!(permits.try_acquire(Priority::Create, "hangs", woken.waker("hangs")));
     for key in ["a", "b"] {
-        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
     }
     permits.wake_to_report(10);
     assert!(woken.take().is_empty() && !permits.should_report("a"));
@@ -252,7 +256,7 @@ async fn one_that_waits_in_a_queue_that_is_not_served_is_woken_once_to_say_so_an
     permits.wake_to_report(10);
     assert_eq!(woken.take(), ["a", "b"]);
     for key in ["b", "a"] {
-        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
         assert!(permits.should_report(key));
     }
     tokio::time::advance(REPORTED_AFTER).await;
@@ -260,7 +264,7 @@ async fn one_that_waits_in_a_queue_that_is_not_served_is_woken_once_to_say_so_an
     assert!(woken.take().is_empty(), "it is said");
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["a"]);
-    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    assert!(permits.try_acquire(Priority::Create, "a", woken.waker("a")));
     assert!(!permits.should_report("a"));
 }
 
@@ -268,10 +272,10 @@ async fn one_that_waits_in_a_queue_that_is_not_served_is_woken_once_to_say_so_an
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_served_within_minutes_is_not_woken_to_say_so() {
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    assert!(permits.try_acquire(Priority::Create, "first", woken.waker("first")));
     for n in 0..600 {
         let key = format!("next-{n}");
-        assert!(!permits.ask(Priority::Create, &key, woken.waker(&key)));
+        assert!(!permits.try_acquire(Priority::Create, &key, woken.waker(&key)));
     }
     let is_reported = |permits: &Permits| {
         permits.wake_to_report(1000);
@@ -282,7 +286,7 @@ async fn a_waiter_that_is_served_within_minutes_is_not_woken_to_say_so() {
         tokio::time::advance(Duration::from_millis(100)).await;
         permits.release("ns", Priority::Create);
         for key in woken.take() {
-            assert!(permits.ask(Priority::Create, &key, woken.waker(&key)));
+            assert!(permits.try_acquire(Priority::Create, &key, woken.waker(&key)));
         }
     }
     assert_eq!(is_reported(&permits), 0);
@@ -290,15 +294,15 @@ async fn a_waiter_that_is_served_within_minutes_is_not_woken_to_say_so() {
     assert_eq!(is_reported(&permits), 500, "nothing was served for half a minute");
 }
 
-/// The API server is what a large fleet waits for: what is said of waits is a few of its writes.
+/// The API server is what a large fleet waits for: what is reported of waits is a few of its writes.
 #[tokio::test(start_paused = true)]
 async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_woken_to_say_so() {
     const WAITERS: usize = 20_000;
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    assert!(permits.try_acquire(Priority::Create, "first", woken.waker("first")));
     for n in 0..WAITERS {
         let key = format!("{n}");
-        assert!(!permits.ask(Priority::Create, &key, woken.waker(&key)));
+        assert!(!permits.try_acquire(Priority::Create, &key, woken.waker(&key)));
     }
     let mut granted = 0;
     // Fifty a second, for a minute: 15,000 more are served within five minutes.
@@ -308,14 +312,14 @@ async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_woken_to_say_so(
             permits.release("ns", Priority::Create);
             let keys = woken.take();
             assert_eq!(keys.len(), 1, "{keys:?}");
-            assert!(permits.ask(Priority::Create, &keys[0], woken.waker(&keys[0])));
+            assert!(permits.try_acquire(Priority::Create, &keys[0], woken.waker(&keys[0])));
             granted += 1;
         }
         permits.wake_to_report(20);
         for key in woken.take() {
             let position: usize = key.parse::<usize>().unwrap() - granted;
             assert!((14_000..WAITERS).contains(&position), "{position}");
-            assert!(!permits.ask(Priority::Create, &key, woken.waker(&key)));
+            assert!(!permits.try_acquire(Priority::Create, &key, woken.waker(&key)));
         }
     }
     let reported = (0..WAITERS).filter(|n| permits.should_report(&n.to_string()));
@@ -326,14 +330,14 @@ async fn of_a_long_queue_that_is_served_fast_a_few_far_back_are_woken_to_say_so(
 #[tokio::test(start_paused = true)]
 async fn of_many_namespaces_served_fast_together_a_few_are_woken_and_first_those_that_waited_longest() {
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    assert!(permits.try_acquire(Priority::Create, "first", woken.waker("first")));
     let mut namespace_of = std::collections::HashMap::from([("first".to_owned(), "ns".to_owned())]);
     for n in 0..30 {
         // The last namespaces came first.
         let namespace = format!("ns-{:02}", 29 - n);
         for m in 0..1000 {
             let key = format!("{namespace}/{m}");
-            assert!(!permits.ask_in(&namespace, Priority::Create, &key, woken.waker(&key)));
+            assert!(!permits.try_acquire_in(&namespace, Priority::Create, &key, woken.waker(&key)));
             namespace_of.insert(key, namespace.clone());
         }
         tokio::time::advance(Duration::from_millis(1)).await;
@@ -347,7 +351,7 @@ async fn of_many_namespaces_served_fast_together_a_few_are_woken_and_first_those
             let [next] = &woken.take()[..] else {
                 panic!("one is next")
             };
-            assert!(permits.ask_in(&namespace_of[next], Priority::Create, next, woken.waker(next)));
+            assert!(permits.try_acquire_in(&namespace_of[next], Priority::Create, next, woken.waker(next)));
             next.clone_into(&mut holder);
         }
         permits.wake_to_report(20);
@@ -357,7 +361,7 @@ async fn of_many_namespaces_served_fast_together_a_few_are_woken_and_first_those
             assert_eq!(namespace_of[&reported[0]], "ns-29", "it has waited longest");
         }
         for key in reported {
-            assert!(!permits.ask_in(&namespace_of[&key], Priority::Create, &key, woken.waker(&key)));
+            assert!(!permits.try_acquire_in(&namespace_of[&key], Priority::Create, &key, woken.waker(&key)));
         }
     }
 }
@@ -366,7 +370,7 @@ async fn of_many_namespaces_served_fast_together_a_few_are_woken_and_first_those
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_shows_another_wait_is_woken_to_say_so_however_fast_the_queue_is_served() {
     let (permits, woken) = permits(1);
-    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    assert!(permits.try_acquire(Priority::Create, "first", woken.waker("first")));
     for n in 0..10_000 {
         let key = format!("{n}");
         let requester = Requester {
@@ -380,7 +384,7 @@ async fn a_waiter_that_shows_another_wait_is_woken_to_say_so_however_fast_the_qu
         tokio::time::advance(Duration::from_millis(50)).await;
         permits.release("ns", Priority::Create);
         for key in woken.take() {
-            assert!(permits.ask(Priority::Create, &key, woken.waker(&key)));
+            assert!(permits.try_acquire(Priority::Create, &key, woken.waker(&key)));
         }
     }
     permits.wake_to_report(20);
@@ -401,7 +405,7 @@ fn what_is_used_and_waited_for_is_counted_by_priority() {
         (Priority::Upkeep, "d"),
         (Priority::Upkeep, "e"),
     ] {
-        permits.ask(priority, key, woken.waker(key));
+        permits.try_acquire(priority, key, woken.waker(key));
     }
     let load = permits.load().map(|load| (load.in_use, load.waiting));
     assert_eq!(load, [(1, 2), (1, 1)]);

@@ -548,7 +548,12 @@ async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
     }
     let controllers = &watched.controllers;
     assert!(controllers.trigger_tainted_nodes().now_or_never().is_none());
-    assert!(controllers.ask_about_nodes().now_or_never().is_none());
+    assert!(
+        controllers
+            .hint_machines_with_unhealthy_nodes()
+            .now_or_never()
+            .is_none()
+    );
     let all = || controllers.machines_of("pool", |_| true);
     assert!(all().now_or_never().is_none());
     assert_eq!(all().await.len(), 600);

@@ -87,7 +87,7 @@ async fn confirm_without_look_up(
             Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
         }
     }
-    // The name is all there is to find another VM by. Whether a driver that was told an id before
+    // The name is all there is to find another VM by. Whether a driver that was given an id before
     // can do so is its own affair.
     if plan.may_have_second_vm
         && let Some(failure) = remove_vm(object, permit, None, class.clone()).await?

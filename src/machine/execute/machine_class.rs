@@ -32,7 +32,7 @@ pub async fn with_credentials(
         Some(name) if !is_movable => SecretMovability::LeftBehind(name.to_owned()),
         Some(_) | None => SecretMovability::Movable,
     };
-    object.note_secret_movability(movability);
+    object.record_secret_movability(movability);
     Ok(MachineClass {
         provider_spec,
         secrets,

@@ -202,7 +202,7 @@ fn claim_named_id(ctx: &Context, object: &Object<'_>, named: ProviderId) -> Opti
 }
 
 /// The id could not be written: another machine may have it, unless this one has it already. What the cache
-/// has is looked at last, since what comes into it later is told to the holders anyway.
+/// has is looked at last, since what comes into it later reaches the holders anyway.
 fn release(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
     ctx.states.ids.release(named.as_str(), object.uid());
     if object.is_known_by(named) {

@@ -223,7 +223,7 @@ async fn named<'a>(ctx: &'a Context, server: &Server, seconds: &[i64]) -> Object
     object
 }
 
-/// Two writes: what the status says need not be said in the metadata, until something is written there.
+/// Two writes: what the status says need not be written into the metadata, until something is written there.
 #[tokio::test]
 async fn an_id_that_was_named_comes_with_the_ownership_and_its_vm_with_the_status() {
     let server = Server::with(&machine().build());

@@ -92,7 +92,7 @@ impl Plan {
     }
 
     /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not
-    /// published can be said first.
+    /// published can come first.
     pub fn is_idle(&self) -> bool {
         matches!(
             self,

@@ -145,7 +145,7 @@ fn a_vm_of_which_the_status_may_be_lost_is_gone_where_it_is_absent_and_not_made_
     );
     assert_eq!(gone(late().answered(0), named()), None, "this process knows more");
     assert_eq!(gone(late(), machine().identified()), None, "no id was named");
-    // What is said since then may be said of an object that was restored.
+    // What is published since then may be about an object that was restored.
     let said = |seconds: i64| {
         named().status(|status| {
             conditions::set(

@@ -3,7 +3,7 @@
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::apiserver::Note;
+use crate::apiserver::NewEvent;
 use crate::identity::Adoption;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use cmi_driver::{Code, PowerState};
@@ -15,8 +15,8 @@ mod tests;
 /// nor is it a repeat.
 ///
 /// `attempts` is how often the same has failed in a row, this time included.
-pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Note> {
-    let (is_new, note) = match outcome {
+pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<NewEvent> {
+    let (is_new, event) = match outcome {
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
         | Outcome::NotOffered(_)
@@ -98,24 +98,24 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
             (true, warning(reason::FORCE_DELETED, "ForceDelete", text))
         }
     };
-    is_new.then_some(note)
+    is_new.then_some(event)
 }
 
-fn warning(reason: &str, action: &'static str, text: String) -> Note {
-    Note {
+fn warning(reason: &str, action: &'static str, text: String) -> NewEvent {
+    NewEvent {
         warning: true,
         reason: reason.to_owned(),
         action,
-        text,
+        note: text,
     }
 }
 
-fn normal(reason: &str, action: &'static str, text: String) -> Note {
-    Note {
+fn normal(reason: &str, action: &'static str, text: String) -> NewEvent {
+    NewEvent {
         warning: false,
         reason: reason.to_owned(),
         action,
-        text,
+        note: text,
     }
 }
 

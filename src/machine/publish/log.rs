@@ -2,7 +2,7 @@
 
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::apiserver::Note;
+use crate::apiserver::NewEvent;
 use crate::identity::driver_name;
 use crate::machine::gather::Gathered;
 use crate::machine::outcome::{Outcome, RemovalReason};
@@ -14,10 +14,10 @@ pub fn failure(
     before: &InfraMachine,
     gathered: &Gathered,
     outcome: &Outcome,
-    note: &Note,
+    event: &NewEvent,
     timing: RetryTiming,
 ) {
-    if !note.warning {
+    if !event.warning {
         return;
     }
     let meta = &before.metadata;
@@ -32,10 +32,10 @@ pub fn failure(
     tracing::warn!(
         machine = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default()),
         driver = resolved.unwrap_or_else(|| driver_name(before)),
-        code = note.reason,
+        code = event.reason,
         condition = condition(before, outcome),
-        action = note.action,
-        why = note.text,
+        action = event.action,
+        why = event.note,
         next_try,
         "{}",
         match outcome {

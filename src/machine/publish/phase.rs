@@ -39,7 +39,7 @@ pub fn phase_reason(machine: &InfraMachine) -> &str {
     let Some(status) = status else { return "" };
     match conditions::get(&status.conditions, type_) {
         Some(shown) => &shown.reason,
-        // Nothing else was said of it before it was paused.
+        // Nothing else was reported of it before it was paused.
         None if conditions::is_true(&status.conditions, conditions::PAUSED) => reason::PAUSED,
         None => "",
     }

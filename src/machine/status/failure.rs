@@ -15,7 +15,7 @@ use cmi_driver::Operation;
 const CREATION_TIMEOUT: i32 = 1200;
 /// A failure that repeats is published again after this time at the latest, so that the time of the next try
 /// that is shown is no older.
-const REPEATS_TOLD_AFTER: SignedDuration = SignedDuration::from_mins(30);
+const MAX_REPEAT_AGE: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
     pub(super) fn failed(&mut self, failure: &Failure, timing: RetryTiming) {
@@ -184,33 +184,33 @@ impl Draft<'_> {
             .status
             .last_operation
             .take()
-            .filter(|shown| !self.notes_repeats && is_of_this_spec && is_told_by(shown, &failed));
-        let told = shown.unwrap_or(failed);
-        let message = told.message.clone().unwrap_or_default();
-        self.status.last_operation = Some(told);
+            .filter(|shown| !self.notes_repeats && is_of_this_spec && is_shown_by(shown, &failed));
+        let published = shown.unwrap_or(failed);
+        let message = published.message.clone().unwrap_or_default();
+        self.status.last_operation = Some(published);
         message
     }
 }
 
 /// Whether a failure need not be written since the status shows the same: a failure that repeats for ever is
 /// published ever more rarely, after 1, 2, 4, 8 … attempts and every half an hour.
-fn is_told_by(shown: &LastOperation, failed: &LastOperation) -> bool {
+fn is_shown_by(shown: &LastOperation, failed: &LastOperation) -> bool {
     let same = shown.type_ == failed.type_
         && shown.state == failed.state
         && shown.operation == failed.operation
         && shown.code == failed.code
         && shown.next_retry_time.is_some() == failed.next_retry_time.is_some()
-        && says_the_same(shown.message.as_deref(), failed.message.as_deref());
+        && are_alike(shown.message.as_deref(), failed.message.as_deref());
     // Fewer attempts are those of another row of failures.
     let few_more = (shown.attempts..shown.attempts.saturating_mul(2)).contains(&failed.attempts);
     let age = failed.last_update_time.0.duration_since(shown.last_update_time.0);
     // A clock that was set back must not silence it.
-    same && few_more && (SignedDuration::ZERO..REPEATS_TOLD_AFTER).contains(&age)
+    same && few_more && (SignedDuration::ZERO..MAX_REPEAT_AGE).contains(&age)
 }
 
 /// Whether two messages differ only in words with a digit: a back end's messages may hold a time, a count, or
 /// the id of the request, which are other ones each time.
-fn says_the_same(a: Option<&str>, b: Option<&str>) -> bool {
+fn are_alike(a: Option<&str>, b: Option<&str>) -> bool {
     fn words(text: &str) -> impl Iterator<Item = Option<&str>> {
         let has_digit = |word: &str| word.contains(|c: char| c.is_ascii_digit());
         text.split_whitespace()

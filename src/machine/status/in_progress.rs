@@ -27,12 +27,12 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
         .last_operation
         .as_ref()
         .filter(|last| last.type_ == during);
-    let is_told = last.is_some_and(|last| match last.state {
+    let is_shown = last.is_some_and(|last| match last.state {
         OperationState::Failed => true,
         OperationState::Processing => last.operation.as_deref() == Some(operation.name()),
         OperationState::Successful => false,
     });
-    if is_told || (during == OperationType::Create && machine.is_provisioned()) {
+    if is_shown || (during == OperationType::Create && machine.is_provisioned()) {
         return draft.status;
     }
     draft.working();

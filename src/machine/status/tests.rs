@@ -240,10 +240,10 @@ fn unavailable(message: &str) -> Outcome {
 
 /// The attempts that are written of a create that fails for an hour, with what the
 /// driver says at each of them.
-fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
+fn published_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
     let mut machine = machine().identified().build();
     machine.spec.creation_timeout_seconds = Some(86_400);
-    let (mut second, mut attempts, mut told) = (0, 0, Vec::new());
+    let (mut second, mut attempts, mut published) = (0, 0, Vec::new());
     while second < 3600 {
         attempts += 1;
         let outcome = unavailable(&says(attempts));
@@ -258,12 +258,12 @@ fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
         };
         let status = after(&machine, &outcome, timing);
         if machine.status.as_ref() != Some(&status) {
-            told.push(status.last_operation.as_ref().unwrap().attempts);
+            published.push(status.last_operation.as_ref().unwrap().attempts);
         }
         machine.status = Some(status);
         second += i64::try_from(wait.unwrap().as_secs()).unwrap();
     }
-    (attempts, told)
+    (attempts, published)
 }
 
 /// A driver that asks to be asked again after a second, for ever.
@@ -273,20 +273,20 @@ fn a_failure_that_repeats_for_ever_costs_ever_fewer_calls_and_writes() {
         |_| "the back end is down".to_owned(),
         |attempt| format!("request 7f{attempt}a failed, {attempt} are waiting"),
     ] {
-        let (calls, told) = told_in_an_hour(says);
+        let (calls, published) = published_in_an_hour(says);
         assert_eq!(calls, 17);
         // The last one half an hour after the one before.
-        assert_eq!(told, [1, 2, 4, 8, 14]);
+        assert_eq!(published, [1, 2, 4, 8, 14]);
     }
 }
 
 #[test]
 fn what_is_new_of_a_failure_is_told_at_once() {
-    let (calls, told) = told_in_an_hour(|attempt| {
+    let (calls, published) = published_in_an_hour(|attempt| {
         let why = if attempt < 6 { "down" } else { "full" };
         format!("the back end is {why}")
     });
-    assert_eq!(told, [1, 2, 4, 6, 12]);
+    assert_eq!(published, [1, 2, 4, 6, 12]);
     assert_eq!(calls, 17);
     let shown = |code| {
         let mut machine = machine().identified().build();
@@ -512,8 +512,8 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     }
 }
 
-/// The VM could not be looked after: that is said until it has been done, and nothing
-/// is said of the VM itself.
+/// The VM could not be looked after: that is reported until it has been done, and nothing
+/// is reported of the VM itself.
 #[test]
 fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_it_was() {
     let mut up = machine().provisioned().build();
@@ -698,7 +698,7 @@ fn a_machine_that_waits_says_what_for() {
 }
 
 /// UPD-02
-/// Others call the driver, and it takes long: what was tried before stays as it was said.
+/// Others call the driver, and it takes long: what was tried before stays as it was reported.
 #[test]
 fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word() {
     let queued = || Outcome::Queued {

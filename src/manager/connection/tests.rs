@@ -28,7 +28,7 @@ fn client(config: Config) -> Client {
     controller_client(config, Protocol::Http2, Leadership::unelected()).unwrap()
 }
 
-async fn ask(client: &Client, method: Method, path: &str) -> Result<Bytes, kube::Error> {
+async fn request(client: &Client, method: Method, path: &str) -> Result<Bytes, kube::Error> {
     let request = Request::builder().method(method).uri(path);
     let answer = client
         .send(request.body(Body::from(b"{}".to_vec())).unwrap())
@@ -48,10 +48,10 @@ async fn watch(client: &Client, path: &str) -> Body {
 async fn watches_share_a_connection_and_all_else_another_however_much_is_asked_at_a_time() {
     let server = Server::start(ANY, &[]).await;
     let client = client(server.config());
-    ask(&client, Method::GET, "/first").await.unwrap();
+    request(&client, Method::GET, "/first").await.unwrap();
     let _watch = watch(&client, "/machines").await;
     let _another = watch(&client, "/clusters").await;
-    let answers = (0..64).map(|_| ask(&client, Method::PATCH, "/machines/one"));
+    let answers = (0..64).map(|_| request(&client, Method::PATCH, "/machines/one"));
     for answer in futures::future::join_all(answers).await {
         assert_eq!(answer.unwrap(), "{}");
     }
@@ -73,7 +73,7 @@ async fn watches_share_a_connection_and_all_else_another_however_much_is_asked_a
 async fn requests_that_come_before_there_is_a_connection_are_all_answered() {
     let server = Server::start(ANY, &[]).await;
     let client = client(server.config());
-    let answers = (0..64).map(|_| ask(&client, Method::GET, "/machines"));
+    let answers = (0..64).map(|_| request(&client, Method::GET, "/machines"));
     for answer in futures::future::join_all(answers).await {
         assert_eq!(answer.unwrap(), "{}");
     }
@@ -89,7 +89,7 @@ async fn a_server_without_http2_or_tls_is_spoken_to_in_http1() {
     ] {
         let client = client(server.config());
         let _watch = watch(&client, "/machines").await;
-        assert_eq!(ask(&client, Method::GET, "/first").await.unwrap(), "{}");
+        assert_eq!(request(&client, Method::GET, "/first").await.unwrap(), "{}");
         assert_all_is_http1(&server, 2);
     }
 }
@@ -100,7 +100,7 @@ async fn http1_is_spoken_where_that_is_asked_for_and_by_what_renews_the_lease() 
     let server = Server::start(ANY, &[]).await;
     let asked_for = controller_client(server.config(), Protocol::Http1, Leadership::unelected()).unwrap();
     for client in [asked_for, manager_client(server.config()).unwrap()] {
-        ask(&client, Method::GET, "/first").await.unwrap();
+        request(&client, Method::GET, "/first").await.unwrap();
     }
     assert_all_is_http1(&server, 2);
 }
@@ -123,7 +123,7 @@ async fn a_request_has_the_credentials_of_the_kubeconfig_and_says_who_asks() {
         impersonate: Some("jane".to_owned()),
         ..AuthInfo::default()
     };
-    ask(&client(config), Method::GET, "/first").await.unwrap();
+    request(&client(config), Method::GET, "/first").await.unwrap();
     let headers = server.asked().remove(0).headers;
     assert_eq!(headers[AUTHORIZATION], "Bearer t0ken");
     assert_eq!(headers["impersonate-user"], "jane");
@@ -135,13 +135,13 @@ async fn a_server_that_is_not_the_one_that_is_configured_is_not_spoken_to() {
     let server = Server::start(ANY, &[]).await;
     let mut config = server.config();
     config.tls_server_name = Some("another".to_owned());
-    let error = ask(&client(config.clone()), Method::GET, "/first")
+    let error = request(&client(config.clone()), Method::GET, "/first")
         .await
         .unwrap_err();
     let shown = cmi_driver::ErrorChain(&error).to_string();
     assert!(shown.contains("another"), "{shown}");
     config.accept_invalid_certs = true;
-    ask(&client(config), Method::GET, "/first").await.unwrap();
+    request(&client(config), Method::GET, "/first").await.unwrap();
     config = server.config();
     config.tls_server_name = Some("no name".to_owned());
     assert!(controller_client(config, Protocol::Http2, Leadership::unelected()).is_err());
@@ -154,7 +154,7 @@ async fn a_write_that_the_server_did_not_look_at_is_sent_again() {
         let server = Server::start(ANY, &[conduct]).await;
         let client = client(server.config());
         assert_eq!(
-            ask(&client, Method::POST, "/events").await.unwrap(),
+            request(&client, Method::POST, "/events").await.unwrap(),
             "{}",
             "{conduct:?}"
         );
@@ -169,9 +169,9 @@ async fn a_write_that_the_server_did_not_look_at_is_sent_again() {
 async fn a_write_that_the_server_may_have_carried_out_is_not_sent_again() {
     let server = Server::start(ANY, &[Conduct::CloseSeen]).await;
     let client = client(server.config());
-    ask(&client, Method::POST, "/events").await.unwrap_err();
+    request(&client, Method::POST, "/events").await.unwrap_err();
     assert!(server.asked().is_empty());
-    ask(&client, Method::POST, "/events").await.unwrap();
+    request(&client, Method::POST, "/events").await.unwrap();
 }
 
 /// Another replica may lead by the time at which a connection stands, be it the first or one for what the
@@ -191,9 +191,11 @@ async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadershi
                 leadership.resign();
             }
         });
-        let refused = ask(&client, Method::PATCH, "/machines/one").await.unwrap_err();
+        let refused = request(&client, Method::PATCH, "/machines/one")
+            .await
+            .unwrap_err();
         assert!(is_not_leader(&refused), "{conducts:?}: {refused:?}");
-        ask(&client, Method::GET, "/first").await.unwrap();
+        request(&client, Method::GET, "/first").await.unwrap();
         let asked: Vec<_> = server.asked().into_iter().map(|one| one.what).collect();
         assert_eq!(asked, ["GET /first"], "{conducts:?}");
     }
@@ -205,15 +207,15 @@ async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadershi
 async fn a_connection_that_fell_silent_is_given_up() {
     let server = Server::start(ANY, &[]).await;
     let client = client(server.config());
-    ask(&client, Method::GET, "/first").await.unwrap();
+    request(&client, Method::GET, "/first").await.unwrap();
     let mut watched = watch(&client, "/machines").await;
     server.fall_silent();
     let silent = Instant::now();
-    let (written, ended) = tokio::join!(ask(&client, Method::PATCH, "/machines/one"), watched.frame());
+    let (written, ended) = tokio::join!(request(&client, Method::PATCH, "/machines/one"), watched.frame());
     written.unwrap_err();
     assert!(ended.unwrap().is_err(), "the watch ended as if it were over");
     assert!(silent.elapsed() < GIVEN_UP, "{:?}", silent.elapsed());
-    ask(&client, Method::GET, "/first").await.unwrap();
+    request(&client, Method::GET, "/first").await.unwrap();
     watch(&client, "/machines").await;
 }
 
@@ -225,9 +227,9 @@ async fn a_server_that_answers_pings_and_no_request_loses_its_connections() {
     let timeout_after = Duration::from_millis(100);
     let service = giving_up_after(timeout_after, &config, Leadership::unelected()).unwrap();
     let client = ClientBuilder::new(service, config.default_namespace).build();
-    let given_up = timeout(timeout_after * 2, ask(&client, Method::GET, "/first")).await;
+    let given_up = timeout(timeout_after * 2, request(&client, Method::GET, "/first")).await;
     given_up.unwrap_err();
-    let second = timeout(GIVEN_UP, ask(&client, Method::GET, "/second")).await;
+    let second = timeout(GIVEN_UP, request(&client, Method::GET, "/second")).await;
     second.unwrap().unwrap();
     let connections: Vec<_> = server.asked().into_iter().map(|one| one.connection).collect();
     assert_eq!(connections, [0, 1]);
@@ -241,14 +243,14 @@ async fn a_connection_over_which_others_are_answered_is_kept() {
     let timeout_after = Duration::from_millis(100);
     let service = giving_up_after(timeout_after, &config, Leadership::unelected()).unwrap();
     let client = ClientBuilder::new(service, config.default_namespace).build();
-    ask(&client, Method::GET, "/first").await.unwrap();
-    let slow = timeout(timeout_after * 2, ask(&client, Method::GET, SLOW));
-    let (given_up, answered) = tokio::join!(slow, ask(&client, Method::GET, "/second"));
+    request(&client, Method::GET, "/first").await.unwrap();
+    let slow = timeout(timeout_after * 2, request(&client, Method::GET, SLOW));
+    let (given_up, answered) = tokio::join!(slow, request(&client, Method::GET, "/second"));
     given_up.unwrap_err();
     answered.unwrap();
-    let given_up = timeout(timeout_after / 2, ask(&client, Method::GET, SLOW)).await;
+    let given_up = timeout(timeout_after / 2, request(&client, Method::GET, SLOW)).await;
     given_up.unwrap_err();
-    ask(&client, Method::GET, "/third").await.unwrap();
+    request(&client, Method::GET, "/third").await.unwrap();
     let asked = server.asked();
     assert_eq!(asked.len(), 5);
     assert!(asked.iter().all(|one| one.connection == 0), "{asked:?}");

@@ -49,7 +49,7 @@ impl Server {
     }
 }
 
-async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> String {
+async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> String {
     let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
     stream.write_all(request).await.unwrap();
     let mut answer = String::new();
@@ -59,7 +59,7 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> String {
 
 async fn probe(server: &Server) {
     let answered = timeout(PROBE_TIMEOUT, async {
-        ask(server.connect(Ipv4Addr::LOCALHOST).await).await
+        request(server.connect(Ipv4Addr::LOCALHOST).await).await
     });
     let answer = answered.await.expect("the probe was not answered in time");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -115,7 +115,7 @@ async fn scrape(server: &Server) {
         let stream = server.connect(Ipv4Addr::LOCALHOST).await;
         let name = ServerName::try_from("localhost").unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-        ask(stream.unwrap()).await
+        request(stream.unwrap()).await
     });
     let answer = answered.await.expect("the scraper was not answered in time");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

@@ -16,7 +16,7 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
         let from = format!("{} {}", class.key.kind, class.key.name);
         class.objects.iter().map(move |object| (object, from.clone()))
     });
-    // Of machines it is said where they are read.
+    // Of machines it is reported where they are read.
     let of_groups = migration.groups.iter().flat_map(|group| {
         let keepers = group.deployment.iter().chain(&group.set);
         keepers.map(move |object| (object, group.from.clone()))

@@ -55,7 +55,7 @@ fn remains(migration: &Migration, kind: &str, change: impl Fn(&mut Value)) -> Re
     remains
 }
 
-/// What is said of a change.
+/// What is reported of a change.
 #[track_caller]
 fn said(kind: &str, change: impl Fn(&mut Value)) -> String {
     let migration = migration();
@@ -66,7 +66,7 @@ fn said(kind: &str, change: impl Fn(&mut Value)) -> String {
 
 #[test]
 fn what_is_as_the_migration_has_left_it_can_be_undone() {
-    let all = [("m1".to_owned(), Vm::There)].into();
+    let all = [("m1".to_owned(), Vm::Present)].into();
     let migration = migration();
     let found = remains(&migration, "none", |_| {}).problems(&migration, &all);
     assert_eq!(found, Vec::<String>::new());

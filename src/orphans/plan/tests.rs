@@ -94,10 +94,10 @@ fn passes() -> Passes {
 }
 
 impl Passes {
-    fn judge(&mut self, seconds: u64, vms: &[ListedMachine], live: &Live) -> Vec<Finding> {
+    fn classify(&mut self, seconds: u64, vms: &[ListedMachine], live: &Live) -> Vec<Finding> {
         let clock = self.clock(seconds);
         let observed_deletion = |id: &str| self.observed_deletion.contains(&id);
-        judge(
+        classify(
             &scope(),
             vms,
             |_| true,
@@ -111,15 +111,15 @@ impl Passes {
     fn clock(&self, seconds: u64) -> Clock {
         let now = Timestamp::UNIX_EPOCH + HOUR * 2 + Duration::from_secs(seconds);
         Clock {
-            asked: self.start + Duration::from_secs(seconds),
+            requested_at: self.start + Duration::from_secs(seconds),
             now,
         }
     }
 
     /// The finding about one VM after two observations.
     fn settled(&mut self, vm: &ListedMachine, live: &Live) -> Finding {
-        self.judge(0, std::slice::from_ref(vm), live);
-        let mut findings = self.judge(600, std::slice::from_ref(vm), live);
+        self.classify(0, std::slice::from_ref(vm), live);
+        let mut findings = self.classify(600, std::slice::from_ref(vm), live);
         findings.pop().unwrap()
     }
 }
@@ -135,15 +135,15 @@ fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it()
     let vms = [vm("n", "m")];
     for seconds in [0, 1, 599] {
         assert_eq!(
-            passes.judge(seconds, &vms, &live),
+            passes.classify(seconds, &vms, &live),
             [Finding::SeenOnce],
             "{seconds} s"
         );
     }
-    assert_eq!(passes.judge(600, &vms, &live), [Finding::Orphan(vec![])]);
+    assert_eq!(passes.classify(600, &vms, &live), [Finding::Orphan(vec![])]);
     // One that was away in between is counted anew.
-    assert_eq!(passes.judge(601, &[], &live), []);
-    assert_eq!(passes.judge(602, &vms, &live), [Finding::SeenOnce]);
+    assert_eq!(passes.classify(601, &[], &live), []);
+    assert_eq!(passes.classify(602, &vms, &live), [Finding::SeenOnce]);
 }
 
 /// The first list may be as late as the second: without time in between they are one scan.
@@ -152,9 +152,9 @@ fn two_lists_at_the_same_time_are_one_sighting() {
     let (mut passes, live) = (passes(), live(vec![]));
     passes.policy.gap = Duration::ZERO;
     let vms = [vm("n", "m")];
-    assert_eq!(passes.judge(0, &vms, &live), [Finding::SeenOnce]);
-    assert_eq!(passes.judge(0, &vms, &live), [Finding::SeenOnce]);
-    assert_eq!(passes.judge(1, &vms, &live), [Finding::Orphan(vec![])]);
+    assert_eq!(passes.classify(0, &vms, &live), [Finding::SeenOnce]);
+    assert_eq!(passes.classify(0, &vms, &live), [Finding::SeenOnce]);
+    assert_eq!(passes.classify(1, &vms, &live), [Finding::Orphan(vec![])]);
 }
 
 /// Where a list of the scope failed, that a VM is not in the others says nothing.
@@ -162,9 +162,9 @@ fn two_lists_at_the_same_time_are_one_sighting() {
 fn a_pass_that_lacks_a_list_forgets_nothing() {
     let (mut passes, live) = (passes(), live(vec![]));
     let vms = [vm("n", "m")];
-    passes.judge(0, &vms, &live);
+    passes.classify(0, &vms, &live);
     let clock = passes.clock(300);
-    judge(
+    classify(
         &scope(),
         &[],
         |_| false,
@@ -173,7 +173,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
         &mut passes.observations,
         (passes.policy, clock),
     );
-    assert_eq!(passes.judge(600, &vms, &live), [Finding::Orphan(vec![])]);
+    assert_eq!(passes.classify(600, &vms, &live), [Finding::Orphan(vec![])]);
 }
 
 #[test]
@@ -245,8 +245,8 @@ fn of_an_id_that_was_only_named_any_vm_of_the_machine_may_be_the_one() {
     let mut named = vm("n", "m");
     named.provider_id = "named".parse().unwrap();
     let (mut passes, vms, live) = (passes(), [named, other], live(vec![owner]));
-    passes.judge(0, &vms, &live);
-    let found = passes.judge(600, &vms, &live);
+    passes.classify(0, &vms, &live);
+    let found = passes.classify(600, &vms, &live);
     assert_eq!(found, [Finding::Owned(key("n")), Finding::Duplicate(key("n"))]);
 }
 
@@ -260,14 +260,14 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
         let owner = machine("n", "m", has_its_id.then_some("p-n-m"));
         let mut passes = passes();
         let live = live(vec![owner]);
-        passes.judge(0, &vms, &live);
+        passes.classify(0, &vms, &live);
         let first = if has_its_id {
             Finding::Owned(key("n"))
         } else {
             Finding::Duplicate(key("n"))
         };
         assert_eq!(
-            passes.judge(600, &vms, &live),
+            passes.classify(600, &vms, &live),
             [first, Finding::Duplicate(key("n"))]
         );
         let observation = passes.observations["second"];
@@ -303,14 +303,14 @@ fn a_vm_of_a_cluster_that_is_not_here_is_left_alone_and_counted_anew() {
     for (what, clusters) in clusters {
         let mut passes = passes();
         let away = Live::new(vec![], &[infra_cluster(|_| {})], &clusters, true);
-        passes.judge(0, &[vm("n", "m")], &live(vec![]));
+        passes.classify(0, &[vm("n", "m")], &live(vec![]));
         assert_eq!(
-            passes.judge(600, &[vm("n", "m")], &away),
+            passes.classify(600, &[vm("n", "m")], &away),
             [Finding::Foreign],
             "{what}"
         );
         assert_eq!(
-            passes.judge(601, &[vm("n", "m")], &live(vec![])),
+            passes.classify(601, &[vm("n", "m")], &live(vec![])),
             [Finding::SeenOnce],
             "{what}"
         );
@@ -367,14 +367,14 @@ fn nothing_is_concluded_while_a_cluster_is_paused_or_moved_and_counting_begins_a
     ];
     for (index, frozen) in frozen.iter().enumerate() {
         let mut passes = passes();
-        passes.judge(0, &[vm("n", "m")], &live(vec![]));
-        let findings = passes.judge(600, &[vm("n", "m")], frozen);
+        passes.classify(0, &[vm("n", "m")], &live(vec![]));
+        let findings = passes.classify(600, &[vm("n", "m")], frozen);
         assert!(
             matches!(findings.as_slice(), [Finding::Frozen(_)]),
             "{index}: {findings:?}"
         );
         assert_eq!(
-            passes.judge(601, &[vm("n", "m")], &live(vec![])),
+            passes.classify(601, &[vm("n", "m")], &live(vec![])),
             [Finding::SeenOnce],
             "{index}"
         );

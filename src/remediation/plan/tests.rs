@@ -456,7 +456,7 @@ fn a_vm_that_another_extension_updates_is_not_restarted() {
     );
 }
 
-/// Its status does not move along, so it is said anew, with the time that the Node has there.
+/// Its status does not move along, so it is reported anew, with the time that the Node has there.
 #[test]
 fn after_a_move_it_is_said_until_when_the_node_has_time_at_the_target() {
     let moved = CREATED + 30;

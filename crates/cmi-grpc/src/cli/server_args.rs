@@ -84,7 +84,7 @@ impl ServerArgs {
     /// ends the process there and then.
     ///
     /// # Errors
-    /// [`StartError`]; what is configured wrongly is said before anything is served (CMI-188).
+    /// [`StartError`]; what is configured wrongly is reported before anything is served (CMI-188).
     pub async fn serve(self, driver: Arc<dyn Driver>, version: &str) -> Result<(), StartError> {
         let endpoint = self.endpoint.ok_or(StartError::NoEndpoint)?;
         let files = self.tls.files()?;

@@ -189,7 +189,7 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
     }
 }
 
-/// Nothing when the plugin's server doesn't know the service. That is said of the extension alone: where
+/// Nothing when the plugin's server doesn't know the service. That is concluded of the extension alone: where
 /// Identity is not served there is no plugin, but a proxy that has lost it.
 fn if_served<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {

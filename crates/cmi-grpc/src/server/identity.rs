@@ -18,7 +18,7 @@ impl Identity for Plugin {
         _request: Request<GetPluginInfoRequest>,
     ) -> Result<Response<GetPluginInfoResponse>, Status> {
         let info = self
-            .ask(
+            .dispatch(
                 Operation::GetPluginInfo,
                 |driver| async move { driver.info().await },
             )
@@ -35,7 +35,7 @@ impl Identity for Plugin {
 
     async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let readiness = self
-            .ask(Operation::Probe, |driver| async move { driver.probe().await })
+            .dispatch(Operation::Probe, |driver| async move { driver.probe().await })
             .await?;
         Ok(Response::new(readiness.into()))
     }
@@ -45,7 +45,7 @@ impl Plugin {
     /// What the driver declares, for both services that answer a part of it.
     pub(super) async fn declaration(&self) -> Result<Declaration, Status> {
         let capabilities = self
-            .ask(Operation::GetPluginCapabilities, |driver| async move {
+            .dispatch(Operation::GetPluginCapabilities, |driver| async move {
                 driver.capabilities().await
             })
             .await?;

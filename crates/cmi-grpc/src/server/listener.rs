@@ -15,7 +15,7 @@ use tonic::transport::server::Connected;
 
 use super::socket_file::SocketFile;
 use super::tls::{ServerTls, TlsError};
-use crate::connections::{Admitted, Asker, Connections, Peer, Ticket};
+use crate::connections::{Admitted, Connections, Peer, RequestRecorder, Ticket};
 use crate::endpoint::{Authority, Endpoint};
 
 /// Connections at the same time.
@@ -253,16 +253,16 @@ fn admitted<S>(
 }
 
 impl<IO> Connected for Admitted<IO> {
-    type ConnectInfo = Asker;
+    type ConnectInfo = RequestRecorder;
 
-    fn connect_info(&self) -> Asker {
-        self.asker()
+    fn connect_info(&self) -> RequestRecorder {
+        self.request_recorder()
     }
 }
 
-pub(super) fn note_asked(request: Request<Body>) -> Request<Body> {
-    if let Some(asker) = request.extensions().get::<Asker>() {
-        asker.asked();
+pub(super) fn record_request(request: Request<Body>) -> Request<Body> {
+    if let Some(request_recorder) = request.extensions().get::<RequestRecorder>() {
+        request_recorder.record_request();
     }
     request
 }

@@ -42,7 +42,7 @@ impl Plugin {
         Q: TryFrom<Message, Error = FieldError> + Request,
     {
         let message = request.into_inner();
-        self.ask(Q::OPERATION, |driver| async move {
+        self.dispatch(Q::OPERATION, |driver| async move {
             self.check_offered(Q::OPERATION).await?;
             let request: Q = message
                 .try_into()
@@ -56,7 +56,7 @@ impl Plugin {
 
     /// Makes a call that every driver answers. When the future is dropped, because the client is gone or its
     /// deadline has passed, so is the driver's.
-    pub(super) async fn ask<Answer, Running>(
+    pub(super) async fn dispatch<Answer, Running>(
         &self,
         operation: Operation,
         run: impl FnOnce(Arc<dyn Driver>) -> Running + Send,

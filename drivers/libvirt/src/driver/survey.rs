@@ -57,14 +57,14 @@ pub struct Survey {
 pub struct Found {
     /// The host that has it.
     pub host: String,
-    /// What can be said of it.
+    /// What can be reported of it.
     pub machine: Machine,
     /// Whether it was started once.
     pub started: bool,
 }
 
 /// Runs a job on a host. One that need not be there is not waited for long.
-pub async fn ask<T: Send + 'static>(
+pub async fn query<T: Send + 'static>(
     host: &Arc<Host>,
     required: bool,
     job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
@@ -88,7 +88,7 @@ impl Survey {
             let required = possible.contains(name);
             let key = key.clone();
             async move {
-                let seen = ask(host, required, move |connect| machines::see(connect, &key));
+                let seen = query(host, required, move |connect| machines::see(connect, &key));
                 (name.clone(), required, seen.await)
             }
         });

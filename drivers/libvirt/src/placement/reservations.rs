@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// All of them were told by the hosts what was free before any of them was made.
+    /// All of them learned from the hosts what was free before any of them was made.
     #[test]
     fn machines_that_are_placed_at_once_have_room_where_they_are_placed() {
         let all = Reservations::default();

@@ -124,7 +124,7 @@ async fn a_machine_without_a_failure_domain_is_placed_where_far_more_memory_is_f
     Ok(())
 }
 
-/// The image is read by one of several at once, and the others are told to come again.
+/// The image is read by one of several at once, and the others are refused for now.
 async fn create_warms_up(driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
     create(driver, machine).await?;
     Ok(delete(driver, machine, None).await?)

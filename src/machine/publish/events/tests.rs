@@ -30,7 +30,7 @@ fn blocked(plan: Plan) -> Outcome {
 }
 
 /// The events of an outcome, and of the same outcome again on the status that it led to.
-fn said(before: MachineFixture, outcome: &Outcome) -> (Option<Note>, Option<Note>) {
+fn events(before: MachineFixture, outcome: &Outcome) -> (Option<NewEvent>, Option<NewEvent>) {
     let mut machine = before.build();
     let first = of(&machine, outcome, 1);
     let timing = RetryTiming {
@@ -48,7 +48,7 @@ fn a_vm_that_crashed_is_said_once() {
         panic!("it is provisioned");
     };
     vm.power_state = Some(PowerState::Failed);
-    let (first, again) = said(machine().provisioned(), &Outcome::Provisioned(vm));
+    let (first, again) = events(machine().provisioned(), &Outcome::Provisioned(vm));
     let first = first.unwrap();
     assert!(
         first.warning && first.reason == "VirtualMachineFailed",
@@ -68,12 +68,12 @@ fn what_others_end_as_a_rule_is_said_once_where_they_have_not() {
             "ClusterNotFound",
         ),
     ] {
-        let (first, again) = said(machine(), &blocked(plan));
-        assert_eq!(first.map(|note| note.reason).as_deref(), Some(why));
+        let (first, again) = events(machine(), &blocked(plan));
+        assert_eq!(first.map(|event| event.reason).as_deref(), Some(why));
         assert!(again.is_none(), "{again:?}");
     }
     assert!(
-        said(machine(), &blocked(world().paused().plan(machine())))
+        events(machine(), &blocked(world().paused().plan(machine())))
             .0
             .is_none()
     );
@@ -133,9 +133,9 @@ fn whatever_goes_wrong_is_said_once() {
         }
     }
     for (before, outcome) in cases {
-        let (first, repeat) = said(before, &outcome);
+        let (first, repeat) = events(before, &outcome);
         assert!(
-            first.is_some_and(|note| note.warning),
+            first.is_some_and(|event| event.warning),
             "said nothing: {outcome:?}"
         );
         assert_eq!(repeat, None, "said twice: {outcome:?}");
@@ -158,10 +158,10 @@ fn another_code_of_the_same_call_is_news() {
         5,
     );
     let exhausted = failed(Stage::Create, Code::ResourceExhausted);
-    let note = of(&before.build(), &exhausted, 4).unwrap();
+    let event = of(&before.build(), &exhausted, 4).unwrap();
     let text = format!("CreateMachine: no room; {RETRY_NOW_HINT}");
     assert_eq!(
-        (note.reason.as_str(), note.action, note.text),
+        (event.reason.as_str(), event.action, event.note),
         ("ResourceExhausted", "CreateMachine", text)
     );
 }
@@ -192,7 +192,7 @@ fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
 
 #[test]
 fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
-    let (first, repeat) = said(machine().identified(), &vm());
+    let (first, repeat) = events(machine().identified(), &vm());
     let first = first.unwrap();
     assert_eq!(
         (first.warning, first.reason.as_str()),
@@ -203,8 +203,8 @@ fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
         let gone = machine()
             .provisioned()
             .condition(conditions::READY, ConditionStatus::False, gone);
-        let (back, repeat) = said(gone, &vm());
-        assert_eq!(back.unwrap().text, "the VM sim://1 is back");
+        let (back, repeat) = events(gone, &vm());
+        assert_eq!(back.unwrap().note, "the VM sim://1 is back");
         assert_eq!(repeat, None);
     }
 }
@@ -247,13 +247,13 @@ fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
     let gone = of(&machine().build(), &Outcome::Gone, 1).unwrap();
     assert_eq!((gone.warning, gone.reason.as_str()), (false, "Deleted"));
     let forced = Outcome::RemoveFinalizer(RemovalReason::Forced);
-    let note = of(&machine().provider_id("sim://1").build(), &forced, 1).unwrap();
+    let event = of(&machine().provider_id("sim://1").build(), &forced, 1).unwrap();
     assert!(
-        note.warning && note.text.contains("sim://1 may be left"),
-        "{note:?}"
+        event.warning && event.note.contains("sim://1 may be left"),
+        "{event:?}"
     );
     let nameless = of(&machine().build(), &forced, 1).unwrap();
-    assert!(nameless.text.contains("with this machine's name"), "{nameless:?}");
+    assert!(nameless.note.contains("with this machine's name"), "{nameless:?}");
 }
 
 #[test]

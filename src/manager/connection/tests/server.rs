@@ -1,4 +1,4 @@
-//! A server with TLS whose connections do as they are told, each by itself.
+//! A server with TLS whose connections do as the test wants, each by itself.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;

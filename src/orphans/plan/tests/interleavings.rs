@@ -336,7 +336,7 @@ impl World {
             min_age: Duration::ZERO,
         };
         let clock = Clock {
-            asked: self.start + Duration::from_secs(self.seconds),
+            requested_at: self.start + Duration::from_secs(self.seconds),
             now: Timestamp::UNIX_EPOCH + Duration::from_secs(self.seconds),
         };
         (policy, clock)
@@ -350,7 +350,7 @@ impl World {
                 let (live, at, deletion_log) = (self.live(machines), self.at(), &self.deletion_log);
                 let now = Some(self.now());
                 let observed_deletion = |id: &str| deletion_log.of(id, now).is_some();
-                let findings = judge(
+                let findings = classify(
                     &scope(),
                     &vms,
                     |_| true,

@@ -271,7 +271,7 @@ async fn files_that_are_not_there_or_hold_something_else_are_named() {
     );
 }
 
-/// CMI-160: which side has no TLS is said, and no call is made.
+/// CMI-160: which side has no TLS is reported, and no call is made.
 #[tokio::test]
 async fn tls_on_one_side_alone_is_named() {
     let authority = Authority::new();

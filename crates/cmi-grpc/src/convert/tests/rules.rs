@@ -25,7 +25,7 @@ fn created() -> cmi::v1::CreateMachineResponse {
     }
 }
 
-/// What is said of a message that breaks a rule.
+/// What is reported of a message that breaks a rule.
 #[track_caller]
 fn refused<Wire, Value>(message: Wire) -> String
 where

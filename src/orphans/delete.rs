@@ -15,8 +15,8 @@ use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::listing;
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
-/// Deletes an orphan, unless it has become something else, or anything fails: the next scan judges anew.
-pub async fn delete(
+/// Deletes an orphan, unless it has become something else, or anything fails: the next scan decides anew.
+pub async fn delete_orphan(
     ctx: &Context,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
@@ -61,7 +61,7 @@ async fn try_delete(
 ) -> Result<Done, String> {
     let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let capabilities = permit
-        .ask_capabilities()
+        .fetch_capabilities()
         .await
         .map_err(|status| status.message().to_owned())?;
     let class = listed
@@ -76,12 +76,13 @@ async fn try_delete(
         .await
         .map_err(|error| error.to_string())?;
     let clock = Clock {
-        asked: Instant::now(),
+        requested_at: Instant::now(),
         now: Timestamp::now(),
     };
     // A machine whose identity was taken away looks as if it had no VM. The check says so also
     // of what was seen before it.
-    if let admission::Enforcement::NotInForce(why) = ctx.policies.since(clock.asked).await {
+    if let admission::Enforcement::NotInForce(why) = ctx.policies.enforcement_since(clock.requested_at).await
+    {
         return Err(why.to_string());
     }
     let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();

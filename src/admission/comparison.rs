@@ -102,7 +102,7 @@ impl Expected {
 
 /// Compares what was found with what should be there. What the API server adds by default changes nothing;
 /// whatever else is there makes the policy apply to less.
-pub fn judge(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFinding {
+pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFinding {
     let Some(found) = found else {
         return PolicyFinding::Missing;
     };
