@@ -2,6 +2,7 @@
 //! the spec, and a Node that goes silent; and about a new machine after a fail-over and after a restart.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -42,11 +43,13 @@ impl Stimulus {
     }
 }
 
-/// A management cluster with machines that are up, and a connection to it.
+/// A management cluster with machines that are up.
 struct Stage {
     cloud: Cloud,
     fleet: Fleet,
-    connection: Connection,
+    /// What connections are made by, each when it is needed: the API server closes one that is idle for
+    /// minutes.
+    kubeconfig: PathBuf,
 }
 
 /// Measures at all sizes.
@@ -66,14 +69,15 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
     let stage = Stage {
         cloud: Cloud::start(&management, place, true).await?,
         fleet: Fleet::found(&management, "latency", None).await?,
-        connection: Connection::open(management.admin_kubeconfig()).await?,
+        kubeconfig: management.admin_kubeconfig().to_owned(),
     };
     let Stage { cloud, fleet, .. } = &stage;
     fleet.create(&management, "m", size).await?;
     let mut alone = provider::start(&management, "alone", cloud, fleet, &[]).await?;
     alone.has(fleet.provisioned(&admin, size)).await?;
     // The Machines of the last third report.
-    let reporting = (2 * samples..3 * samples).map(|index| stage.node_reports(index, "True"));
+    let connection = stage.connect().await?;
+    let reporting = (2 * samples..3 * samples).map(|index| stage.node_reports(&connection, index, "True"));
     futures::stream::iter(reporting)
         .buffer_unordered(CONCURRENCY)
         .try_collect::<Vec<()>>()
@@ -137,12 +141,17 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
 }
 
 impl Stage {
+    async fn connect(&self) -> Result<Connection> {
+        Connection::open(&self.kubeconfig).await
+    }
+
     /// Does everything to so many machines each, spread over the time that the backlog takes, and says when.
     async fn stimulate(&self, samples: usize, backlog: usize) -> Result<BTreeMap<(Stimulus, String), u64>> {
         let creates_at_once = CONCURRENCY - CONCURRENCY / 8;
         let lasts = SLOW * u32::try_from(backlog / creates_at_once).context("a backlog of billions")?;
         // Some of it goes by while the backlog is made.
         let pause = lasts.mul_f64(0.6) / u32::try_from(samples.max(1))?;
+        let connection = self.connect().await?;
         let mut begun = BTreeMap::new();
         let mut pace = tokio::time::interval(pause.max(Duration::from_millis(10)));
         for index in 0..samples {
@@ -153,13 +162,13 @@ impl Stage {
                 match stimulus {
                     Stimulus::Deletion => {
                         let path = self.infra_machine(index);
-                        self.connection.write(Method::DELETE, &path, &json!({})).await?;
+                        connection.write(Method::DELETE, &path, &json!({})).await?;
                     }
                     Stimulus::SpecChange => {
                         let labels = json!({"spec": {"providerSpec": {"labels": {"round": "1"}}}});
-                        patch(&self.connection, &self.infra_machine(index), &labels).await?;
+                        patch(&connection, &self.infra_machine(index), &labels).await?;
                     }
-                    Stimulus::SilentNode => self.node_reports(index, "Unknown").await?,
+                    Stimulus::SilentNode => self.node_reports(&connection, index, "Unknown").await?,
                 }
             }
         }
@@ -171,14 +180,14 @@ impl Stage {
     }
 
     /// The Node of a Machine reports, or does not.
-    async fn node_reports(&self, index: usize, status: &str) -> Result<()> {
+    async fn node_reports(&self, connection: &Connection, index: usize, status: &str) -> Result<()> {
         let path = format!("{}/{}/status", self.fleet.path_of_machines(), name("m", index));
         let condition = json!({
             "type": "NodeHealthy", "status": status, "reason": "Bench", "message": "",
             "lastTransitionTime": jiff::Timestamp::now().to_string(),
         });
         let status = json!({"status": {"nodeRef": {"name": name("m", index)}, "conditions": [condition]}});
-        patch(&self.connection, &path, &status).await
+        patch(connection, &path, &status).await
     }
 
     /// Creates that have begun.
@@ -232,7 +241,7 @@ impl Stage {
     /// Makes a machine, and says how long after an instant the driver is called about it.
     async fn act_on_new(&self, machine: &str, since: u64) -> Result<Duration> {
         let log = self.cloud.calls_end()?;
-        self.fleet.create_one(&self.connection, machine).await?;
+        self.fleet.create_one(&self.connect().await?, machine).await?;
         self.call_since(machine, since, log).await
     }
 }
