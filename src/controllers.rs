@@ -17,8 +17,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use jiff::Timestamp;
 use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
@@ -53,6 +55,10 @@ const NODE_CONCURRENCY: u16 = 32;
 /// In metrics, a driver that is not configured: any name may stand in a spec, and each would be a series for
 /// ever.
 const UNKNOWN_DRIVER: &str = "unknown";
+
+/// For how long it is remembered of a machine that its create was answered. Only a deletion soon after a
+/// create is quicker for it, and longer than this no driver may take for a create and what it does then.
+const ANSWERS_KEPT: Duration = Duration::from_hours(1);
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -398,12 +404,15 @@ impl Controllers {
             drains.boxed(),
         ];
         controllers.extend(remediations);
-        let controllers = futures::future::join_all(controllers);
-        let background =
-            futures::future::join3(self.run_inventory(), self.run_orphans(), self.follow_drivers());
+        let background = vec![
+            self.run_inventory().boxed(),
+            self.run_orphans().boxed(),
+            self.follow_drivers().boxed(),
+            self.forget_answered_creates().boxed(),
+        ];
         tokio::select! {
-            _ = controllers => {}
-            _ = background => {}
+            () = run_all(controllers) => {}
+            () = run_all(background) => {}
         }
     }
 
@@ -504,6 +513,16 @@ impl Controllers {
         inventory::run(context, self.options.inventory_interval, report).await;
     }
 
+    async fn forget_answered_creates(&self) {
+        let mut ticks = tokio::time::interval(ANSWERS_KEPT / 6);
+        loop {
+            ticks.tick().await;
+            if let Ok(time) = Timestamp::now().checked_sub(ANSWERS_KEPT) {
+                self.machine_context.states.forget_answered_before(time);
+            }
+        }
+    }
+
     async fn run_orphans(&self) {
         let context = orphans::Context {
             client: self.client.clone(),
@@ -586,6 +605,12 @@ fn caches() -> (Caches, Writers) {
         infra_clusters: writers.infra_clusters.as_reader(),
     };
     (caches, writers)
+}
+
+/// Runs all to their end. Unlike `join_all`, it polls only those that were woken.
+async fn run_all(futures: Vec<BoxFuture<'_, ()>>) {
+    let mut running: FuturesUnordered<_> = futures.into_iter().collect();
+    while running.next().await.is_some() {}
 }
 
 /// What has an object reconciled.

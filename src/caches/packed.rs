@@ -13,8 +13,9 @@ use lz4_flex::block::{DecompressError, compress_with_dict, decompress_with_dict}
 /// A dictionary that is no good to an object is replaced, but not before so many have it: groups whose
 /// objects are not alike must not have one each.
 const LEAST_USES: usize = 64;
-/// Dictionaries that no object has are dropped when there are so many.
-const DICTIONARIES: usize = 1024;
+/// Groups that have a dictionary, or may get one: one that comes later shares what all objects have in
+/// common. A dictionary is as large as one object of its group, and saves most of every other one.
+const MAX_GROUPS: usize = 8192;
 
 /// The text of an object, compressed. Cloning it copies none of it.
 #[derive(Clone, Debug)]
@@ -80,17 +81,11 @@ pub(super) struct Dictionaries {
 impl Dictionaries {
     /// Packs an object's text.
     pub(super) fn pack(&mut self, group: u64, text: &[u8]) -> Packed {
-        if self.of_group.len() >= DICTIONARIES {
-            self.of_group.retain(|_, dictionary| {
-                dictionary
-                    .as_ref()
-                    .is_some_and(|shared| Arc::strong_count(shared) > 1)
-            });
-        }
-        let first = self.first.get_or_insert_with(|| text.into());
+        let first = Arc::clone(self.first.get_or_insert_with(|| text.into()));
         let Some(dictionary) = self.of_group.get_mut(&group) else {
+            self.make_room();
             self.of_group.insert(group, None);
-            return Packed::of(text, Some(first));
+            return Packed::of(text, Some(&first));
         };
         let packed = Packed::of(text, Some(dictionary.get_or_insert_with(|| text.into())));
         let uses = dictionary.as_ref().map_or(0, Arc::strong_count);
@@ -98,6 +93,19 @@ impl Dictionaries {
             *dictionary = Some(text.into());
         }
         packed
+    }
+
+    /// Drops the dictionaries that no object has, where a group comes for which there is no room. A group
+    /// that has none yet is left out as well: its next object begins anew.
+    fn make_room(&mut self) {
+        if self.of_group.len() < MAX_GROUPS {
+            return;
+        }
+        self.of_group.retain(|_, dictionary| {
+            dictionary
+                .as_ref()
+                .is_some_and(|shared| Arc::strong_count(shared) > 1)
+        });
     }
 }
 
@@ -126,6 +134,21 @@ mod tests {
             "{sizes:?} of {}",
             machine(1).len()
         );
+    }
+
+    /// With as many groups as there may be, the second object of a new one has to find that the first was
+    /// there.
+    #[test]
+    fn a_group_that_comes_when_there_is_no_room_gets_a_dictionary_all_the_same() {
+        let mut dictionaries = Dictionaries::default();
+        let mut pack = |group: u64| {
+            let spec = format!("{group:064x}").repeat(4);
+            dictionaries.pack(group, spec.as_bytes())
+        };
+        let all = u64::try_from(MAX_GROUPS).unwrap();
+        let _kept: Vec<_> = (0..all).flat_map(|group| [pack(group), pack(group)]).collect();
+        let late: Vec<_> = (0..3).map(|_| pack(all)).collect();
+        assert!(late[2].bytes.len() < 20, "{}", late[2].bytes.len());
     }
 
     #[test]

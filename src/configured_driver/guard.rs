@@ -85,9 +85,13 @@ impl GuardedDriver {
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
         let capabilities = self.check_callable(R::OPERATION).await?;
-        let key = request
-            .class()
-            .map(|class| ClassKey::of(class, &capabilities.tag_path));
+        // To hash a class takes time, and only what takes room is counted by it.
+        let takes_room = matches!(
+            R::OPERATION,
+            Operation::CreateMachine | Operation::InitializeMachine
+        );
+        let class = request.class().filter(|_| takes_room);
+        let key = class.map(|class| ClassKey::of(class, &capabilities.tag_path));
         let attempt = match &key {
             Some(key) if R::OPERATION == Operation::CreateMachine => Some(self.breakers.attempt(key)?),
             Some(_) | None => None,

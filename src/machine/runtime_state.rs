@@ -120,6 +120,11 @@ impl RuntimeState {
         }
     }
 
+    fn has_list_hint(&self) -> bool {
+        let is_of_list = matches!(self.hint, Some(LookUpHint::Missing | LookUpHint::Back));
+        is_of_list || self.absent_since.is_some()
+    }
+
     fn drop_list_hint(&mut self) {
         self.absent_since = None;
         match self.hint {
@@ -398,11 +403,27 @@ impl RuntimeStates {
         self.with_known(uid, RuntimeState::drop_list_hint);
     }
 
-    /// The same of all machines, by UID, that a list has confirmed: of a fleet at rest next to none is known.
+    /// The same of all machines, by UID, that a list has confirmed. A fleet has a list for each class, and
+    /// next to none of its machines has such a hint: that is looked at first.
     pub fn drop_list_hints(&self, is_confirmed: impl Fn(&str) -> bool) {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
-        let confirmed = machines.iter_mut().filter(|(uid, _)| is_confirmed(uid));
+        let confirmed = machines
+            .iter_mut()
+            .filter(|(uid, known)| known.has_list_hint() && is_confirmed(uid));
         confirmed.for_each(|(_, known)| known.drop_list_hint());
+    }
+
+    /// Forgets answers to creates that were issued so long ago that nothing depends on them any more, and
+    /// with them what is known of machines that are up and at rest. A process that starts has none of them
+    /// either.
+    pub fn forget_answered_before(&self, time: Timestamp) {
+        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        machines.retain(|_, known| {
+            known.answered = known.answered.filter(|answered| answered.issued >= time);
+            !known.is_empty()
+        });
+        let kept = machines.len();
+        machines.shrink_to(2 * kept);
     }
 
     /// Drops a sign that the driver can't be asked about, unless it is newer than the one

@@ -277,3 +277,41 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     states.end_transient_wait("u");
     assert!(!waits(&states));
 }
+
+/// A fleet that is up would else have an entry for each machine that this process has made.
+#[test]
+fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
+    let states = RuntimeStates::default();
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let answered = |second| SettledCreate {
+        issued: at(second),
+        made: true,
+    };
+    states.answered("old", answered(9));
+    states.answered("new", answered(10));
+    states.answered("failing", answered(9));
+    states.count_error("failing");
+    states.forget_answered_before(at(10));
+    let uids = |states: &RuntimeStates| {
+        let mut uids: Vec<_> = states.machines.lock().unwrap().keys().cloned().collect();
+        uids.sort_unstable();
+        uids
+    };
+    assert_eq!(uids(&states), ["failing", "new"]);
+    assert_eq!(states.get("new").answered, Some(answered(10)));
+    assert_eq!(states.get("failing").answered, None);
+}
+
+#[test]
+fn a_list_that_confirms_a_machine_ends_its_absence_and_what_lists_said_and_no_sign() {
+    let states = RuntimeStates::default();
+    states.absent_for("absent", Instant::now());
+    states.hint("missing", LookUpHint::Missing);
+    states.hint("silent", LookUpHint::Signal);
+    states.hint("other", LookUpHint::Missing);
+    states.drop_list_hints(|uid| uid != "other");
+    assert!(states.get("absent").absent_since.is_none());
+    assert_eq!(states.get("missing").hint, None);
+    assert_eq!(states.get("silent").hint, Some(LookUpHint::Signal));
+    assert_eq!(states.get("other").hint, Some(LookUpHint::Missing));
+}
