@@ -59,19 +59,34 @@ pub async fn run(floor: &Client) -> Result<()> {
         .await
 }
 
-/// Gets all objects of a kind and what becomes of them, and drops it.
+/// Gets all objects of a kind and what becomes of them, and drops it. The API server ends a watch that it
+/// can't send fast enough: the next one goes on where that one ended, as that of any client does, and not
+/// with all objects again.
 async fn watch(connection: Connection, namespace: String, kind: &str) {
     let (group, plural) = kind.rsplit_once('/').unwrap_or_default();
-    let path = format!(
-        "/apis/{group}/namespaces/{namespace}/{plural}?watch=1&sendInitialEvents=true\
-         &resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-    );
+    let path = format!("/apis/{group}/namespaces/{namespace}/{plural}?watch=1&allowWatchBookmarks=true");
+    let mut from = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned();
     loop {
-        if let Err(error) = connection.read(&path).await {
-            eprintln!("watching {plural}: {error:#}");
-            std::process::exit(1);
+        let ended = match connection.read_to_tail(&format!("{path}&{from}")).await {
+            Ok(tail) => last_version(&tail).map(str::to_owned),
+            Err(error) => {
+                eprintln!("watching {plural}: {error:#}");
+                std::process::exit(1);
+            }
+        };
+        eprintln!("a watch of {plural} ended at {ended:?}, and is resumed");
+        if let Some(version) = ended {
+            from = format!("resourceVersion={version}");
         }
     }
+}
+
+/// The resource version of the last event, which stands in the last bytes of a watch.
+fn last_version(tail: &[u8]) -> Option<&str> {
+    const KEY: &str = r#""resourceVersion":""#;
+    let text = std::str::from_utf8(tail).ok()?;
+    let start = text.rfind(KEY)? + KEY.len();
+    text[start..].split_once('"').map(|(version, _)| version)
 }
 
 async fn targets(connection: &Connection, namespace: &str) -> Result<Vec<Target>> {

@@ -1,5 +1,6 @@
 //! HTTP/2 on one connection, below any Kubernetes client: what is known to cost the least.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +24,9 @@ const METADATA_ALONE: &str = "application/json;as=PartialObjectMetadata;g=meta.k
 /// The same for a list.
 const LIST_OF_METADATA: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+
+/// The frames of a watch that are kept, each of 16 KiB at most: an event has a few.
+const TAIL_FRAMES: usize = 16;
 
 /// One connection to the API server. Clones share it.
 #[derive(Clone)]
@@ -101,6 +105,24 @@ impl Connection {
             .send(Method::GET, path, "application/json", Vec::new())
             .await?;
         drain(answer.into_body()).await
+    }
+
+    /// A read of what is not parsed either, and the last bytes of it, an event of a watch at least.
+    pub async fn read_to_tail(&self, path: &str) -> Result<Vec<u8>> {
+        let answer = self
+            .send(Method::GET, path, "application/json", Vec::new())
+            .await?;
+        let (mut body, mut tail) = (answer.into_body(), VecDeque::new());
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.context("reading a watch")?.into_data() else {
+                continue;
+            };
+            tail.push_back(data);
+            while tail.len() > TAIL_FRAMES {
+                tail.pop_front();
+            }
+        }
+        Ok(tail.into_iter().flatten().collect())
     }
 
     /// A page of metadata.
