@@ -151,7 +151,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     let answer = query.run(spec, |class| ListZonesRequest { class }).await?;
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(zones) => Zones::Known(zones),
-        QueryResult::Skipped(()) | QueryResult::NotOffered => Zones::None,
+        QueryResult::Skipped(()) | QueryResult::NotSupported => Zones::None,
         // Which driver is meant is not said, and need not be: its machines will say.
         QueryResult::NotResolved(ResolveError::Ambiguous { .. }) => Zones::NotQueried,
         QueryResult::NotResolved(error) => Zones::NotConfigured(error.to_string()),

@@ -6,9 +6,9 @@
 
 mod breaker;
 mod bucket;
-mod caller;
 mod credentials;
 mod debounce;
+mod driver_client;
 mod guard;
 mod introspection;
 mod limits;
@@ -43,7 +43,7 @@ pub use registry::{ConfiguredDrivers, DuplicateName, PermitScope, ResolveError};
 pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
-use caller::Caller;
+use driver_client::DriverClient;
 use guard::GuardedDriver;
 use permits::Permits;
 use prober::Prober;
@@ -111,7 +111,7 @@ impl ConfiguredDriver {
         metrics: Arc<Metrics>,
     ) -> Self {
         let name: Arc<str> = settings.name.into();
-        let caller = Caller {
+        let caller = DriverClient {
             name: Arc::clone(&name),
             driver,
             leadership,

@@ -4,10 +4,10 @@
 //! look at everything once, and from then on at what changed.
 
 mod cached;
+mod controller;
 mod handlers;
 mod nodes;
 mod outages;
-mod runner;
 mod trigger;
 mod watch;
 mod watch_list;
@@ -25,7 +25,7 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
 
-use self::runner::Runner;
+use self::controller::Controller;
 use self::trigger::Trigger;
 use self::watch::{slim, slim_infra_machine, slim_machine, watch};
 use crate::admission::AdmissionPolicies;
@@ -341,7 +341,7 @@ impl Controllers {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let (caches, workers) = (&self.caches, self.worker_counts());
         let of_machines = workers.machines;
-        let machines = Runner::new(&caches.infra_machines, &self.infra_machine_trigger, of_machines)
+        let machines = Controller::new(&caches.infra_machines, &self.infra_machine_trigger, of_machines)
             .and_all(|facts| !facts.is_provisioned)
             .run(
                 machine::reconcile,
@@ -350,7 +350,7 @@ impl Controllers {
                 shutdown.clone(),
             );
         let of_clusters = workers.clusters;
-        let clusters = Runner::new(&caches.infra_clusters, &self.infra_cluster_trigger, of_clusters)
+        let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_trigger, of_clusters)
             .and_all(|()| true)
             .run(
                 cluster::reconcile,
@@ -358,7 +358,7 @@ impl Controllers {
                 self.cluster_context(),
                 shutdown.clone(),
             );
-        let templates = Runner::new(
+        let templates = Controller::new(
             &caches.infra_machine_templates,
             &self.template_trigger,
             workers.templates,
@@ -370,20 +370,20 @@ impl Controllers {
             self.template_context(),
             shutdown.clone(),
         );
-        let nodes = Runner::new(&caches.infra_machines, &self.node_trigger, workers.nodes).run(
+        let nodes = Controller::new(&caches.infra_machines, &self.node_trigger, workers.nodes).run(
             not_ready_taint::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.taint_context),
             shutdown.clone(),
         );
-        let drains = Runner::new(&caches.machines, &self.drain_trigger, workers.drains).run(
+        let drains = Controller::new(&caches.machines, &self.drain_trigger, workers.drains).run(
             volume_drain::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.drain_context),
             shutdown.clone(),
         );
         let remediations = self.remediations.as_ref().map(|remediations| {
-            Runner::new(&remediations.cache, &remediations.trigger, of_machines)
+            Controller::new(&remediations.cache, &remediations.trigger, of_machines)
                 .and_all(|()| true)
                 .run(
                     remediation::reconcile,

@@ -40,7 +40,7 @@ pub enum QueryResult<T, E> {
     /// This.
     Known(T),
     /// The driver does not offer the call.
-    NotOffered,
+    NotSupported,
     /// The driver was not asked, for this reason.
     Skipped(E),
     /// No driver resolves.
@@ -90,8 +90,8 @@ impl Query<'_> {
             Ok(spec) => spec,
             Err(why) => return Ok(QueryResult::Skipped(why)),
         };
-        if !capabilities.offers(Q::OPERATION) {
-            return Ok(QueryResult::NotOffered);
+        if !capabilities.supports(Q::OPERATION) {
+            return Ok(QueryResult::NotSupported);
         }
         let read = credentials::of(self.client, driver, namespace, self.secret, SECRET_REF).await?;
         let secrets = match read {
@@ -106,7 +106,7 @@ impl Query<'_> {
             Ok(known) => QueryResult::Known(known),
             // Declared, and not offered after all.
             Err(status) if retry::disposition(self.stage, status.code()) == Disposition::Fallback => {
-                QueryResult::NotOffered
+                QueryResult::NotSupported
             }
             Err(status) => QueryResult::Failed(status),
         })

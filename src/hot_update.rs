@@ -21,7 +21,7 @@ pub struct Changes {
 impl Changes {
     /// What has to change for a VM of the old spec to be one of the new spec.
     pub fn between(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capabilities) -> Self {
-        let can_update = capabilities.offers(Operation::UpdateMachine);
+        let can_update = capabilities.supports(Operation::UpdateMachine);
         let (hot, not_updatable) = difference(&old.0, &new.0).into_iter().partition(|place| {
             let mut allowed = capabilities.hot_updatable.iter();
             can_update && allowed.any(|allowed| allowed.covers(place))

@@ -170,7 +170,7 @@ pub fn vm_existence(machine: &InfraMachine) -> VmExistence {
     if MachineId::of(machine).is_none() {
         return VmExistence::None;
     }
-    annotation(machine, labels::INSTANCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
+    annotation(machine, labels::VM_EXISTENCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
 }
 
 /// The driver that a create may have been issued to; where there is none, the spec says which one is meant.
@@ -478,7 +478,7 @@ mod tests {
     fn every_call_has_the_credentials_that_the_vm_was_made_with() {
         const OWNED: &[(&str, &str)] = &[
             (labels::MACHINE_ID, "ns1/m1/u-1"),
-            (labels::INSTANCE, "may-exist"),
+            (labels::VM_EXISTENCE, "may-exist"),
         ];
         let of = |named: &str, notes: &[(&str, &str)]| {
             let mut machine = machine(notes);
@@ -498,7 +498,7 @@ mod tests {
             "b",
             &[
                 (labels::MACHINE_ID, "ns1/m1/u-1"),
-                (labels::INSTANCE, "none"),
+                (labels::VM_EXISTENCE, "none"),
                 (labels::SECRET, "a"),
             ],
         );

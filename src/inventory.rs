@@ -172,7 +172,7 @@ async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option
             Some(machines.iter().map(number).collect())
         }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
-        Err(ListError::NotOffered) => None,
+        Err(ListError::NotSupported) => None,
         Err(error) => {
             tracing::warn!(
                 driver = driver.name(),

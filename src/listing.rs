@@ -24,7 +24,7 @@ use cmi_driver::{
 pub enum ListError {
     /// The driver does not list after all (CTL-LM-12).
     #[error("the driver does not list")]
-    NotOffered,
+    NotSupported,
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] Status),
@@ -44,7 +44,7 @@ impl ListError {
     /// provider spec.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::NotOffered | Self::ProviderSpec(_) => true,
+            Self::NotSupported | Self::ProviderSpec(_) => true,
             Self::Driver(status) => status.code() == Code::InvalidArgument,
             Self::Credentials(invalid) => match invalid {
                 InvalidSecret::Missing { .. } | InvalidSecret::Name { .. } => true,
@@ -63,7 +63,7 @@ impl ListError {
     pub fn message(&self) -> String {
         match self {
             Self::Driver(status) => status.message().to_owned(),
-            Self::NotOffered | Self::ProviderSpec(_) | Self::Credentials(_) | Self::Api(_) => {
+            Self::NotSupported | Self::ProviderSpec(_) | Self::Credentials(_) | Self::Api(_) => {
                 ErrorChain(self).to_string()
             }
         }
@@ -81,7 +81,7 @@ pub async fn capabilities(
 ) -> Result<Option<Arc<Capabilities>>, Status> {
     let permit = driver.acquire(Priority::Upkeep, requester).await;
     let capabilities = permit.fetch_capabilities().await?;
-    Ok(Some(capabilities).filter(|capabilities| capabilities.offers(Operation::ListMachines)))
+    Ok(Some(capabilities).filter(|capabilities| capabilities.supports(Operation::ListMachines)))
 }
 
 /// All VMs that the list of a class shows, whose Secret is in this namespace.
@@ -100,7 +100,7 @@ pub async fn list(
     let class = self::class(client, driver, namespace, class).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
-        Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotOffered),
+        Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotSupported),
         Err(status) => Err(status.into()),
     }
 }

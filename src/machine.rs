@@ -30,8 +30,6 @@ mod unanswered_creates;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::Resource as _;
-
 pub use context::{Context, Reference};
 pub use deleted_despite_finalizer::{delete_vm_left_behind, was_deleted_despite_finalizer};
 pub use publish::phase::{phase, phase_reason};
@@ -88,12 +86,12 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
 async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
     let gathered = gather(ctx, machine).await;
     let plan = plan(machine, &gathered.observed());
-    let plan = trusted(ctx, machine, &gathered, plan).await;
+    let plan = check_policies(ctx, machine, &gathered, plan).await;
     (gathered, plan)
 }
 
 /// The plan, or a wait in its place where it trusts an identity that may be forged.
-async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
+async fn check_policies(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
     let enforcement = match plan.required_policy_check() {
         RequiredPolicyCheck::None => return plan,
         RequiredPolicyCheck::Cached => ctx.policies.last_enforcement(),
@@ -115,10 +113,5 @@ fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
 
 /// What happens after a reconcile that could not be finished.
 pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
-    let uid = object.meta().uid();
-    let attempt = ctx.states.count_error(uid);
-    if matches!(error, Error::Gone { .. }) {
-        ctx.states.forget(uid);
-    }
-    reconciler::requeue(Kind::InfraMachine, object, error, attempt)
+    reconciler::error_policy(Kind::InfraMachine, object, error, &*ctx.states)
 }

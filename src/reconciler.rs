@@ -67,7 +67,7 @@ impl Action {
 /// One reconcile.
 ///
 /// # Errors
-/// Those of `reconcile`; [`requeue`] says when to try again.
+/// Those of `reconcile`; [`error_policy`] says when to try again.
 pub async fn run_one<K: Resource<DynamicType = ()>>(
     kind: Kind,
     metrics: &Metrics,
@@ -89,8 +89,26 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     result
 }
 
-/// When a reconcile that could not be finished is tried again; `attempt` counts its failures in a row.
-pub fn requeue<K: Resource<DynamicType = ()>>(kind: Kind, object: &K, error: &Error, attempt: u32) -> Action {
+/// Failures in a row, by the UID of their object.
+pub trait FailureCounts {
+    /// Counts one; how many there were in a row.
+    fn count_failure(&self, uid: &str) -> u32;
+
+    /// The object is gone.
+    fn forget(&self, uid: &str);
+}
+
+/// When a reconcile that could not be finished is tried again.
+pub fn error_policy<K: Resource<DynamicType = ()>>(
+    kind: Kind,
+    object: &K,
+    error: &Error,
+    failures: &impl FailureCounts,
+) -> Action {
+    let attempt = failures.count_failure(object.meta().uid());
+    if matches!(error, Error::Gone { .. }) {
+        failures.forget(object.meta().uid());
+    }
     let (kind, name) = (kind.name(), &object.meta().name);
     match error {
         Error::Conflict { .. } | Error::Gone { .. } => {
@@ -122,8 +140,12 @@ pub struct Reconciler {
     metrics: Arc<Metrics>,
     drivers: ConfiguredDrivers,
     events: Events,
-    failures: Mutex<HashMap<String, Failures>>,
+    failures: FailureLog,
 }
+
+/// The failures of the objects of a kind.
+#[derive(Default)]
+struct FailureLog(Mutex<HashMap<String, Failures>>);
 
 /// Failures of one object in a row.
 #[derive(Clone, Copy)]
@@ -165,7 +187,7 @@ impl Reconciler {
             metrics,
             drivers,
             events,
-            failures: Mutex::default(),
+            failures: FailureLog::default(),
         }
     }
 
@@ -202,32 +224,28 @@ impl Reconciler {
     fn action(&self, uid: &str, requeue: Requeue) -> Action {
         match requeue {
             Requeue::OnChange => {
-                self.succeeded(uid);
+                self.failures.forget(uid);
                 Action::await_change()
             }
             Requeue::After(wait) => {
-                self.succeeded(uid);
+                self.failures.forget(uid);
                 Action::requeue(wait)
             }
             Requeue::BackOff(least) => {
-                Action::requeue(retry::backoff(self.failed(uid, Instant::now()), 0.0).max(least))
+                Action::requeue(retry::backoff(self.failures.count_failure(uid), 0.0).max(least))
             }
         }
     }
 
     /// When a reconcile that could not be finished is tried again.
     pub fn error_policy<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
-        let uid = object.meta().uid();
-        let attempt = self.failed(uid, Instant::now());
-        if matches!(error, Error::Gone { .. }) {
-            self.succeeded(uid);
-        }
-        requeue(self.kind, object, error, attempt)
+        error_policy(self.kind, object, error, &self.failures)
     }
+}
 
-    /// Counts a failure; how many there were in a row.
-    fn failed(&self, uid: &str, now: Instant) -> u32 {
-        let mut all = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+impl FailureLog {
+    fn count(&self, uid: &str, now: Instant) -> u32 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // An object that is gone is not heard of again.
         all.retain(|_, failures| now.saturating_duration_since(failures.last) < FORGOTTEN_AFTER);
         let failures = all
@@ -239,9 +257,15 @@ impl Reconciler {
         };
         failures.count
     }
+}
 
-    fn succeeded(&self, uid: &str) {
-        let mut all = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+impl FailureCounts for FailureLog {
+    fn count_failure(&self, uid: &str) -> u32 {
+        self.count(uid, Instant::now())
+    }
+
+    fn forget(&self, uid: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(uid);
     }
 }
@@ -342,7 +366,7 @@ mod tests {
         assert_eq!(run(Requeue::OnChange).await, Action::await_change());
         assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
         reconciler.error_policy(&object, &Error::Gone { action: "test" });
-        assert!(reconciler.failures.lock().unwrap().is_empty());
+        assert!(reconciler.failures.0.lock().unwrap().is_empty());
     }
 
     /// One that asks for a second for ever is called ever more rarely, and one that
@@ -405,10 +429,10 @@ mod tests {
     #[tokio::test]
     async fn failures_of_an_object_that_is_not_heard_of_any_more_are_forgotten() {
         let (reconciler, start) = (reconciler(), Instant::now());
-        reconciler.failed("u-1", start);
-        reconciler.failed("u-2", start + FORGOTTEN_AFTER);
-        assert_eq!(reconciler.failures.lock().unwrap().len(), 1);
-        assert_eq!(reconciler.failed("u-1", start + FORGOTTEN_AFTER), 1);
+        reconciler.failures.count("u-1", start);
+        reconciler.failures.count("u-2", start + FORGOTTEN_AFTER);
+        assert_eq!(reconciler.failures.0.lock().unwrap().len(), 1);
+        assert_eq!(reconciler.failures.count("u-1", start + FORGOTTEN_AFTER), 1);
     }
 
     #[test]

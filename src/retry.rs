@@ -136,6 +136,15 @@ pub enum Delay {
     Long,
 }
 
+/// What a code says of the VM that was asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VmObservation {
+    /// There is none.
+    Absent,
+    /// It is there, and not initialized.
+    Uninitialized,
+}
+
 impl Stage {
     /// Every stage, in the order of a machine's life.
     pub const ALL: [Self; 17] = [
@@ -198,7 +207,26 @@ impl Disposition {
         Self::Gone,
     ];
 
-    /// When the call is made again; for what is gone on from at once, when that has failed too.
+    /// What is known of the VM from a code with this disposition; nothing from most.
+    pub const fn observation(self) -> Option<VmObservation> {
+        match self {
+            Self::Create | Self::Vanished | Self::Gone => Some(VmObservation::Absent),
+            Self::Initialize | Self::StillThere => Some(VmObservation::Uninitialized),
+            Self::Retry
+            | Self::AwaitCapacity
+            | Self::NeedsIntervention
+            | Self::AwaitDriver
+            | Self::Fallback
+            | Self::Terminal
+            | Self::LookUp
+            | Self::Replace
+            | Self::Delete
+            | Self::VerifyDeleted => None,
+        }
+    }
+
+    /// When the call is made again. Where another call follows at once, this is the wait after that one
+    /// failed.
     pub const fn delay(self) -> Delay {
         match self {
             Self::Terminal | Self::AwaitDriver | Self::Replace => Delay::UntilChange,

@@ -86,7 +86,7 @@ async fn publish(
 /// replaced.
 fn requeue(described: &Described) -> Requeue {
     match described {
-        Described::Known(_) | Described::NotOffered => Requeue::After(REFRESH),
+        Described::Known(_) | Described::NotSupported => Requeue::After(REFRESH),
         Described::NotConfigured(_) => Requeue::OnChange,
         // Another version of the driver may take it.
         Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
@@ -116,7 +116,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(description) => Described::of(description),
         QueryResult::Skipped(violation) => Described::Refused(violation),
-        QueryResult::NotOffered => Described::NotOffered,
+        QueryResult::NotSupported => Described::NotSupported,
         // Of a template, the field stands elsewhere.
         QueryResult::NotResolved(error @ ResolveError::Ambiguous { .. }) => {
             Described::NotConfigured(format!("spec.template.{error}"))
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_driver_that_said_all_it_could_is_asked_again_after_a_while() {
         let known = Described::Known(ClassDescription::default());
-        for described in [known, Described::NotOffered] {
+        for described in [known, Described::NotSupported] {
             assert_eq!(requeue(&described), Requeue::After(REFRESH), "{described:?}");
         }
     }

@@ -322,6 +322,7 @@ const PURE: &[&str] = &[
     "remediation/record.rs",
     "runtime_extension/progress.rs",
     "runtime_extension/spec_changes.rs",
+    "template/plan.rs",
     "template/status.rs",
     "volume_drain/drain_rules.rs",
     "volume_drain/end.rs",

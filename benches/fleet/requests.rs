@@ -41,7 +41,7 @@ impl Target {
             "annotations": {
                 "infrastructure.capcmi.io/cluster-id": uid,
                 "infrastructure.capcmi.io/machine-id": format!("{namespace}/{name}/{uid}"),
-                "infrastructure.capcmi.io/instance": "may-exist",
+                "infrastructure.capcmi.io/vm-existence": "may-exist",
                 "infrastructure.capcmi.io/driver": "simulated",
                 "infrastructure.capcmi.io/secret": "",
                 "infrastructure.capcmi.io/applied-provider-spec": APPLIED_PROVIDER_SPEC,

@@ -91,7 +91,7 @@ pub fn infra_machine(index: usize) -> Value {
                 "cluster.x-k8s.io/cloned-from-name": "workers",
                 "infrastructure.capcmi.io/cluster-id": uid(1, cluster),
                 "infrastructure.capcmi.io/machine-id": format!("{namespace}/{name}/{}", uid(2, index)),
-                "infrastructure.capcmi.io/instance": "may-exist",
+                "infrastructure.capcmi.io/vm-existence": "may-exist",
                 "infrastructure.capcmi.io/driver": "pool",
                 "infrastructure.capcmi.io/secret": "account",
                 "infrastructure.capcmi.io/applied-provider-spec": applied.to_string(),

@@ -10,7 +10,7 @@ pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
 /// identity that was copied to another object identifies no machine.
 pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
 /// Annotation: `may-exist`, `refused` or `none`, see [`VmExistence`]. Reserved.
-pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
+pub const VM_EXISTENCE: &str = "infrastructure.capcmi.io/vm-existence";
 /// Annotation: the provider spec, as JSON, that the VM was made from or last updated to. Reserved.
 pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
 /// Annotation: what the driver wants back with the next call, in base64. Reserved.
@@ -88,7 +88,7 @@ pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at"
 pub const OWN_ANNOTATIONS: [&str; 15] = [
     CLUSTER_ID,
     MACHINE_ID,
-    INSTANCE,
+    VM_EXISTENCE,
     APPLIED_PROVIDER_SPEC,
     LAST_KNOWN_STATE,
     DRIVER,
@@ -108,7 +108,7 @@ pub const OWN_ANNOTATIONS: [&str; 15] = [
 pub const RESERVED_ANNOTATIONS: [&str; 15] = [
     CLUSTER_ID,
     MACHINE_ID,
-    INSTANCE,
+    VM_EXISTENCE,
     APPLIED_PROVIDER_SPEC,
     LAST_KNOWN_STATE,
     DRIVER,
@@ -169,7 +169,7 @@ pub enum VmExistence {
 }
 
 impl VmExistence {
-    /// The value of the annotation [`INSTANCE`].
+    /// The value of the annotation [`VM_EXISTENCE`].
     pub const fn annotation(self) -> &'static str {
         match self {
             Self::MayExist => "may-exist",

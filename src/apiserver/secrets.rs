@@ -26,12 +26,12 @@ const UNSAFE_TO_SHOW: &str =
 
 /// Takes the bootstrap data of a machine out of what a driver says, which may have kept them from the create
 /// (OPS-11).
-pub struct Scrubber {
+pub struct Redactor {
     /// Nothing where they could not be read.
     secrets: Option<Secrets>,
 }
 
-impl Scrubber {
+impl Redactor {
     /// Of the bootstrap data in a Secret. One that is not there has none.
     pub async fn of_bootstrap_data(client: &Client, namespace: &str, name: &str) -> Self {
         let secrets = match bootstrap_data(client, namespace, name, Secrets::default()).await {
@@ -45,9 +45,9 @@ impl Scrubber {
     }
 
     /// The message without them; nothing of it where they are not known.
-    pub fn scrub(&self, message: &str) -> String {
+    pub fn redact(&self, message: &str) -> String {
         match &self.secrets {
-            Some(secrets) => secrets.scrub(message),
+            Some(secrets) => secrets.redact(message),
             None => UNSAFE_TO_SHOW.to_owned(),
         }
     }

@@ -149,7 +149,7 @@ async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, S
     };
     let calls: Vec<_> = Operation::ALL
         .into_iter()
-        .filter(|operation| capabilities.offers(*operation))
+        .filter(|operation| capabilities.supports(*operation))
         .map(Operation::name)
         .collect();
     let line = format!("{shown}: {} {}: {}", info.name, info.version, calls.join(", "));

@@ -25,7 +25,9 @@ use crate::migration::health_checks::health_checks;
 use crate::migration::plan::{Destination, plan};
 use crate::migration::source::{CLASS, Source};
 use crate::migration::write;
-use cmi_driver::{Capabilities, Driver, GenerateMachineClassRequest, MachineClassKind, Operation};
+use cmi_driver::{
+    Capabilities, Driver, GenerateMachineClassForMigrationRequest, MachineClassKind, Operation,
+};
 
 /// Migrate the machines of Gardener's machine-controller-manager to Cluster API. Their VMs are adopted and
 /// not touched; a run that was cut off is taken up by the next, and one after the end does nothing.
@@ -82,11 +84,11 @@ pub(super) struct MigrateArgs {
 
 pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     let (driver_name, driver) = driver(&args)?;
-    let capabilities = driver.capabilities().await;
+    let capabilities = driver.get_plugin_capabilities().await;
     let capabilities = capabilities
         .with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))
         .map_err(CommandError::Failed)?;
-    if !capabilities.offers(Operation::GetMachineStatus) {
+    if !capabilities.supports(Operation::GetMachineStatus) {
         return Err(CommandError::Misconfigured(anyhow!(
             "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the \
                 VMs that are to be adopted"
@@ -259,7 +261,7 @@ async fn convert(
             continue;
         };
         let what = format!("{} `{}`", key.kind, key.name);
-        if !capabilities.offers(Operation::GenerateMachineClassForMigration) {
+        if !capabilities.supports(Operation::GenerateMachineClassForMigration) {
             return Err(CommandError::Misconfigured(anyhow!(
                 "{what} is a class of a provider's own kind, and the driver `{name}` does not offer \
                     GenerateMachineClassForMigration: migrate it to a MachineClass first"
@@ -268,7 +270,7 @@ async fn convert(
         let mut fields = serde_json::Map::new();
         let metadata = own.get("metadata").cloned().unwrap_or_default();
         fields.insert("metadata".to_owned(), metadata.clone());
-        let request = GenerateMachineClassRequest {
+        let request = GenerateMachineClassForMigrationRequest {
             provider_specific_machine_class: own,
             machine_class: fields,
             class_kind: MachineClassKind {
@@ -276,7 +278,7 @@ async fn convert(
                 kind: key.kind.clone(),
             },
         };
-        let class = driver.generate_machine_class(request).await;
+        let class = driver.generate_machine_class_for_migration(request).await;
         let class = class.with_context(|| format!("the driver `{name}` can't convert {what}"));
         let mut class = class.map_err(CommandError::Failed)?;
         // Which object it is, is not the driver's to say.

@@ -4,7 +4,7 @@
 //! There is one for each class. It is closed while nothing is known against its creates. An answer that
 //! capacity is exhausted opens it, and creates are refused without a call. It is half open when there may be
 //! room again: its time is over, a VM that was made with the same credentials is gone (a quota is as a rule
-//! one of an account, and a driver does not say of which classes), a create that was under way succeeded, a
+//! one of an account, and a driver does not say of which classes), a create that was under way succeeded, an
 //! operator asks for a try, or a process that has just started has a machine that was refused before. Then
 //! one create is let through. When it succeeds the circuit recovers: those that wait are woken, two for each
 //! create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers.

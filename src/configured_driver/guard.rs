@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Limits;
 use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, ProbeHint};
 use super::bucket::TokenBucket;
-use super::caller::Caller;
+use super::driver_client::DriverClient;
 use super::prober::Prober;
 use super::waker::Waker;
 use cmi_driver::{
@@ -19,16 +19,16 @@ use cmi_driver::{
 /// A driver behind the rules that are the same for all.
 #[derive(Debug)]
 pub(super) struct GuardedDriver {
-    caller: Caller,
+    client: DriverClient,
     prober: Arc<Prober>,
     breakers: Arc<Breakers>,
     tokens: TokenBucket,
 }
 
 impl GuardedDriver {
-    pub(super) fn new(caller: Caller, prober: Arc<Prober>, limits: &Limits) -> Self {
+    pub(super) fn new(client: DriverClient, prober: Arc<Prober>, limits: &Limits) -> Self {
         Self {
-            caller,
+            client,
             prober,
             breakers: Arc::default(),
             tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
@@ -37,13 +37,13 @@ impl GuardedDriver {
 
     /// Whether the call may be made at all; it has not waited for the driver's rate yet.
     async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
-        self.caller.check_leadership()?;
+        self.client.check_leadership()?;
         let capabilities = self
             .prober
             .capabilities()
             .await
             .map_err(Status::with_never_sent)?;
-        if capabilities.offers(operation) {
+        if capabilities.supports(operation) {
             Ok(capabilities)
         } else {
             Err(Status::unimplemented(operation).with_never_sent())
@@ -99,7 +99,7 @@ impl GuardedDriver {
         self.tokens.take().await;
         let answer = match attempt.as_ref().map_or(Ok(()), Attempt::check) {
             Ok(()) => {
-                let answer = self.caller.send(request).await;
+                let answer = self.client.send(request).await;
                 self.prober.record_answer(&answer);
                 answer
             }
@@ -120,25 +120,25 @@ impl GuardedDriver {
 cmi_driver::forward_calls! {
     impl Driver for GuardedDriver {
         fn connection_generation(&self) -> u64 {
-            self.caller.driver.connection_generation()
+            self.client.driver.connection_generation()
         }
 
-        async fn info(&self) -> Result<PluginInfo> {
-            self.caller.info().await
+        async fn get_plugin_info(&self) -> Result<PluginInfo> {
+            self.client.get_plugin_info().await
         }
 
-        async fn capabilities(&self) -> Result<Capabilities> {
-            self.caller.check_leadership()?;
+        async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+            self.client.check_leadership()?;
             Ok(Capabilities::clone(&*self.prober.capabilities().await?))
         }
 
         async fn probe(&self) -> Result<Readiness> {
-            self.caller.probe().await
+            self.client.probe().await
         }
 
         async fn prepare_call(&self, operation: Operation) -> Result<()> {
             self.check_callable(operation).await?;
-            self.caller.prepare_call(operation).await
+            self.client.prepare_call(operation).await
         }
     }
 }

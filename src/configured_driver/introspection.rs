@@ -25,7 +25,7 @@ impl Permit<'_> {
         let driver = self.driver();
         Ok(Introspection {
             readiness: Readiness::from_probe(driver.probe().await)?,
-            info: driver.info().await?,
+            info: driver.get_plugin_info().await?,
             capabilities: self.fetch_capabilities().await?,
         })
     }

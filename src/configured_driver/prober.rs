@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::{Instant, sleep};
 
-use super::caller::Caller;
+use super::driver_client::DriverClient;
 use super::waker::Waker;
 use crate::leadership::is_not_leader;
 use cmi_driver::{Capabilities, Code, PluginInfo, Readiness, Result, SpecSchema, Status};
@@ -36,7 +36,7 @@ pub enum Reachability {
 /// What is known of a driver, and the means to ask it.
 #[derive(Debug)]
 pub(super) struct Prober {
-    caller: Caller,
+    client: DriverClient,
     cached: RwLock<Option<CachedCapabilities>>,
     fetching: Mutex<()>,
     failure: std::sync::Mutex<Option<LastFailure>>,
@@ -92,9 +92,9 @@ struct LastFailure {
 }
 
 impl Prober {
-    pub(super) fn new(caller: Caller) -> Self {
+    pub(super) fn new(client: DriverClient) -> Self {
         Self {
-            caller,
+            client,
             cached: RwLock::new(None),
             fetching: Mutex::new(()),
             failure: std::sync::Mutex::default(),
@@ -138,7 +138,7 @@ impl Prober {
         if self.current().is_none()
             && let Err(status) = self.fetch(&guard).await
         {
-            tracing::warn!(driver = %self.caller.name, %status, "keeping the capabilities that were known");
+            tracing::warn!(driver = %self.client.name, %status, "keeping the capabilities that were known");
         }
     }
 
@@ -180,8 +180,8 @@ impl Prober {
 
     async fn fetch(&self, _guard: &FetchGuard<'_>) -> Result<CachedCapabilities> {
         // Of a driver that becomes another meanwhile, it is asked again.
-        let connection_generation = self.caller.driver.connection_generation();
-        let capabilities = match self.caller.capabilities().await {
+        let connection_generation = self.client.driver.connection_generation();
+        let capabilities = match self.client.get_plugin_capabilities().await {
             Ok(capabilities) => capabilities,
             // The driver was not asked.
             Err(status) if is_not_leader(&status) => return Err(status),
@@ -198,11 +198,11 @@ impl Prober {
 
     /// Says in metric and log what the driver is. Nothing depends on it.
     async fn report_info(&self) {
-        let driver = &self.caller.name;
-        match self.caller.info().await {
+        let driver = &self.client.name;
+        match self.client.get_plugin_info().await {
             Ok(PluginInfo { name, version, .. }) => {
                 tracing::info!(%driver, name, version, "the driver has said what it can do");
-                self.caller.metrics.driver_info(driver, &name, &version);
+                self.client.metrics.driver_info(driver, &name, &version);
             }
             Err(status) => tracing::warn!(%driver, %status, "the driver does not say what it is"),
         }
@@ -212,7 +212,7 @@ impl Prober {
         let schema = capabilities.provider_spec_schema.as_ref();
         if let Some(Err(error)) = schema.map(SpecSchema::validate) {
             tracing::warn!(
-                driver = %self.caller.name, %error,
+                driver = %self.client.name, %error,
                 "the driver's schema can't be used: provider specs are left for the driver to check"
             );
         }
@@ -231,7 +231,7 @@ impl Prober {
 
     /// Whether the driver is still the one that said this.
     pub(super) fn is_current(&self, cached: &CachedCapabilities) -> bool {
-        cached.connection_generation == self.caller.driver.connection_generation()
+        cached.connection_generation == self.client.driver.connection_generation()
     }
 
     fn current(&self) -> Option<CachedCapabilities> {
@@ -259,8 +259,8 @@ impl Prober {
 
     /// Probes for ever, from when this replica is the leader.
     pub(super) async fn run(&self) {
-        self.caller.leadership.acquired().await;
-        let mut generation = self.caller.driver.connection_generation();
+        self.client.leadership.acquired().await;
+        let mut generation = self.client.driver.connection_generation();
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -271,7 +271,7 @@ impl Prober {
                 if reachability == Reachability::Reachable {
                     self.refresh().await;
                 }
-                let now = self.caller.driver.connection_generation();
+                let now = self.client.driver.connection_generation();
                 let is_another = std::mem::replace(&mut generation, now) != now;
                 self.announce(reachability, is_another);
             }
@@ -284,20 +284,20 @@ impl Prober {
 
     /// What a probe says; nothing when this replica may not ask.
     async fn probe(&self) -> Option<Reachability> {
-        match Readiness::from_probe(self.caller.probe().await) {
+        match Readiness::from_probe(self.client.probe().await) {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
             Ok(Readiness::NotReady) => Some(Reachability::Unreachable(
                 "the driver has not finished starting".into(),
             )),
-            Err(_) if !self.caller.leadership.is_held() => None,
+            Err(_) if !self.client.leadership.is_held() => None,
             Err(status) => Some(Reachability::Unreachable(status.message().into())),
         }
     }
 
     fn announce(&self, reachability: Reachability, is_another: bool) {
-        let driver = &self.caller.name;
+        let driver = &self.client.name;
         let is_reachable = reachability == Reachability::Reachable;
-        self.caller.metrics.driver_reachable(driver, is_reachable);
+        self.client.metrics.driver_reachable(driver, is_reachable);
         self.reachability.send_if_modified(|last| {
             if *last == reachability {
                 return is_another;

@@ -9,7 +9,7 @@ use futures::future::{BoxFuture, join_all};
 use serde_json::json;
 use tokio::time::{Instant, advance, sleep};
 
-use super::caller::NOT_LEADER;
+use super::driver_client::NOT_LEADER;
 use super::*;
 use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
@@ -69,11 +69,11 @@ impl Driver for FakeDriver {
         self.connection_generation.load(Ordering::SeqCst)
     }
 
-    async fn info(&self) -> Result<PluginInfo> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         self.record(Operation::GetPluginCapabilities);
         if !self.takes.is_zero() {
             sleep(self.takes).await;

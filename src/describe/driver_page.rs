@@ -142,16 +142,16 @@ fn answer(page: &mut Page, answer: &DriverAnswer) {
                 Readiness::NotReady => "not yet",
             };
             page.row("Ready", ready);
-            offers(page, capabilities);
+            capability_rows(page, capabilities);
         }
     }
 }
 
-fn offers(page: &mut Page, capabilities: &Capabilities) {
+fn capability_rows(page: &mut Page, capabilities: &Capabilities) {
     let names = |offered: bool| {
         let calls = Operation::ALL.into_iter();
         let calls: Vec<_> = calls
-            .filter(|call| capabilities.offers(*call) == offered)
+            .filter(|call| capabilities.supports(*call) == offered)
             .map(Operation::name)
             .collect();
         calls.join(", ")

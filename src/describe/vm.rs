@@ -81,7 +81,7 @@ async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClas
         let why = "no VM was asked for yet: no provider spec is noted that it was made from";
         return SeenVm::NotCalled(why.to_owned());
     }
-    if capabilities.offers(Operation::GetMachineStatus) {
+    if capabilities.supports(Operation::GetMachineStatus) {
         let provider_id = identity::provider_id(machine).and_then(|id| id.parse().ok());
         let observed = permit.observe_vm(MachineRef::new(name, class), provider_id).await;
         return observed.map_or_else(
@@ -89,7 +89,7 @@ async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClas
             SeenVm::Observed,
         );
     }
-    if capabilities.offers(Operation::ListMachines) {
+    if capabilities.supports(Operation::ListMachines) {
         return match permit.driver().list_machines(ListMachinesRequest { class }).await {
             Ok(vms) => {
                 let own = vms.into_iter().find(|vm| vm.machine_name == name);

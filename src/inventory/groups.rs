@@ -107,7 +107,7 @@ mod tests {
             "annotations": {
                 labels::DRIVER: "pool",
                 labels::MACHINE_ID: format!("ns/{name}/{name}"),
-                labels::INSTANCE: VmExistence::MayExist.annotation(),
+                labels::VM_EXISTENCE: VmExistence::MayExist.annotation(),
                 labels::SECRET: "account",
                 labels::APPLIED_PROVIDER_SPEC:
                     serde_json::json!({
@@ -207,13 +207,14 @@ mod tests {
         let machines = [
             machine("noteless", |machine| {
                 let annotations = machine["metadata"]["annotations"].as_object_mut().unwrap();
-                annotations.remove(labels::INSTANCE);
+                annotations.remove(labels::VM_EXISTENCE);
             }),
             machine("copied", |machine| {
                 machine["metadata"]["annotations"][labels::MACHINE_ID] = json!("ns/other/u");
             }),
             machine("refused", |machine| {
-                machine["metadata"]["annotations"][labels::INSTANCE] = json!(VmExistence::None.annotation());
+                machine["metadata"]["annotations"][labels::VM_EXISTENCE] =
+                    json!(VmExistence::None.annotation());
             }),
         ];
         assert_eq!(looked_for(&cluster(false), machines).await, [vec!["noteless"]]);

@@ -149,7 +149,7 @@ mod tests {
             machine().provisioned().named("sim://1"),
             made().without(labels::MACHINE_ID),
             made().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
-            made().annotated(labels::INSTANCE, "none"),
+            made().annotated(labels::VM_EXISTENCE, "none"),
             made().annotated(labels::DELETE_FOR_MOVE, ""),
             made().annotated(labels::FORCE_DELETE, "true"),
         ] {

@@ -21,7 +21,7 @@ use super::ownership::Ownership;
 use super::plan::{Plan, Step};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, labels};
-use crate::apiserver::secrets::Scrubber;
+use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
 
@@ -149,6 +149,6 @@ async fn without_bootstrap_data(
         return outcome;
     };
     let namespace = machine.metadata.namespace();
-    let scrubber = Scrubber::of_bootstrap_data(&ctx.client, namespace, name).await;
-    outcome.map_message(|message| scrubber.scrub(message))
+    let redactor = Redactor::of_bootstrap_data(&ctx.client, namespace, name).await;
+    outcome.map_message(|message| redactor.redact(message))
 }

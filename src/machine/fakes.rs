@@ -231,11 +231,11 @@ impl VmDriver {
 
 #[async_trait]
 impl Driver for VmDriver {
-    async fn info(&self) -> Result<PluginInfo> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         Ok(Capabilities {
             operations: self.offers.iter().copied().collect(),
             names_provider_ids: self.back_end.named.is_some(),

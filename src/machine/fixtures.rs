@@ -11,7 +11,7 @@ use super::ownership::Ownership;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
 use super::retry_trigger::RetryTrigger;
 use super::runtime_state::{
-    LookUpHint, Retry, RetryCondition, RuntimeState, SettledCreate, UnimplementedCall,
+    AnsweredCreate, LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall,
 };
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
@@ -170,7 +170,7 @@ impl MachineFixture {
         let applied = serde_json::to_string(&tagged(&json!({"size": "s"}))).unwrap();
         self.annotated(labels::CLUSTER_ID, "c-1")
             .annotated(labels::MACHINE_ID, &id)
-            .annotated(labels::INSTANCE, "may-exist")
+            .annotated(labels::VM_EXISTENCE, "may-exist")
             .annotated(labels::DRIVER, "pool")
             .annotated(labels::SECRET, "")
             .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
@@ -511,7 +511,7 @@ impl World {
 
     /// The create that was issued so many seconds after [`now`] was refused.
     pub fn answered(mut self, seconds: i64) -> Self {
-        self.state.answered = Some(SettledCreate {
+        self.state.answered = Some(AnsweredCreate {
             issued: at(seconds),
             made: false,
         });

@@ -176,7 +176,7 @@ impl Gathered {
     /// Whether the driver can be asked about one VM.
     pub fn can_ask(&self) -> bool {
         match &self.driver {
-            Ok((_, DriverState::Known(known))) => known.capabilities.offers(Operation::GetMachineStatus),
+            Ok((_, DriverState::Known(known))) => known.capabilities.supports(Operation::GetMachineStatus),
             Ok((_, DriverState::Unknown(_) | DriverState::Pending)) | Err(_) => false,
         }
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::Context;
-use super::runtime_state::SettledCreate;
+use super::runtime_state::AnsweredCreate;
 use super::secret_movability::SecretMovability;
 use super::status;
 use crate::api::bounded;
@@ -169,7 +169,7 @@ impl<'a> Object<'a> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
             let mut annotations = vec![
-                (labels::INSTANCE, Some(existence.annotation().to_owned())),
+                (labels::VM_EXISTENCE, Some(existence.annotation().to_owned())),
                 (labels::CREATE_ISSUED_AT, None),
             ];
             annotations.extend(self.annotations_for_move());
@@ -555,7 +555,7 @@ fn annotations_of_a_create(
 }
 
 /// What has to change in the annotation about creates once the VM is known.
-fn create_is_over(machine: &InfraMachine, answered: Option<SettledCreate>) -> Option<Annotation> {
+fn create_is_over(machine: &InfraMachine, answered: Option<AnsweredCreate>) -> Option<Annotation> {
     let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
     Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
 }
@@ -574,7 +574,10 @@ fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<
     let mut wanted = vec![
         (labels::CLUSTER_ID, ownership.cluster_id.clone()),
         (labels::MACHINE_ID, ownership.machine_id.annotation()),
-        (labels::INSTANCE, ownership.vm_existence.annotation().to_owned()),
+        (
+            labels::VM_EXISTENCE,
+            ownership.vm_existence.annotation().to_owned(),
+        ),
     ];
     if let Some(driver) = &ownership.driver {
         wanted.push((labels::DRIVER, driver.clone()));

@@ -28,7 +28,7 @@ pub enum Outcome {
     Requeue(Duration),
     /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is
     /// not asked for it before it is another.
-    NotOffered(Operation),
+    NotSupported(Operation),
     /// Still waiting; the status says for what.
     Blocked(Blocked),
     /// Still waiting; the status says all there is to say already. When to look again,
@@ -148,7 +148,7 @@ impl Outcome {
             Self::Failed(failure) if failure.disposition == Disposition::AwaitDriver => {
                 Some(failure.operation)
             }
-            Self::NotOffered(operation) => Some(*operation),
+            Self::NotSupported(operation) => Some(*operation),
             _ => None,
         }
     }
@@ -174,7 +174,7 @@ impl Outcome {
             // All of them by name: one that is forgotten here would publish bootstrap data.
             Self::NoOp(_)
             | Self::Requeue(_)
-            | Self::NotOffered(_)
+            | Self::NotSupported(_)
             | Self::Blocked(_)
             | Self::Waiting(_)
             | Self::Queued { .. }
@@ -339,7 +339,7 @@ impl Failure {
         retry::requested_delay(&self.status)
     }
 
-    /// What an operator reads: the call, what the driver said, and what can be done where the wait is for a
+    /// What an operator reads: the call, what the driver said, and what can be done where the wait is for an
     /// operator to end.
     pub fn message(&self) -> String {
         let said = self.call_and_answer();

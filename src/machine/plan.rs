@@ -398,7 +398,7 @@ fn plan_provisioning(
         recorded,
         unanswered,
         pending_create,
-        half_open: probe_hint(machine, observed),
+        probe_hint: probe_hint(machine, observed),
     }))
     .into()
 }

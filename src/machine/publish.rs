@@ -164,7 +164,7 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         Outcome::Provisioned(_) if Adoption::of(before) != Adoption::None => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)
-        | Outcome::NotOffered(_)
+        | Outcome::NotSupported(_)
         | Outcome::Provisioned(_)
         | Outcome::Updated
         | Outcome::Vanished(_)
@@ -177,7 +177,7 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
     let (attempts, trigger) = match outcome {
         Outcome::Failed(failure) => (attempts, failure.retry_trigger()),
-        Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, RetryTrigger::Other),
+        Outcome::NoSecrets { .. } | Outcome::NotSupported(_) => (attempts, RetryTrigger::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
         // All of them by name: one that is forgotten here would have no back-off.
@@ -240,7 +240,7 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
         // What lists said before a pause is old when it ends.
         Outcome::Blocked(block) if block.condition == conditions::PAUSED => ctx.states.drop_list_hint(uid),
         // The VM is there: the question is answered, and no more can be had.
-        Outcome::NotOffered(Operation::InitializeMachine) => {
+        Outcome::NotSupported(Operation::InitializeMachine) => {
             ctx.states.drop_signal(uid, gathered.hint());
             ctx.states.drop_list_hint(uid);
         }

@@ -12,6 +12,7 @@ use super::outcome::Outcome;
 use super::provider_ids::ProviderIds;
 use super::retry_trigger::RetryTrigger;
 use crate::api::v1alpha1::InfraMachine;
+use crate::reconciler::FailureCounts;
 use cmi_driver::Operation;
 
 #[cfg(test)]
@@ -48,7 +49,7 @@ pub struct RuntimeState {
     /// The number of the newest hint: only a call that began after it answers it.
     pub hint_number: u64,
     /// The last create of this process whose answer is known.
-    pub answered: Option<SettledCreate>,
+    pub answered: Option<AnsweredCreate>,
     /// How often in a row this process could not have the guest shut down, by calls that
     /// may have reached the driver.
     pub failed_shut_downs: u32,
@@ -59,7 +60,7 @@ pub struct RuntimeState {
 
 /// A create that is over: the back end will not carry it out any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SettledCreate {
+pub struct AnsweredCreate {
     /// When it was issued, as [`crate::api::labels::CREATE_ISSUED_AT`] says.
     pub issued: Timestamp,
     /// Whether it made the VM.
@@ -273,14 +274,6 @@ impl RuntimeStates {
         }
     }
 
-    /// Counts a reconcile that could not be finished; how many there were in a row.
-    pub fn count_error(&self, uid: &str) -> u32 {
-        self.with(uid, |known| {
-            known.errors = known.errors.saturating_add(1);
-            known.errors
-        })
-    }
-
     /// A reconcile was finished.
     pub fn clear_errors(&self, uid: &str) {
         self.with_known(uid, |known| known.errors = 0);
@@ -349,7 +342,7 @@ impl RuntimeStates {
     }
 
     /// A create is over, and what became of it is known.
-    pub fn answered(&self, uid: &str, answered: SettledCreate) {
+    pub fn answered(&self, uid: &str, answered: AnsweredCreate) {
         self.with(uid, |known| known.answered = Some(answered));
     }
 
@@ -434,6 +427,19 @@ impl RuntimeStates {
                 known.clear_hint(hint);
             }
         });
+    }
+}
+
+impl FailureCounts for RuntimeStates {
+    fn count_failure(&self, uid: &str) -> u32 {
+        self.with(uid, |known| {
+            known.errors = known.errors.saturating_add(1);
+            known.errors
+        })
+    }
+
+    fn forget(&self, uid: &str) {
+        Self::forget(self, uid);
     }
 }
 

@@ -84,7 +84,7 @@ fn draft(
     match outcome {
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
+        | Outcome::NotSupported(_)
         | Outcome::Gone
         | Outcome::RemoveFinalizer(_) => {
             return draft.status;

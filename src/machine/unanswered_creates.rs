@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::runtime_state::SettledCreate;
+use super::runtime_state::AnsweredCreate;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 use crate::wall_clock::elapsed;
@@ -58,7 +58,7 @@ impl UnansweredCreates {
 
     /// Without the one that was answered.
     #[must_use]
-    pub fn without(mut self, answered: Option<SettledCreate>) -> Self {
+    pub fn without(mut self, answered: Option<AnsweredCreate>) -> Self {
         self.issued
             .retain(|issued| answered.is_none_or(|answered| answered.issued != *issued));
         self
@@ -76,7 +76,7 @@ impl UnansweredCreates {
     /// Those that may have made another VM than the one that is there: the one that made it
     /// is over, whichever it was.
     #[must_use]
-    pub fn beside_the_vm(self, answered: Option<SettledCreate>) -> Self {
+    pub fn beside_the_vm(self, answered: Option<AnsweredCreate>) -> Self {
         let made_by_answered = answered.is_some_and(|answered| answered.made);
         let left = self.without(answered);
         if left.issued.len() == 1 && !made_by_answered {
@@ -97,9 +97,9 @@ mod tests {
         each.fold(UnansweredCreates::default(), |all, time| all.with(time).0)
     }
 
-    fn answer(second: i64, made: bool) -> SettledCreate {
+    fn answer(second: i64, made: bool) -> AnsweredCreate {
         let issued = at(second);
-        SettledCreate { issued, made }
+        AnsweredCreate { issued, made }
     }
 
     #[test]

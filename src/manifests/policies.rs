@@ -207,7 +207,7 @@ fn finalizer() -> PolicySpec {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
     let (identity, instance, none) = (
         labels::MACHINE_ID,
-        labels::INSTANCE,
+        labels::VM_EXISTENCE,
         VmExistence::None.annotation(),
     );
     let annotations = "oldObject.metadata.?annotations.orValue({})";

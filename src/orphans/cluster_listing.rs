@@ -79,7 +79,7 @@ pub async fn lists(
                 let class = Arc::new(class.clone());
                 found.extend(vms.into_iter().map(|vm| (vm, Arc::clone(&class))));
             }
-            Err(ListError::NotOffered) => {}
+            Err(ListError::NotSupported) => {}
             Err(error) => {
                 let why = error.message();
                 if error.is_permanent() {

@@ -385,7 +385,7 @@ mod tests {
             "annotations": {
                 labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"),
                     labels::SECRET: "account",
-                labels::INSTANCE: VmExistence::MayExist.annotation(),
+                labels::VM_EXISTENCE: VmExistence::MayExist.annotation(),
                 labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
             }},
             "spec": {"providerSpec": {}},

@@ -33,11 +33,11 @@ impl Driver for Cloud {
         1
     }
 
-    async fn info(&self) -> Result<PluginInfo, Status> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo, Status> {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn capabilities(&self) -> Result<Capabilities, Status> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities, Status> {
         Ok(Capabilities {
             operations: [Operation::ListMachines].into(),
             ..Capabilities::minimal()

@@ -17,7 +17,7 @@ use crate::admission::{self, Enforcement};
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
-use crate::apiserver::secrets::{SECRET_REF, Scrubber};
+use crate::apiserver::secrets::{Redactor, SECRET_REF};
 use crate::apiserver::{Error, NewEvent, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
 use crate::credentials;
@@ -218,7 +218,7 @@ async fn without_bootstrap_data(gathered: &Gathered, ctx: &Context, status: Stat
     let Some(name) = machine.and_then(|machine| machine.spec.bootstrap.data_secret_name.as_deref()) else {
         return status;
     };
-    let scrubber = Scrubber::of_bootstrap_data(&ctx.client, gathered.namespace(), name).await;
-    let message = scrubber.scrub(status.message());
+    let redactor = Redactor::of_bootstrap_data(&ctx.client, gathered.namespace(), name).await;
+    let message = redactor.redact(status.message());
     status.with_message(message)
 }

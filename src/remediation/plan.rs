@@ -185,7 +185,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
             return refused(reason::DRIVER_NOT_CONFIGURED, unresolved.to_string(), requeue);
         }
     };
-    if !driver.capabilities.offers(Operation::RestartMachine) {
+    if !driver.capabilities.supports(Operation::RestartMachine) {
         return if driver.is_current {
             let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
             unless_healthy(remediation, machine, observed.now, || {

@@ -19,7 +19,7 @@ pub enum Described {
     /// This.
     Known(ClassDescription),
     /// The driver does not say. It takes the spec, as far as is known.
-    NotOffered,
+    NotSupported,
     /// The spec can't be handed to the driver: why, and where.
     Refused(String),
     /// The driver's answer can't be shown: why, and where.
@@ -102,7 +102,7 @@ pub fn status(
             status.node_info = node_info(description);
             (ConditionStatus::True, reason::READY, "")
         }
-        Described::NotOffered => (ConditionStatus::True, reason::READY, ""),
+        Described::NotSupported => (ConditionStatus::True, reason::READY, ""),
         Described::Refused(why) => (ConditionStatus::False, Code::InvalidArgument.name(), why.as_str()),
         Described::Unusable(why) => (ConditionStatus::False, reason::INVALID_CAPACITY, why.as_str()),
         Described::NotConfigured(why) => (
@@ -257,9 +257,9 @@ mod tests {
     fn the_same_answer_changes_nothing_and_another_is_shown() {
         let mut template = template();
         let later = Timestamp::from_second(600).unwrap();
-        template.status = Some(status(&template, &Described::NotOffered, Timestamp::UNIX_EPOCH));
+        template.status = Some(status(&template, &Described::NotSupported, Timestamp::UNIX_EPOCH));
         assert_eq!(
-            Some(status(&template, &Described::NotOffered, later)),
+            Some(status(&template, &Described::NotSupported, later)),
             template.status
         );
         let after = status(&template, &Described::of(description("cpu", "4")), later);

@@ -272,7 +272,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
         Err(status) => return Ids::Failed(status),
     };
     let mut ids = Vec::new();
-    if !capabilities.offers(Operation::GetVolumeIds) {
+    if !capabilities.supports(Operation::GetVolumeIds) {
         return Ids::Known(ids);
     }
     for spec in specs {

@@ -108,7 +108,7 @@ struct Slow(PathBuf);
 
 #[async_trait]
 impl Hooks for Slow {
-    fn offers(&self, hook: Hook) -> bool {
+    fn supports(&self, hook: Hook) -> bool {
         matches!(hook, Hook::Slow | Hook::Restore)
     }
 
@@ -179,7 +179,7 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
     let folder = RunFolder::create()?;
     let driver = Go::find().await?.driver(&folder, "go").await?;
     let client = client(&driver, Duration::from_millis(300))?;
-    client.info().await?;
+    client.get_plugin_info().await?;
     std::fs::write(driver.cloud.join("faults/slow"), "5000")?;
     let look_up = || {
         client.get_machine_status(GetMachineStatusRequest {

@@ -36,8 +36,8 @@ enum Does {
 
 #[async_trait]
 impl Hooks for Otherwise {
-    fn offers(&self, hook: Hook) -> bool {
-        self.cloud.offers(hook)
+    fn supports(&self, hook: Hook) -> bool {
+        self.cloud.supports(hook)
     }
 
     async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {
@@ -348,8 +348,8 @@ struct OneVmOfAName(Arc<dyn Hooks>);
 
 #[async_trait]
 impl Hooks for OneVmOfAName {
-    fn offers(&self, hook: Hook) -> bool {
-        self.0.offers(hook)
+    fn supports(&self, hook: Hook) -> bool {
+        self.0.supports(hook)
     }
 
     async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {

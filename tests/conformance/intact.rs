@@ -64,7 +64,7 @@ async fn what_a_driver_does_not_offer_is_skipped_with_the_reason_and_breaks_noth
         delete_seconds: 0.02,
         disabled_calls: Operation::ALL
             .into_iter()
-            .filter(|operation| !required.offers(*operation))
+            .filter(|operation| !required.supports(*operation))
             .collect(),
         ..SimulatedConfig::default()
     };

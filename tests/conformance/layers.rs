@@ -45,11 +45,11 @@ fn untagged(mut machine: MachineRef) -> MachineRef {
 
 #[async_trait]
 impl Driver for Plain {
-    async fn info(&self) -> Result<PluginInfo> {
-        self.inner.info().await
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
+        self.inner.get_plugin_info().await
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         let mut capabilities = Capabilities::minimal();
         capabilities.operations.extend(self.offered.iter().copied());
         Ok(capabilities)
@@ -108,8 +108,8 @@ struct PlainHooks(Arc<dyn Hooks>);
 
 #[async_trait]
 impl Hooks for PlainHooks {
-    fn offers(&self, hook: Hook) -> bool {
-        self.0.offers(hook)
+    fn supports(&self, hook: Hook) -> bool {
+        self.0.supports(hook)
     }
 
     async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {

@@ -25,12 +25,12 @@ enum Shape {
 }
 
 impl Shape {
-    fn offers(self, operation: Operation) -> bool {
+    fn supports(self, operation: Operation) -> bool {
         match self {
-            Self::Required => Capabilities::minimal().offers(operation),
+            Self::Required => Capabilities::minimal().supports(operation),
             Self::WithStatus => match operation {
                 Operation::GetMachineStatus | Operation::InitializeMachine => true,
-                _ => Capabilities::minimal().offers(operation),
+                _ => Capabilities::minimal().supports(operation),
             },
             Self::Plugin => true,
         }
@@ -91,7 +91,7 @@ async fn judged(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let offered = Operation::ALL
         .into_iter()
-        .filter(|operation| shape.offers(*operation));
+        .filter(|operation| shape.supports(*operation));
     let mutant = Mutant::offering(offered, simulated.driver.clone(), flaw);
     let (target, _served) = target(shape, Arc::new(mutant)).await;
     let mut config = simulated.config.clone();

@@ -21,7 +21,7 @@ struct Idle;
 
 #[async_trait]
 impl Hooks for Idle {
-    fn offers(&self, _hook: Hook) -> bool {
+    fn supports(&self, _hook: Hook) -> bool {
         true
     }
 

@@ -104,8 +104,8 @@ pub struct RestartingHooks {
 
 #[async_trait]
 impl Hooks for RestartingHooks {
-    fn offers(&self, hook: Hook) -> bool {
-        self.cloud.offers(hook)
+    fn supports(&self, hook: Hook) -> bool {
+        self.cloud.supports(hook)
     }
 
     async fn run(&self, call: &HookCall) -> anyhow::Result<Vec<u8>> {

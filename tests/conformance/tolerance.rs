@@ -23,10 +23,10 @@ enum Shape {
 }
 
 impl Shape {
-    fn offers(self) -> Vec<Operation> {
+    fn supports(self) -> Vec<Operation> {
         let required = cmi_driver::Capabilities::minimal();
         let all = Operation::ALL.into_iter();
-        all.filter(|operation| self == Self::Full || required.offers(*operation))
+        all.filter(|operation| self == Self::Full || required.supports(*operation))
             .collect()
     }
 }
@@ -159,7 +159,7 @@ async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
 
 /// A driver with create and delete alone, or with everything, whose ids are made of names.
 fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
-    let mutant = Arc::new(Mutant::offering(shape.offers(), simulated.driver.clone(), flaw));
+    let mutant = Arc::new(Mutant::offering(shape.supports(), simulated.driver.clone(), flaw));
     Arc::new(Variant::named(mutant, simulated.driver.console()))
 }
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    MachineRef, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
+    DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
+    GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine,
+    Machine, MachineClass, MachineRef, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result,
+    ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::{Cloud, CloudConsole};
 use serde_json::{Map, Value};
@@ -148,12 +148,12 @@ fn look(class: &MachineClass, name: &str) -> GetMachineStatusRequest {
 
 #[async_trait]
 impl Driver for Variant {
-    async fn info(&self) -> Result<PluginInfo> {
-        self.inner.info().await
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
+        self.inner.get_plugin_info().await
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
-        let mut capabilities = self.inner.capabilities().await?;
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+        let mut capabilities = self.inner.get_plugin_capabilities().await?;
         match &self.way {
             Way::Behind(behind) => capabilities.consistency_window = behind.window,
             // The id is that of every machine of the name.
@@ -286,11 +286,11 @@ impl Driver for Variant {
         self.inner.get_volume_ids(request).await
     }
 
-    async fn generate_machine_class(
+    async fn generate_machine_class_for_migration(
         &self,
-        request: GenerateMachineClassRequest,
+        request: GenerateMachineClassForMigrationRequest,
     ) -> Result<Map<String, Value>> {
-        self.inner.generate_machine_class(request).await
+        self.inner.generate_machine_class_for_migration(request).await
     }
 
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {

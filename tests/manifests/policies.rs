@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
-use capcmi::api::labels::{self, INSTANCE, NAMED, PROVIDER_ID, RESERVED_ANNOTATIONS};
+use capcmi::api::labels::{self, NAMED, PROVIDER_ID, RESERVED_ANNOTATIONS, VM_EXISTENCE};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
@@ -163,13 +163,13 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
     let machines = [
         (
             "with-vm",
-            held(json!({IDENTITY: "1", INSTANCE: "may-exist"})),
+            held(json!({IDENTITY: "1", VM_EXISTENCE: "may-exist"})),
             json!({}),
         ),
         ("noteless", held(json!({IDENTITY: "1"})), json!({})),
         (
             "named",
-            held(json!({INSTANCE: "none"})),
+            held(json!({VM_EXISTENCE: "none"})),
             json!({"providerID": "cmi:///1"}),
         ),
     ];
@@ -226,7 +226,7 @@ async fn a_machine_without_a_vm_can_lose_the_finalizer() -> Result<()> {
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     let machines = [
-        ("refused", json!({IDENTITY: "1", INSTANCE: "none"})),
+        ("refused", json!({IDENTITY: "1", VM_EXISTENCE: "none"})),
         ("unowned", json!({})),
     ];
     for (name, annotations) in machines {
@@ -250,7 +250,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     let owner = api(User::Owner, &namespace, "InfraMachine").await?;
     let metadata =
-        json!({"annotations": {IDENTITY: "1", INSTANCE: "may-exist"}, "finalizers": [MACHINE_FINALIZER]});
+        json!({"annotations": {IDENTITY: "1", VM_EXISTENCE: "may-exist"}, "finalizers": [MACHINE_FINALIZER]});
     create(
         &administrator,
         &object("InfraMachine", "m", &metadata, &json!({})),
@@ -258,7 +258,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
     .await??;
     let before = owner.get("m").await?;
     let patch = Patch::Merge(json!({
-        "metadata": {"annotations": {IDENTITY: "2", INSTANCE: null}, "finalizers": null},
+        "metadata": {"annotations": {IDENTITY: "2", VM_EXISTENCE: null}, "finalizers": null},
         "spec": {"providerID": "cmi:///foreign"}, "status": {"nodeName": "written"},
     }));
     let written = owner.patch_status("m", &PatchParams::default(), &patch).await?;

@@ -295,7 +295,9 @@ fn no_hot_loop(case: Case, cloud: &Cloud) -> Result<()> {
                 );
             }
         }
-        Next::Long | Next::NotOffered | Next::Terminal => ensure!(tries.len() == 1, "{} tries", tries.len()),
+        Next::Long | Next::NotSupported | Next::Terminal => {
+            ensure!(tries.len() == 1, "{} tries", tries.len())
+        }
         _ => {}
     }
     Ok(())
@@ -323,7 +325,7 @@ fn one_warning(case: Case, all: &BTreeMap<String, Vec<(String, String)>>) -> Res
     let (operation, code) = case.failure();
     let warning = |operation: &str, reason: &str| (operation.to_owned(), reason.to_owned());
     let mut expected = match case.next() {
-        Next::Backoff | Next::Long | Next::NotOffered | Next::Asked(_) | Next::Terminal => {
+        Next::Backoff | Next::Long | Next::NotSupported | Next::Asked(_) | Next::Terminal => {
             vec![warning(operation.name(), code.name())]
         }
         Next::Vanished => vec![warning(operation.name(), "VirtualMachineVanished")],

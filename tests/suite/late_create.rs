@@ -159,7 +159,7 @@ async fn a_create_that_never_reached_the_plugin_makes_no_vm_possible() -> Result
             says(machine, READY, "False", "Unavailable")
         })
         .await?;
-    let noted = unsent.annotations().get(labels::INSTANCE).map(String::as_str);
+    let noted = unsent.annotations().get(labels::VM_EXISTENCE).map(String::as_str);
     ensure!(noted != Some("may-exist"), "{noted:?}");
     ensure!(!unsent.annotations().contains_key(labels::CREATE_ISSUED_AT));
     cloud.fail(json!([

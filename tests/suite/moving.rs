@@ -60,7 +60,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
         for key in [
             labels::CLUSTER_ID,
             labels::MACHINE_ID,
-            labels::INSTANCE,
+            labels::VM_EXISTENCE,
             labels::APPLIED_PROVIDER_SPEC,
             labels::NOT_READY_TAINT_REMOVED_FROM,
         ] {

@@ -125,7 +125,7 @@ async fn a_plugin_with_create_and_delete_alone_brings_a_deployment_up_and_down()
     let cloud = Cloud::new(&world);
     let others = Operation::ALL
         .into_iter()
-        .filter(|operation| !Capabilities::minimal().offers(*operation));
+        .filter(|operation| !Capabilities::minimal().supports(*operation));
     let others: Vec<_> = others.map(Operation::name).collect();
     let config = cloud.config(json!({"disabledCalls": others}));
     let plugin = Plugin::start(&world, "simulated", &config).await?;

@@ -182,7 +182,7 @@ impl HookCall {
 #[async_trait]
 pub trait Hooks: Send + Sync + 'static {
     /// Whether there is this hook.
-    fn offers(&self, hook: Hook) -> bool;
+    fn supports(&self, hook: Hook) -> bool;
 
     /// Runs it; answers what it prints.
     async fn run(&self, call: &HookCall) -> Result<Vec<u8>>;
@@ -194,7 +194,7 @@ pub struct NoHooks;
 
 #[async_trait]
 impl Hooks for NoHooks {
-    fn offers(&self, _hook: Hook) -> bool {
+    fn supports(&self, _hook: Hook) -> bool {
         false
     }
 
@@ -218,7 +218,7 @@ impl CommandHooks {
 
 #[async_trait]
 impl Hooks for CommandHooks {
-    fn offers(&self, hook: Hook) -> bool {
+    fn supports(&self, hook: Hook) -> bool {
         self.commands.contains_key(&hook)
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let mut call = HookCall::new(Hook::Slow).amount(7);
         (call.machine, call.cluster, call.identity) = ("a".into(), "b".into(), "c".into());
         assert_eq!(hooks.run(&call).await.unwrap(), b"a/b/c/7\n");
-        assert!(hooks.offers(Hook::Slow) && !hooks.offers(Hook::Lock));
+        assert!(hooks.supports(Hook::Slow) && !hooks.supports(Hook::Lock));
     }
 
     #[tokio::test]

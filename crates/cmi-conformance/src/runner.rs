@@ -11,7 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::answer::{CaseError, CaseResult};
 use super::answer_checker::{AnswerChecker, SERVES_AGAIN_RULES, Violation};
-use super::case::{Case, Need};
+use super::case::Case;
 use super::cases;
 use super::cleanup::{Cleanup, Deleted};
 use super::config::{Config, secrets, slow_calls_hang, with_capabilities};
@@ -20,6 +20,7 @@ use super::in_flight::{InFlight, Waiting};
 use super::ledger::Ledger;
 use super::leftover::Leftover;
 use super::liveness::Liveness;
+use super::need::Need;
 use super::report::{CaseReport, Circumstances, Report, Scope, Verdict};
 use super::rules::{self, Rule};
 use super::target::Target;
@@ -150,13 +151,13 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<Report, RunError> {
     let chosen = selection.cases()?;
-    let (capabilities, refusal) = match target.driver.capabilities().await {
+    let (capabilities, refusal) = match target.driver.get_plugin_capabilities().await {
         Ok(capabilities) => (capabilities, None),
         // What is wrong with it has rows of its own.
         Err(status) if is_plugin(&target).await => (Capabilities::minimal(), Some(untaken(&status))),
         Err(status) => return Err(RunError::Capabilities(status)),
     };
-    let info = target.driver.info().await.ok();
+    let info = target.driver.get_plugin_info().await.ok();
     let name = target.name.clone();
     let parallel = config.parallel;
     let limit = config.call_limit();
@@ -487,7 +488,7 @@ fn contradiction(test_context: &TestContext, case: &Case) -> Option<String> {
 
 fn is_met(need: Need, test_context: &TestContext) -> bool {
     match need {
-        Need::Call(operation) => test_context.offers(operation),
+        Need::Call(operation) => test_context.supports(operation),
         Need::Hook(hook) => test_context.has(hook),
         Need::Setting(setting) => test_context.config().says(setting),
         Need::Endpoint => test_context.target().wire().is_some(),

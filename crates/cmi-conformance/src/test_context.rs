@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
 use super::answer_checker::{AnswerChecker, SECRET_RULES};
-use super::case::Need;
 use super::config::{Config, Setting, secrets};
 use super::hooks::{Hook, HookCall, Hooks, MAX_COMMAND};
 use super::in_flight::{InFlight, Waiting};
 use super::ledger::Ledger;
 use super::liveness::Liveness;
 use super::machine_request::MachineRequest;
+use super::need::Need;
 use super::target::Target;
 use super::tracker::Tracker;
 use super::wire::RawAnswer;
@@ -104,13 +104,13 @@ impl TestContext {
     }
 
     /// Whether the driver declared a call.
-    pub fn offers(&self, operation: Operation) -> bool {
-        self.shared.capabilities.offers(operation)
+    pub fn supports(&self, operation: Operation) -> bool {
+        self.shared.capabilities.supports(operation)
     }
 
     /// Whether there is a hook.
     pub fn has(&self, hook: Hook) -> bool {
-        self.shared.hooks.offers(hook)
+        self.shared.hooks.supports(hook)
     }
 
     /// The secret text in the bootstrap data.

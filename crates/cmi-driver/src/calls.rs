@@ -44,7 +44,8 @@ macro_rules! for_each_call {
                 get_volume_ids(GetVolumeIdsRequest) -> Vec<String>, optional, reads, [];
             /// Converts a class of the back end's own kind.
             GenerateMachineClassForMigration "GenerateMachineClassForMigration"
-                generate_machine_class(GenerateMachineClassRequest) -> Map<String, Value>,
+                generate_machine_class_for_migration(GenerateMachineClassForMigrationRequest)
+                -> Map<String, Value>,
                 optional, reads, [];
             /// Reads the failure domains of a class.
             ListZones "ListZones"

@@ -111,7 +111,7 @@ impl Capabilities {
     }
 
     /// Whether this call may be made. The required calls and the identity calls always may.
-    pub fn offers(&self, operation: Operation) -> bool {
+    pub fn supports(&self, operation: Operation) -> bool {
         operation.is_required() || self.operations.contains(&operation)
     }
 
@@ -125,7 +125,7 @@ impl Capabilities {
     /// `hot_updatable` has to name its very place: a driver that can change tags promises nothing about the
     /// one by which a VM is found. See [`super::UpdateMachineRequest`] for what such a driver keeps.
     pub fn adds_machine_tag(&self) -> bool {
-        self.offers(Operation::UpdateMachine) && self.hot_updatable.contains(&self.machine_tag_path())
+        self.supports(Operation::UpdateMachine) && self.hot_updatable.contains(&self.machine_tag_path())
     }
 
     /// Checks a provider spec against the schema that the driver publishes, if it does. Makes no call.
@@ -166,7 +166,7 @@ mod tests {
     fn a_minimal_driver_offers_create_and_delete_and_its_identity_alone() {
         let offered: Vec<_> = Operation::ALL
             .into_iter()
-            .filter(|op| Capabilities::minimal().offers(*op))
+            .filter(|op| Capabilities::minimal().supports(*op))
             .collect();
         assert_eq!(
             offered,

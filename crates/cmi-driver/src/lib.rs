@@ -28,8 +28,8 @@ mod error_chain;
 mod messages;
 mod names;
 mod operation;
+mod redact;
 mod request;
-mod scrub;
 mod spec_schema;
 mod status;
 pub mod tags;
@@ -44,11 +44,11 @@ pub use code::{Code, ParseCodeError};
 pub use error_chain::ErrorChain;
 pub use messages::{
     Address, AddressType, ClassDescription, CreateMachineRequest, DeleteMachineRequest,
-    DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest,
-    GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest,
-    ListedMachine, Machine, MachineClassKind, MachineRef, PluginInfo, PowerState, ProviderId,
-    ProviderIdError, Readiness, RestartMachineRequest, ShutDownMachineRequest, ShutDownMachineResponse,
-    UpdateMachineRequest, Zone,
+    DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassForMigrationRequest,
+    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState,
+    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClassKind, MachineRef, PluginInfo,
+    PowerState, ProviderId, ProviderIdError, Readiness, RestartMachineRequest, ShutDownMachineRequest,
+    ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 pub use names::{is_dns_label, is_dns_subdomain};
 pub use operation::Operation;
@@ -74,10 +74,10 @@ pub trait Driver: Send + Sync + 'static {
     }
 
     /// Name and version of the driver, for logs, metrics and `capcmi driver info`.
-    async fn info(&self) -> Result<PluginInfo>;
+    async fn get_plugin_info(&self) -> Result<PluginInfo>;
 
     /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`].
-    async fn capabilities(&self) -> Result<Capabilities>;
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities>;
 
     /// Whether the driver and its back end can serve calls now.
     async fn probe(&self) -> Result<Readiness>;
@@ -152,9 +152,9 @@ pub trait Driver: Send + Sync + 'static {
     }
 
     /// Fills a machine class from a class of the back end's own kind (DRV-47..DRV-51).
-    async fn generate_machine_class(
+    async fn generate_machine_class_for_migration(
         &self,
-        _request: GenerateMachineClassRequest,
+        _request: GenerateMachineClassForMigrationRequest,
     ) -> Result<serde_json::Map<String, serde_json::Value>> {
         Err(Status::unimplemented(Operation::GenerateMachineClassForMigration))
     }

@@ -331,7 +331,7 @@ pub struct MachineClassKind {
 
 /// Convert a class of the back end's own kind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GenerateMachineClassRequest {
+pub struct GenerateMachineClassForMigrationRequest {
     /// The object to read.
     pub provider_specific_machine_class: Map<String, Value>,
     /// The class to fill; name and metadata stay as they are.

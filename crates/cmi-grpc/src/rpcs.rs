@@ -24,7 +24,7 @@ macro_rules! extension_rpcs {
         $callback! { [$($arguments)*]
             InitializeMachineRequest: initialize_machine(InitializeMachineRequest) -> Machine, plain;
             UpdateMachineRequest: update_machine(UpdateMachineRequest) -> UpdateMachineResponse, plain;
-            GenerateMachineClassRequest: generate_machine_class_for_migration(
+            GenerateMachineClassForMigrationRequest: generate_machine_class_for_migration(
                 GenerateMachineClassForMigrationRequest
             ) -> GenerateMachineClassForMigrationResponse, plain;
             ListZonesRequest: list_zones(ListZonesRequest) -> ListZonesResponse, plain;

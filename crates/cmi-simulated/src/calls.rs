@@ -13,11 +13,11 @@ use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    Operation, PluginInfo, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
-    tags,
+    DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
+    GetVolumeIdsRequest, InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest,
+    ListedMachine, Machine, Operation, PluginInfo, Readiness, RestartMachineRequest, Result,
+    ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT,
+    UpdateMachineRequest, Zone, tags,
 };
 
 impl SimulatedDriver {
@@ -84,7 +84,7 @@ impl SimulatedDriver {
 
 #[async_trait]
 impl Driver for SimulatedDriver {
-    async fn info(&self) -> Result<PluginInfo> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
         self.run(Call::bare(Operation::GetPluginInfo), async {
             Ok(PluginInfo {
                 name: NAME.to_owned(),
@@ -95,18 +95,18 @@ impl Driver for SimulatedDriver {
         .await
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         self.run(Call::bare(Operation::GetPluginCapabilities), async {
             let required = Capabilities::minimal();
             let offered =
-                |operation: &Operation| !required.offers(*operation) && self.config.offers(*operation);
+                |operation: &Operation| !required.supports(*operation) && self.config.supports(*operation);
             let tag_path = JsonPointer::field(TAGS);
             let machine_tag = self
                 .config
                 .adds_machine_tag
                 .then(|| tag_path.child(tags::MACHINE));
             let hot_updatable = [JsonPointer::field(LABELS)].into_iter().chain(machine_tag);
-            let updates = self.config.offers(Operation::UpdateMachine);
+            let updates = self.config.supports(Operation::UpdateMachine);
             Ok(Capabilities {
                 operations: Operation::ALL.into_iter().filter(offered).collect(),
                 zones: !self.config.zones.is_empty(),
@@ -114,7 +114,7 @@ impl Driver for SimulatedDriver {
                 tag_path,
                 hot_updatable: hot_updatable.filter(|_| updates).collect(),
                 names_provider_ids: self.config.names_provider_ids
-                    && self.config.offers(Operation::GetMachineStatus),
+                    && self.config.supports(Operation::GetMachineStatus),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
             })
         })
@@ -237,9 +237,9 @@ impl Driver for SimulatedDriver {
         .await
     }
 
-    async fn generate_machine_class(
+    async fn generate_machine_class_for_migration(
         &self,
-        request: GenerateMachineClassRequest,
+        request: GenerateMachineClassForMigrationRequest,
     ) -> Result<Map<String, Value>> {
         let call = Call::bare(Operation::GenerateMachineClassForMigration);
         self.run(call, async { migration::machine_class(request) }).await

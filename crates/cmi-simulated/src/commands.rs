@@ -230,7 +230,7 @@ fn order(
         zone,
         address,
         // Where InitializeMachine is not offered, the order sets it.
-        source_dest_check: config.offers(Operation::InitializeMachine) || spec.source_dest_check,
+        source_dest_check: config.supports(Operation::InitializeMachine) || spec.source_dest_check,
         user_data: bootstrap.user_data,
         user_data_format: bootstrap.format,
         ordered_at: now,
@@ -287,7 +287,7 @@ pub fn status(
     let vm = selector.only(selector.vms(cloud).filter(|vm| is_visible(vm, now, config)))?;
     not_locked(vm)?;
     let machine = described(vm, now)?;
-    let initialized = vm.source_dest_check == check || !config.offers(Operation::InitializeMachine);
+    let initialized = vm.source_dest_check == check || !config.supports(Operation::InitializeMachine);
     if initialized || vm.gone_at.is_some() {
         return Ok(machine);
     }

@@ -249,7 +249,7 @@ impl SimulatedConfig {
     }
 
     /// Whether the driver offers an operation.
-    pub fn offers(&self, operation: Operation) -> bool {
+    pub fn supports(&self, operation: Operation) -> bool {
         !self.disabled_calls.contains(&operation)
     }
 
@@ -261,7 +261,7 @@ impl SimulatedConfig {
 
 fn optional_calls<C>(disabled: &BTreeSet<Operation>, _: &C) -> garde::Result {
     let required = cmi_driver::Capabilities::minimal();
-    match disabled.iter().find(|operation| required.offers(**operation)) {
+    match disabled.iter().find(|operation| required.supports(**operation)) {
         Some(operation) => Err(garde::Error::new(format!(
             "{operation} is a required call and can't be switched off"
         ))),

@@ -127,7 +127,7 @@ impl SimulatedDriver {
     }
 
     async fn answer<T>(&self, call: &Call, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        if !self.config.offers(call.operation) {
+        if !self.config.supports(call.operation) {
             return Err(Status::unimplemented(call.operation));
         }
         wait(self.config.latency_ms).await;

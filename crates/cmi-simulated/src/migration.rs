@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::spec::{LABELS, ROOT_FS_SIZE, SIZE, SOURCE_DEST_CHECK, TAGS, VM_POOL};
-use cmi_driver::{Code, GenerateMachineClassRequest, Result, Status};
+use cmi_driver::{Code, GenerateMachineClassForMigrationRequest, Result, Status};
 
 /// The kind that is converted.
 pub const KIND: &str = "SimulatedMachineClass";
@@ -25,7 +25,7 @@ const REFERENCES: [&str; 2] = ["secretRef", "credentialsSecretRef"];
 ///
 /// # Errors
 /// INTERNAL when the object is no such class (DRV-MG-13).
-pub fn machine_class(request: GenerateMachineClassRequest) -> Result<Map<String, Value>> {
+pub fn machine_class(request: GenerateMachineClassForMigrationRequest) -> Result<Map<String, Value>> {
     let broken = |problem: String| Status::new(Code::Internal, problem);
     if request.class_kind.kind != KIND {
         return Err(broken(format!(
@@ -67,8 +67,8 @@ mod tests {
     use super::*;
     use cmi_driver::MachineClassKind;
 
-    fn request(old: &Value, class: &Value) -> GenerateMachineClassRequest {
-        GenerateMachineClassRequest {
+    fn request(old: &Value, class: &Value) -> GenerateMachineClassForMigrationRequest {
+        GenerateMachineClassForMigrationRequest {
             provider_specific_machine_class: old.as_object().unwrap().clone(),
             machine_class: class.as_object().unwrap().clone(),
             class_kind: MachineClassKind {

@@ -399,7 +399,7 @@ fn is_out_of_reach(error: &Status) -> bool {
 
 #[async_trait]
 impl Driver for LibvirtDriver {
-    async fn info(&self) -> Result<PluginInfo> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
         Ok(PluginInfo {
             name: NAME.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -407,7 +407,7 @@ impl Driver for LibvirtDriver {
         })
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         Ok(Capabilities {
             operations: OFFERED.into_iter().collect(),
             zones: true,

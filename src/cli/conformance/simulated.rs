@@ -110,7 +110,7 @@ impl SimulatedHooks {
 
 #[async_trait]
 impl Hooks for SimulatedHooks {
-    fn offers(&self, _hook: Hook) -> bool {
+    fn supports(&self, _hook: Hook) -> bool {
         true
     }
 

@@ -119,8 +119,8 @@ fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
 async fn fetch(chosen: &ChosenDriver) -> cmi_driver::Result<DriverInfo> {
     let driver = chosen.driver.as_ref();
     Ok(DriverInfo {
-        info: driver.info().await?,
-        capabilities: driver.capabilities().await?,
+        info: driver.get_plugin_info().await?,
+        capabilities: driver.get_plugin_capabilities().await?,
         readiness: Readiness::from_probe(driver.probe().await)?,
         extension: extension(chosen.connector.as_ref()).await?,
     })
@@ -150,7 +150,7 @@ impl std::fmt::Display for DriverInfo {
         } = &self.capabilities;
         let calls = Operation::ALL.into_iter();
         let calls: Vec<_> = calls
-            .filter(|call| self.capabilities.offers(*call))
+            .filter(|call| self.capabilities.supports(*call))
             .map(Operation::name)
             .collect();
         let places: Vec<_> = hot_updatable.iter().map(ToString::to_string).collect();

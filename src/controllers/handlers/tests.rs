@@ -422,7 +422,7 @@ async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_
 async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_it() {
     let held = json!({"metadata": {
         "finalizers": [api::MACHINE_FINALIZER],
-        "annotations": {labels::MACHINE_ID: "ns/m/u-m", labels::INSTANCE: "may-exist"},
+        "annotations": {labels::MACHINE_ID: "ns/m/u-m", labels::VM_EXISTENCE: "may-exist"},
     }});
     let gone = Event::Delete(infra_machine("m", 3, &held));
     for (events, expected) in [(vec![gone], 1), (vec![Event::Init, Event::InitDone], 0)] {

@@ -25,7 +25,7 @@ pub async fn confirm_gone(
     class: MachineClass,
 ) -> Result<Outcome, Error> {
     let capabilities = permit.known_capabilities();
-    if !capabilities.offers(Operation::GetMachineStatus) {
+    if !capabilities.supports(Operation::GetMachineStatus) {
         return confirm_without_look_up(ctx, object, permit, plan, class).await;
     }
     let known = plan.provider_id.as_ref();
@@ -73,7 +73,7 @@ async fn confirm_without_look_up(
 ) -> Result<Outcome, Error> {
     let capabilities = permit.known_capabilities();
     let is_unanswered = plan.may_have_second_vm || plan.pending_create.is_some() || plan.named.is_some();
-    if is_unanswered && capabilities.offers(Operation::ListMachines) {
+    if is_unanswered && capabilities.supports(Operation::ListMachines) {
         match own_in_list(object, permit, class.clone()).await {
             Ok(Some(listed)) if listed.is_empty() => {
                 let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);

@@ -87,7 +87,7 @@ pub async fn delete(
 /// Whether a deletion that failed may have nothing to delete, and the driver can say so.
 fn may_be_gone(failure: &Failure, permit: &Permit<'_>) -> bool {
     failure.disposition == Disposition::VerifyDeleted
-        && permit.known_capabilities().offers(Operation::GetMachineStatus)
+        && permit.known_capabilities().supports(Operation::GetMachineStatus)
 }
 
 /// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which
@@ -143,7 +143,7 @@ async fn do_without(
     if permit.configured_driver().has_credentials() {
         return Err(InvalidSecret::Needed { name }.into());
     }
-    if !permit.known_capabilities().offers(Operation::GetMachineStatus) {
+    if !permit.known_capabilities().supports(Operation::GetMachineStatus) {
         return Ok(None);
     }
     match presence_of_vm(object, permit, plan.provider_id.as_ref(), class).await {

@@ -7,7 +7,7 @@ use crate::configured_driver::Permit;
 use crate::identity::MachineId;
 use crate::machine::object::Object;
 use crate::machine::outcome::Failure;
-use crate::retry::{Disposition, Stage};
+use crate::retry::{Disposition, Stage, VmObservation};
 use cmi_driver::{
     self, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Status,
 };
@@ -38,12 +38,12 @@ pub async fn look_up(
     class: MachineClass,
 ) -> LookUpResult {
     let capabilities = permit.known_capabilities();
-    if !capabilities.offers(stage.operation()) {
+    if !capabilities.supports(stage.operation()) {
         return match (stage, known) {
-            (Stage::LookUp, None) if capabilities.offers(Operation::ListMachines) => {
+            (Stage::LookUp, None) if capabilities.supports(Operation::ListMachines) => {
                 list(object, permit, Stage::List, class).await
             }
-            (Stage::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
+            (Stage::LookUpAgain, None) if capabilities.supports(Operation::ListMachines) => {
                 list(object, permit, Stage::ListAgain, class).await
             }
             _ => LookUpResult::CannotLook,
@@ -62,22 +62,11 @@ pub async fn look_up(
         return LookUpResult::Failed(failure);
     }
     let failure = Failure::new(stage, status);
-    match failure.disposition {
-        Disposition::Create | Disposition::Vanished => LookUpResult::Absent(named_id(permit, &failure)),
-        Disposition::Fallback => LookUpResult::CannotLook,
-        Disposition::Initialize => LookUpResult::Uninitialized(failure),
-        // None of these says anything about the VM, and some are not the table's answers to a look-up.
-        Disposition::Retry
-        | Disposition::AwaitCapacity
-        | Disposition::NeedsIntervention
-        | Disposition::AwaitDriver
-        | Disposition::Terminal
-        | Disposition::LookUp
-        | Disposition::Replace
-        | Disposition::Delete
-        | Disposition::VerifyDeleted
-        | Disposition::StillThere
-        | Disposition::Gone => LookUpResult::Failed(failure),
+    match failure.disposition.observation() {
+        Some(VmObservation::Absent) => LookUpResult::Absent(named_id(permit, &failure)),
+        Some(VmObservation::Uninitialized) => LookUpResult::Uninitialized(failure),
+        None if failure.disposition == Disposition::Fallback => LookUpResult::CannotLook,
+        None => LookUpResult::Failed(failure),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::ownership::Ownership;
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
-use crate::machine::runtime_state::SettledCreate;
+use crate::machine::runtime_state::AnsweredCreate;
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
 
@@ -38,7 +38,7 @@ pub async fn provision(
             .await?;
     // It was refused before, and no other create can have made its VM: there is nothing to look up
     // while nothing may be created.
-    if plan.half_open.recalled
+    if plan.probe_hint.recalled
         && plan.provider_id.is_none()
         && plan.unanswered.latest().is_none()
         && let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &class)
@@ -163,7 +163,7 @@ async fn create(
     let status = match object.awaiting(Operation::CreateMachine, call).await {
         Ok(machine) => {
             ctx.states
-                .answered(object.uid(), SettledCreate { issued, made: true });
+                .answered(object.uid(), AnsweredCreate { issued, made: true });
             return created(ctx, object, permit, plan, credentials, machine).await;
         }
         Err(status) => status,
@@ -171,7 +171,7 @@ async fn create(
     let failure = Failure::new(Stage::Create, status);
     if failure.is_final_for_create() {
         let made = failure.disposition == Disposition::Initialize;
-        ctx.states.answered(object.uid(), SettledCreate { issued, made });
+        ctx.states.answered(object.uid(), AnsweredCreate { issued, made });
     }
     if failure.disposition == Disposition::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
@@ -269,7 +269,7 @@ fn circuit_open(
         provider_spec: plan.wanted.clone(),
         secrets: class.secrets.clone(),
     };
-    ctx.circuit_open(object.get(), permit, &wanted, plan.half_open)
+    ctx.circuit_open(object.get(), permit, &wanted, plan.probe_hint)
 }
 
 async fn created(

@@ -37,7 +37,7 @@ pub async fn refresh(
         }
         LookUpResult::Uninitialized(_) if !plan.may_initialize => {
             ctx.states.clear_absence(object.uid());
-            Ok(Outcome::NotOffered(Operation::InitializeMachine))
+            Ok(Outcome::NotSupported(Operation::InitializeMachine))
         }
         LookUpResult::Uninitialized(failure) => {
             ctx.states.clear_absence(object.uid());
@@ -47,7 +47,7 @@ pub async fn refresh(
         LookUpResult::Absent(_) => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
         // The id is known: no list is asked for.
         LookUpResult::Listed(_) | LookUpResult::CannotLook => {
-            Ok(Outcome::NotOffered(Operation::GetMachineStatus))
+            Ok(Outcome::NotSupported(Operation::GetMachineStatus))
         }
         LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }

@@ -45,7 +45,7 @@ pub async fn shut_down(
     match answer {
         Ok(response) => {
             ctx.states.shut_down_accepted(object.uid());
-            let vm = if permit.known_capabilities().offers(Operation::GetMachineStatus) {
+            let vm = if permit.known_capabilities().supports(Operation::GetMachineStatus) {
                 Some(read(object, permit, plan.provider_id.as_ref(), class).await)
             } else {
                 None

@@ -5,7 +5,7 @@ use crate::configured_driver::Permit;
 use crate::identity;
 use crate::machine::object::Object;
 use crate::machine::outcome::Failure;
-use crate::retry::{Disposition, Stage};
+use crate::retry::{Disposition, Stage, VmObservation};
 use cmi_driver::{
     DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation, ProviderId,
 };
@@ -46,23 +46,10 @@ pub async fn presence_of_vm(
     };
     let id = status.machine().map(|machine| machine.provider_id.clone());
     let failure = Failure::new(Stage::ConfirmGone, status);
-    match failure.disposition {
-        Disposition::Gone => Ok(VmPresence::Absent(named_id(permit, &failure))),
-        Disposition::StillThere => Ok(VmPresence::Present(id)),
-        // None of these says anything about the VM, and some are not the table's answers to a look-up.
-        Disposition::Retry
-        | Disposition::Initialize
-        | Disposition::AwaitCapacity
-        | Disposition::NeedsIntervention
-        | Disposition::AwaitDriver
-        | Disposition::Fallback
-        | Disposition::Terminal
-        | Disposition::Create
-        | Disposition::LookUp
-        | Disposition::Vanished
-        | Disposition::Replace
-        | Disposition::Delete
-        | Disposition::VerifyDeleted => Err(failure),
+    match failure.disposition.observation() {
+        Some(VmObservation::Absent) => Ok(VmPresence::Absent(named_id(permit, &failure))),
+        Some(VmObservation::Uninitialized) => Ok(VmPresence::Present(id)),
+        None => Err(failure),
     }
 }
 

@@ -124,7 +124,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
 fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
     let moved = machine().identified().configured_driver("other");
     assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
-    let refused = moved.annotated(labels::INSTANCE, "none");
+    let refused = moved.annotated(labels::VM_EXISTENCE, "none");
     assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
     assert_eq!(choice(&machine().build()), Choice::Asked(None));
 }

@@ -44,8 +44,14 @@ fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
 fn ownership_writes_what_is_missing_and_nothing_twice() {
     assert_eq!(changes(&machine().build()).len(), 6);
     assert_eq!(changes(&machine().identified().build()), Vec::<String>::new());
-    let refused = machine().identified().annotated(labels::INSTANCE, "none").build();
-    assert_eq!(changes(&refused), [format!("{}=\"may-exist\"", labels::INSTANCE)]);
+    let refused = machine()
+        .identified()
+        .annotated(labels::VM_EXISTENCE, "none")
+        .build();
+    assert_eq!(
+        changes(&refused),
+        [format!("{}=\"may-exist\"", labels::VM_EXISTENCE)]
+    );
 }
 
 /// The administrator brings it with the VM.
@@ -166,7 +172,7 @@ fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
     let first = changes(&machine().build());
     assert_eq!(first[labels::CREATE_ISSUED_AT], json!(at(7).to_string()));
     assert_eq!(first[labels::BLOCK_MOVE], labels::BLOCK_MOVE_VALUE);
-    assert_eq!(first[labels::INSTANCE], "may-exist");
+    assert_eq!(first[labels::VM_EXISTENCE], "may-exist");
     let again = changes(&machine().identified().build());
     assert!(again.contains_key(labels::CREATE_ISSUED_AT), "{again:?}");
     let blocked_by_a_user = machine().identified().annotated(labels::BLOCK_MOVE, "").build();
@@ -186,7 +192,7 @@ fn the_providerid_takes_the_note_of_its_create_with_it() {
         create_is_over(&noted(&one), None),
         Some((labels::CREATE_ISSUED_AT, None))
     );
-    let made = Some(SettledCreate {
+    let made = Some(AnsweredCreate {
         issued: at(9),
         made: true,
     });
@@ -265,7 +271,7 @@ async fn what_the_status_does_not_say_of_a_vm_whose_id_was_named_is_written() {
         let server = Server::with(&machine().build());
         let ctx = server.context(Vec::new());
         let mut object = named(&ctx, &server, creates).await;
-        let made = SettledCreate {
+        let made = AnsweredCreate {
             issued: at(*creates.last().unwrap()),
             made: true,
         };

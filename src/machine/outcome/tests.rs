@@ -64,7 +64,7 @@ fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
             Some(Operation::InitializeMachine),
         ),
         (
-            Outcome::NotOffered(Operation::GetMachineStatus),
+            Outcome::NotSupported(Operation::GetMachineStatus),
             Some(Operation::GetMachineStatus),
         ),
         (failed(Stage::Refresh), None),

@@ -78,7 +78,7 @@ pub(super) fn plan_adoption(
     let Some(provider_id) = known_provider_id(machine) else {
         return Outcome::NoOp("the providerID can't be read").into();
     };
-    if !driver.capabilities.offers(Operation::GetMachineStatus) {
+    if !driver.capabilities.supports(Operation::GetMachineStatus) {
         return Outcome::Blocked(cannot_look_up(&driver.name)).into();
     }
     let is_confirmed = Adoption::of(machine) == Adoption::Confirmed;

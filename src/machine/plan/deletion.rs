@@ -87,7 +87,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
     let shut_down = shut_down(machine, observed)
-        .filter(|_| driver.capabilities.offers(Operation::ShutDownMachine) && !refused);
+        .filter(|_| driver.capabilities.supports(Operation::ShutDownMachine) && !refused);
     let left = shut_down.map(|shut_down| shut_down.left(observed.now));
     Step::Delete(Box::new(Delete {
         provider_id: provider_id.and_then(|id| id.parse().ok()),

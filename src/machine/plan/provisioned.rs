@@ -24,7 +24,7 @@ pub fn plan_provisioned(
     let Some(provider_id) = known_provider_id(machine) else {
         return Outcome::NoOp("provisioned, and the providerID has not been seen yet").into();
     };
-    let offers = |operation| driver.capabilities.offers(operation);
+    let offers = |operation| driver.capabilities.supports(operation);
     let applied = identity::applied_spec(machine);
     let mut requeue_after = None;
     let lacks_look_up = lacks(observed, Operation::GetMachineStatus);

@@ -141,7 +141,7 @@ pub struct Provision {
     /// is looked for and deleted.
     pub pending_create: Option<PendingCreate>,
     /// Why its create may be let through though capacity was exhausted.
-    pub half_open: ProbeHint,
+    pub probe_hint: ProbeHint,
 }
 
 impl Provision {

@@ -516,7 +516,7 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
     );
     check(world(), failed.without_finalizer());
     check(world(), provisioned());
-    check(world(), provisioned().annotated(labels::INSTANCE, "none"));
+    check(world(), provisioned().annotated(labels::VM_EXISTENCE, "none"));
     check(world().refresh(), provisioned());
     check(world().violating("no"), provisioned());
     check(world().driver_not_configured(), provisioned());
@@ -534,7 +534,7 @@ fn a_finalizer_that_was_taken_away_is_not_written_on_a_paused_machine_or_where_n
     assert_left(&world(), provisioned().deleted_at(now()));
     let refused = machine()
         .identified()
-        .annotated(labels::INSTANCE, "none")
+        .annotated(labels::VM_EXISTENCE, "none")
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     assert_left(&world(), refused.without_finalizer());
@@ -609,7 +609,7 @@ fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_cr
 fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
     let refused = machine()
         .identified()
-        .annotated(labels::INSTANCE, "none")
+        .annotated(labels::VM_EXISTENCE, "none")
         .spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
     assert!(!plan.vm_may_exist());
@@ -650,7 +650,7 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
         planned(later().answered(20), noted(&[10, 20])).latest(),
         Some(at(10))
     );
-    let never = noted(&[20]).annotated(labels::INSTANCE, "none");
+    let never = noted(&[20]).annotated(labels::VM_EXISTENCE, "none");
     assert_eq!(planned(later(), never), UnansweredCreates::default());
     let copied = noted(&[20]).annotated(labels::MACHINE_ID, "ns1/other/u-9");
     assert_eq!(planned(later(), copied), UnansweredCreates::default());
@@ -898,16 +898,19 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
         panic!("all of them would come at once");
     };
     assert!(left <= Duration::from_secs(10), "{left:?}");
-    let reason = provision(world().remembering(0).plan(refused())).half_open;
+    let reason = provision(world().remembering(0).plan(refused())).probe_hint;
     assert_eq!((reason.recalled, reason.requested), (true, false));
     let circuit_open = machine().condition(conditions::READY, ConditionStatus::False, "WaitingForCapacity");
-    assert!(provision(world().plan(circuit_open)).half_open.recalled);
-    assert_eq!(provision(world().plan(machine())).half_open, ProbeHint::default());
+    assert!(provision(world().plan(circuit_open)).probe_hint.recalled);
+    assert_eq!(
+        provision(world().plan(machine())).probe_hint,
+        ProbeHint::default()
+    );
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
         retry.trigger = RetryTrigger::Capacity;
     }
-    assert!(provision(annotated.plan(refused())).half_open.requested);
+    assert!(provision(annotated.plan(refused())).probe_hint.requested);
 }
 
 /// There is nothing to compare an annotation with that was set before the start: what is
@@ -969,7 +972,7 @@ fn the_secret_of_a_create_is_written_down_with_the_identity_and_kept() {
     assert_eq!(secret(machine().secret("a")).as_deref(), Some("a"));
     let identified = machine().identified().annotated(labels::SECRET, "a").secret("b");
     assert_eq!(secret(identified.clone()).as_deref(), Some("a"));
-    let refused = identified.annotated(labels::INSTANCE, "none");
+    let refused = identified.annotated(labels::VM_EXISTENCE, "none");
     assert_eq!(secret(refused).as_deref(), Some("b"), "no VM was made");
 }
 
@@ -986,7 +989,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
         ),
         (
             // Also where the object says that there is none: that may be forged as well.
-            || machine().identified().annotated(labels::INSTANCE, "none"),
+            || machine().identified().annotated(labels::VM_EXISTENCE, "none"),
             RequiredPolicyCheck::Fresh,
             conditions::READY,
         ),

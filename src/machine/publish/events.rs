@@ -19,7 +19,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
     let (is_new, event) = match outcome {
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
+        | Outcome::NotSupported(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
         | Outcome::AwaitingCapacity { .. }

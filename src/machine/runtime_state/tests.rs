@@ -201,8 +201,8 @@ fn a_suspicion_lasts_until_the_driver_was_asked() {
 #[test]
 fn machines_that_went_away_unseen_are_forgotten() {
     let states = RuntimeStates::default();
-    states.count_error("gone");
-    states.count_error("there");
+    states.count_failure("gone");
+    states.count_failure("there");
     states.forget_all_but(|uid| uid == "there");
     assert_eq!(states.get("gone").errors, 0);
     assert_eq!(states.get("there").errors, 1);
@@ -283,14 +283,14 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
 fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
     let states = RuntimeStates::default();
     let at = |second| Timestamp::from_second(second).unwrap();
-    let answered = |second| SettledCreate {
+    let answered = |second| AnsweredCreate {
         issued: at(second),
         made: true,
     };
     states.answered("old", answered(9));
     states.answered("new", answered(10));
     states.answered("failing", answered(9));
-    states.count_error("failing");
+    states.count_failure("failing");
     states.forget_answered_before(at(10));
     let uids = |states: &RuntimeStates| {
         let mut uids: Vec<_> = states.machines.lock().unwrap().keys().cloned().collect();

@@ -202,7 +202,7 @@ fn what_has_nothing_to_say_writes_nothing() {
     for outcome in [
         Outcome::NoOp(""),
         Outcome::Requeue(Duration::from_secs(1)),
-        Outcome::NotOffered(Operation::GetMachineStatus),
+        Outcome::NotSupported(Operation::GetMachineStatus),
         Outcome::Gone,
         Outcome::Waiting(Some(Duration::from_secs(1))),
     ] {

@@ -52,7 +52,7 @@ fn world() -> World {
         "metadata": {
             "name": "m", "namespace": "ns",
             "annotations": {
-                labels::MACHINE_ID: "ns/m/u-1", labels::INSTANCE: "may-exist",
+                labels::MACHINE_ID: "ns/m/u-1", labels::VM_EXISTENCE: "may-exist",
                 labels::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
             },
             "ownerReferences": [{

@@ -33,7 +33,7 @@ impl Seen {
         infra.spec.provider_id = Some("p".to_owned());
         infra.metadata.namespace = Some("ns".to_owned());
         annotate(&mut infra.metadata, labels::MACHINE_ID, "ns/m/u");
-        annotate(&mut infra.metadata, labels::INSTANCE, "may-exist");
+        annotate(&mut infra.metadata, labels::VM_EXISTENCE, "may-exist");
         annotate(&mut infra.metadata, labels::VOLUME_DRAIN, "5m");
         Self {
             enabled: true,
@@ -245,7 +245,7 @@ fn the_node_of_a_machine_without_a_vm_of_its_own_is_left_alone() {
         all.remove(labels::MACHINE_ID);
     });
     assert_eq!(unconfirmed.plan(), expected);
-    let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, labels::INSTANCE, "none"));
+    let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, labels::VM_EXISTENCE, "none"));
     assert_eq!(none.plan(), expected);
 }
 

@@ -3,10 +3,10 @@
 use async_trait::async_trait;
 use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    Operation, PluginInfo, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, SpecSchema, UpdateMachineRequest, Zone,
+    DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
+    GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine,
+    Machine, MachineClass, Operation, PluginInfo, Readiness, RestartMachineRequest, Result,
+    ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema, UpdateMachineRequest, Zone,
 };
 use serde_json::{Map, Value, json};
 
@@ -15,8 +15,8 @@ use crate::flaw::Flaw;
 
 #[async_trait]
 impl Driver for Mutant {
-    async fn info(&self) -> Result<PluginInfo> {
-        let mut info = self.inner.info().await?;
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
+        let mut info = self.inner.get_plugin_info().await?;
         match self.flaw {
             Flaw::InfoBadName => "_simulated_".clone_into(&mut info.name),
             Flaw::InfoLongName => info.name = "a".repeat(64),
@@ -31,8 +31,8 @@ impl Driver for Mutant {
         Ok(info)
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
-        let mut capabilities = self.inner.capabilities().await?;
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+        let mut capabilities = self.inner.get_plugin_capabilities().await?;
         match self.flaw {
             Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
@@ -167,15 +167,15 @@ impl Driver for Mutant {
             .await
     }
 
-    async fn generate_machine_class(
+    async fn generate_machine_class_for_migration(
         &self,
-        request: GenerateMachineClassRequest,
+        request: GenerateMachineClassForMigrationRequest,
     ) -> Result<Map<String, Value>> {
         let operation = Operation::GenerateMachineClassForMigration;
         let class = MachineClass::default();
         let found = request.machine_class.contains_key("provider");
         let call = async {
-            let mut filled = self.inner.generate_machine_class(request).await?;
+            let mut filled = self.inner.generate_machine_class_for_migration(request).await?;
             match self.flaw {
                 Flaw::MigrateRenames => drop(filled.insert("metadata".to_owned(), json!({"name": "new"}))),
                 Flaw::MigrateAdds if found => drop(filled.insert("again".to_owned(), json!(true))),

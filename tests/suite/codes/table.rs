@@ -39,7 +39,7 @@ pub enum Next {
     /// Tried again after 10 min.
     Long,
     /// Not before the driver is another one.
-    NotOffered,
+    NotSupported,
     /// Tried again when the driver says.
     Asked(u32),
     /// Not before the spec changes.
@@ -159,15 +159,15 @@ impl Case {
             (_, Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange) => Next::Long,
             (LookUp | LookUpAgain, Code::NotFound) | (LookUp, Code::Unimplemented) => Next::Provisioned,
             // Offered and not answered: it says nothing about a VM that may exist.
-            (LookUpAgain | Confirm, Code::Unimplemented) => Next::NotOffered,
+            (LookUpAgain | Confirm, Code::Unimplemented) => Next::NotSupported,
             (Initialize, Code::Unimplemented) => Next::Provisioned,
             (LookUpAgain, Code::Uninitialized) => Next::Provisioned,
             (Confirm, Code::NotFound) => Next::Gone,
             // The VM is there, whatever the delete said; and whether it was ever initialized does not matter.
             (Delete, Code::NotFound) | (Confirm, Code::Uninitialized) => Next::Deleting,
-            (Create | Delete, Code::Unimplemented) => Next::NotOffered,
+            (Create | Delete, Code::Unimplemented) => Next::NotSupported,
             (Create | Initialize | Update, Code::NotFound) => Next::Backoff,
-            (Update, Code::Unimplemented) => Next::NotOffered,
+            (Update, Code::Unimplemented) => Next::NotSupported,
             (LookUp | Create | Initialize | Update | Delete, Code::Uninitialized) => Next::Backoff,
         }
     }
@@ -198,9 +198,12 @@ impl Case {
             status.failure_reason
         );
         match next {
-            Next::Gone | Next::Backoff | Next::Long | Next::NotOffered | Next::Asked(_) | Next::Terminal => {
-                self.failed_as_it_should(machine)
-            }
+            Next::Gone
+            | Next::Backoff
+            | Next::Long
+            | Next::NotSupported
+            | Next::Asked(_)
+            | Next::Terminal => self.failed_as_it_should(machine),
             Next::Provisioned => provisioned(machine),
             Next::Deleting => condition(machine, conditions::DELETING, "True", None),
             Next::Vanished => condition(
@@ -289,7 +292,7 @@ impl Case {
                 let full = (5.0 * 2f64.powi(operation.attempts.max(1) - 1)).min(300.0);
                 (f64::from(seconds), full.max(1.1 * f64::from(seconds)))
             }
-            Next::Terminal | Next::NotOffered => {
+            Next::Terminal | Next::NotSupported => {
                 ensure!(wait.is_none(), "is tried again after {wait:?} s");
                 return Ok(());
             }

@@ -25,7 +25,7 @@ impl Scripted {
 
 #[async_trait]
 impl Driver for Scripted {
-    async fn info(&self) -> Result<PluginInfo> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
         Ok(PluginInfo {
             name: "scripted.example".to_owned(),
             version: "1".to_owned(),
@@ -33,7 +33,7 @@ impl Driver for Scripted {
         })
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         Ok(Capabilities::minimal())
     }
 

@@ -69,7 +69,7 @@ async fn offered(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     for _ in 0..3 {
         let answer = t.invoke(operation, &request).await?;
-        if t.offers(operation) {
+        if t.supports(operation) {
             answer.ok()?;
         } else {
             answer.refused(Code::Unimplemented)?;

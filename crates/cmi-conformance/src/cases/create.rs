@@ -83,7 +83,7 @@ async fn ids(t: TestContext) -> CaseResult {
             first.provider_id, again.provider_id
         )
     })?;
-    if t.offers(Operation::GetMachineStatus) {
+    if t.supports(Operation::GetMachineStatus) {
         t.is_there(&one, &first.provider_id).await?;
     }
     let wanted = [(&one, &first.provider_id), (&two, &second.provider_id)];
@@ -105,7 +105,7 @@ async fn node_name(t: TestContext) -> CaseResult {
         })
     };
     same("a repeated CreateMachine", &t.create(&request).await?.ok()?)?;
-    if t.offers(Operation::GetMachineStatus) {
+    if t.supports(Operation::GetMachineStatus) {
         same("GetMachineStatus", &t.status(&request, None).await?.ok()?)?;
     }
     Ok(())

@@ -178,7 +178,7 @@ async fn uninitialized(t: TestContext) -> CaseResult {
 
 /// Whether the hook has done anything, as far as the driver tells.
 async fn is_uninitialized(t: &TestContext, request: &MachineRequest) -> CaseResult {
-    if !t.offers(Operation::GetMachineStatus) {
+    if !t.supports(Operation::GetMachineStatus) {
         t.warn_of_no_effect(Hook::Uninitialize, "without GetMachineStatus nothing shows it");
         return Ok(());
     }

@@ -179,7 +179,7 @@ async fn answers(t: TestContext) -> CaseResult {
         }
     }
     // What was last applied is a hint: one that can't be read is refused, or as good as none.
-    if t.offers(Operation::UpdateMachine) {
+    if t.supports(Operation::UpdateMachine) {
         for broken in [b"".as_slice(), b"not json", b"null", b"{\"tags\": 7}"] {
             let request = Request {
                 last_applied: broken,

@@ -231,7 +231,7 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
 /// Fails where the list gives a VM to a machine object though its tag was none: a null that is read as a text
 /// is the name of an owner that there is not.
 async fn of_no_machine(t: &TestContext) -> CaseResult {
-    if !t.offers(Operation::ListMachines) {
+    if !t.supports(Operation::ListMachines) {
         return Ok(());
     }
     let listed = t.list(&t.machine_request("n1")).await?;

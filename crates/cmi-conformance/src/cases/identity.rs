@@ -65,7 +65,7 @@ async fn info(t: &TestContext) -> CaseResult<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();
     }
-    let info = answer_of(t, Operation::GetPluginInfo, t.target().driver.info()).await?;
+    let info = answer_of(t, Operation::GetPluginInfo, t.target().driver.get_plugin_info()).await?;
     info.ok().map(Into::into)
 }
 
@@ -94,7 +94,7 @@ async fn capabilities_stay(t: TestContext) -> CaseResult {
     }
     let first = settled(t.capabilities().clone());
     for _ in 0..10 {
-        let call = t.target().driver.capabilities();
+        let call = t.target().driver.get_plugin_capabilities();
         let again = answer_of(&t, Operation::GetPluginCapabilities, call)
             .await?
             .ok()?;
@@ -196,7 +196,7 @@ pub(super) async fn says(t: &TestContext) -> CaseResult<Says> {
         let declared = Declared::new(declared(t).await?, extended(t).await?);
         Declaration::OnTheWire(Box::new(declared))
     } else {
-        let call = t.target().driver.capabilities();
+        let call = t.target().driver.get_plugin_capabilities();
         let answer = answer_of(t, Operation::GetPluginCapabilities, call).await?;
         Declaration::InProcess(Box::new(settled(answer.ok()?)))
     };
@@ -255,7 +255,7 @@ async fn is_answered(t: &TestContext) -> CaseResult {
 
 async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<bool> {
     // About machines that were never made: a look at the back end that changes nothing.
-    let operation = if t.offers(Operation::ListMachines) {
+    let operation = if t.supports(Operation::ListMachines) {
         Operation::ListMachines
     } else {
         Operation::DeleteMachine

@@ -35,7 +35,7 @@ async fn offered(t: TestContext) -> CaseResult {
     // What has to be initialized is, in here; that it fails is what this case is about.
     let made = t.make(&request).await?;
     let answer = t.initialize(&request, None).await?;
-    if !t.offers(Operation::InitializeMachine) {
+    if !t.supports(Operation::InitializeMachine) {
         return answer.refused(Code::Unimplemented).map(|_| ());
     }
     let initialized = answer.ok()?;

@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = cases! {
 
 async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    let wanted = t.offers(Operation::ListMachines);
+    let wanted = t.supports(Operation::ListMachines);
     for _ in 0..3 {
         let answer = t.list(&request).await?;
         if wanted {

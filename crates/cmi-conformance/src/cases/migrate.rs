@@ -6,7 +6,7 @@ use super::cases;
 use super::requests::reaches_the_plugin;
 use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, Migration, Need, Setting, TestContext};
-use cmi_driver::{Code, GenerateMachineClassRequest, MachineClassKind, Operation};
+use cmi_driver::{Code, GenerateMachineClassForMigrationRequest, MachineClassKind, Operation};
 
 const MIGRATE: Need = Need::Call(Operation::GenerateMachineClassForMigration);
 const SAMPLE: Need = Need::Setting(Setting::Migration);
@@ -28,7 +28,7 @@ async fn convert(
     class: &Map<String, Value>,
     into: Map<String, Value>,
 ) -> CaseResult<Answer<Map<String, Value>>> {
-    t.migrate(GenerateMachineClassRequest {
+    t.migrate(GenerateMachineClassForMigrationRequest {
         provider_specific_machine_class: class.clone(),
         machine_class: into,
         class_kind: kind,
@@ -61,7 +61,7 @@ async fn offered(t: TestContext) -> CaseResult {
         |sample| (sample.class_kind(), sample.class),
     );
     let answer = convert(&t, kind, &class, empty()).await?;
-    if !t.offers(Operation::GenerateMachineClassForMigration) {
+    if !t.supports(Operation::GenerateMachineClassForMigration) {
         return answer.refused(Code::Unimplemented).map(|_| ());
     }
     let code = answer.result.as_ref().err().map(cmi_driver::Status::code);

@@ -99,7 +99,7 @@ async fn are_apart(t: &TestContext, [one, other]: &[MachineRequest; 2]) -> CaseR
     t.remove(one, Some(&first)).await?;
     t.survives(other, &second).await?;
     has_its_own(t, other, &[(other, &second)]).await?;
-    if t.offers(Operation::GetMachineStatus) {
+    if t.supports(Operation::GetMachineStatus) {
         t.status(one, None).await?.refused(Code::NotFound)?;
     }
     // By its name alone, while the other one is there.

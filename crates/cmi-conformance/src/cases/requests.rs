@@ -34,7 +34,7 @@ pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
 
 /// Skips a case about a call that the client answers itself, since the plugin did not declare it.
 pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> CaseResult {
-    if t.target().wire().is_some() && !t.offers(operation) {
+    if t.target().wire().is_some() && !t.supports(operation) {
         return Err(CaseError::Skipped(format!(
             "{operation} is not declared, so the client does not call it; `wire-undeclared-extension` does"
         )));

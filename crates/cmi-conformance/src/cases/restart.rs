@@ -110,7 +110,7 @@ async fn finds_the_vm(t: TestContext) -> CaseResult {
     restarted(&t).await?;
     let vms = [(&request, &first), (&other, &second)];
     t.has_exactly(&request, &vms).await?;
-    if t.offers(Operation::GetMachineStatus) {
+    if t.supports(Operation::GetMachineStatus) {
         for (request, id) in vms {
             for known in [None, Some(id)] {
                 let read = t.status(request, known).await?.ok()?;

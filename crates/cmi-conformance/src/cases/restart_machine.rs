@@ -41,7 +41,7 @@ async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::RestartMachine)?;
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    if t.offers(Operation::RestartMachine) {
+    if t.supports(Operation::RestartMachine) {
         return restarted(&t, &request, &id).await;
     }
     let answer = t.restart(&request, &id).await?;

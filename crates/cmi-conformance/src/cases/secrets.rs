@@ -42,7 +42,7 @@ async fn calls(t: &TestContext) -> CaseResult {
         Operation::ShutDownMachine,
         Operation::DeleteMachine,
     ] {
-        if t.offers(operation) {
+        if t.supports(operation) {
             t.invoke(operation, &invalid)
                 .await?
                 .refused(Code::InvalidArgument)?;

@@ -94,7 +94,7 @@ pub(super) async fn running(t: &TestContext, request: &MachineRequest) -> CaseRe
 async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
-    if t.offers(Operation::ShutDownMachine) {
+    if t.supports(Operation::ShutDownMachine) {
         return until_accepted(&t, &request).await;
     }
     for _ in 0..3 {

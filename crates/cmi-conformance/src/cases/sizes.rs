@@ -49,7 +49,7 @@ pub(super) const CASES: &[Case] = cases! {
 /// Code 17 is written as FAILED_PRECONDITION: the VM is there and waits for its initialization. ABORTED says
 /// that it is being made.
 fn made(t: &TestContext) -> &'static [Grpc] {
-    if t.offers(Operation::InitializeMachine) {
+    if t.supports(Operation::InitializeMachine) {
         &[Grpc::Ok, Grpc::Aborted, Grpc::FailedPrecondition]
     } else {
         &[Grpc::Ok, Grpc::Aborted]
@@ -75,7 +75,7 @@ async fn response_sizes(t: TestContext) -> CaseResult {
         at_most(CREATE, "LastKnownState", created.last_known_state.len(), STATE)?;
     }
     t.prepare(&machine_request).await?;
-    if t.offers(Operation::GetMachineStatus) {
+    if t.supports(Operation::GetMachineStatus) {
         let answer = raw(&t, STATUS, &fields.request(STATUS)).await?;
         if answer.is_code(Grpc::Ok) {
             let read: GetMachineStatusResponse = answer.ok()?;
@@ -83,14 +83,14 @@ async fn response_sizes(t: TestContext) -> CaseResult {
             at_most(STATUS, "NodeName", read.node_name.len(), NAME)?;
         }
     }
-    if t.offers(Operation::ListMachines) {
+    if t.supports(Operation::ListMachines) {
         let listed: ListMachinesResponse = raw(&t, LIST, &fields.request(LIST)).await?.ok()?;
         for (id, name) in &listed.machine_list {
             at_most(LIST, "a ProviderID", id.len(), PROVIDER_ID)?;
             at_most(LIST, "a machine name", name.len(), NAME)?;
         }
     }
-    if t.offers(Operation::ShutDownMachine) {
+    if t.supports(Operation::ShutDownMachine) {
         let answer = raw(&t, SHUT_DOWN, &fields.request(SHUT_DOWN)).await?;
         if answer.is_code(Grpc::Ok) {
             let stopped: ShutDownMachineResponse = answer.ok()?;
@@ -102,7 +102,7 @@ async fn response_sizes(t: TestContext) -> CaseResult {
         let deleted: DeleteMachineResponse = answer.ok()?;
         at_most(DELETE, "LastKnownState", deleted.last_known_state.len(), STATE)?;
     }
-    if t.offers(Operation::GetVolumeIds) {
+    if t.supports(Operation::GetVolumeIds) {
         let answer = raw(&t, VOLUMES, &volumes(&own_volumes(&t))).await?;
         if answer.is_code(Grpc::Ok) {
             let found: GetVolumeIDsResponse = answer.ok()?;
@@ -176,11 +176,11 @@ async fn large_requests(t: TestContext) -> CaseResult {
     let request = fields.request(CREATE);
     taken(&raw(&t, CREATE, &request).await?, made(&t), request.len())?;
     let id = t.make(&machine_request).await?.provider_id;
-    if t.offers(Operation::UpdateMachine) {
+    if t.supports(Operation::UpdateMachine) {
         let request = large_update(&fields, id.as_str());
         taken(&raw(&t, UPDATE, &request).await?, &[Grpc::Ok], request.len())?;
     }
-    if t.offers(Operation::GetVolumeIds) {
+    if t.supports(Operation::GetVolumeIds) {
         let request = volumes(&padded(own_volumes(&t), VOLUME_SPECS));
         let answer = raw(&t, VOLUMES, &request).await?;
         let own = &t.config().persistent_volumes.own;
@@ -218,7 +218,7 @@ async fn unknown_fields(t: TestContext) -> CaseResult {
         // The VM is gone after it.
         (Operation::DeleteMachine, DELETE),
     ] {
-        if t.offers(operation) {
+        if t.supports(operation) {
             requests.push((path, fields.request(path)));
         }
     }
@@ -249,7 +249,7 @@ async fn not_aborted(t: &TestContext, path: &'static str, request: &[u8]) -> Cas
 /// A request for volume ids that the driver takes: what is no volume of its own it may refuse, and an empty
 /// list, too.
 async fn taken_volumes(t: &TestContext) -> CaseResult<Option<Vec<u8>>> {
-    if !t.offers(Operation::GetVolumeIds) {
+    if !t.supports(Operation::GetVolumeIds) {
         return Ok(None);
     }
     for list in [own_volumes(t), b"[{}]".to_vec()] {

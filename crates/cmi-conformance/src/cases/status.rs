@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = cases! {
 async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
-    let wanted = t.offers(Operation::GetMachineStatus);
+    let wanted = t.supports(Operation::GetMachineStatus);
     for _ in 0..3 {
         let answer = t.status(&request, None).await?;
         if wanted {
@@ -249,7 +249,7 @@ pub(super) async fn second(t: &TestContext, request: &MachineRequest) -> CaseRes
 
 /// How many VMs of a cluster there are, if that can be seen.
 async fn listed(t: &TestContext, request: &MachineRequest) -> CaseResult<Option<usize>> {
-    if !t.offers(Operation::ListMachines) {
+    if !t.supports(Operation::ListMachines) {
         return Ok(None);
     }
     let listed = t.list(request).await?.ok().map_err(CaseError::in_preparation)?;

@@ -60,7 +60,7 @@ async fn any_script(t: TestContext) -> CaseResult {
     }
     let id = t.make(&request).await?.provider_id;
     is_the_same(&t, &request, &id).await?;
-    if t.offers(Operation::GetMachineStatus) {
+    if t.supports(Operation::GetMachineStatus) {
         for known in [None, Some(&id)] {
             t.status(&request, known).await?.ok()?;
         }

@@ -52,7 +52,7 @@ async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     let answer = t.update(&request, &request, &id).await?;
-    if t.offers(Operation::UpdateMachine) {
+    if t.supports(Operation::UpdateMachine) {
         answer.ok()
     } else {
         answer.refused(Code::Unimplemented).map(|_| ())

@@ -37,7 +37,7 @@ fn specs(t: &TestContext) -> (Vec<Value>, Vec<String>) {
 }
 
 async fn offered(t: TestContext) -> CaseResult {
-    let wanted = t.offers(Operation::GetVolumeIds);
+    let wanted = t.supports(Operation::GetVolumeIds);
     for _ in 0..3 {
         let answer = t.volume_ids(specs(&t).0).await?;
         if wanted {

@@ -269,7 +269,7 @@ async fn any_bytes(t: TestContext) -> CaseResult {
     t.track(&machine_request);
     let bytes = vec![0, 255, 254, 10, 0];
     let mut accepted = vec![Grpc::Ok, Grpc::Aborted, Grpc::InvalidArgument];
-    if t.offers(Operation::InitializeMachine) {
+    if t.supports(Operation::InitializeMachine) {
         // So code 17 is written.
         accepted.push(Grpc::FailedPrecondition);
     }

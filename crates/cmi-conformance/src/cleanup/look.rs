@@ -19,9 +19,9 @@ impl Cleanup<'_> {
     }
 
     async fn look_at(&self, case: &Cleared) -> BTreeSet<Leftover> {
-        if self.capabilities.offers(Operation::ListMachines) {
+        if self.capabilities.supports(Operation::ListMachines) {
             self.listed(case).await
-        } else if self.capabilities.offers(Operation::GetMachineStatus) {
+        } else if self.capabilities.supports(Operation::GetMachineStatus) {
             self.found(case.gone.iter()).await
         } else {
             BTreeSet::new()
@@ -61,7 +61,7 @@ impl Cleanup<'_> {
                 }
                 Err((Some(Code::InvalidArgument), _)) if !one.was_made => {}
                 // One by one it may work.
-                Err(_) if self.capabilities.offers(Operation::GetMachineStatus) => {
+                Err(_) if self.capabilities.supports(Operation::GetMachineStatus) => {
                     seen.extend(self.found(all.into_iter()).await);
                 }
                 Err((_, reason)) => {

@@ -20,11 +20,11 @@ struct Scripted {
 
 #[async_trait]
 impl Driver for Scripted {
-    async fn info(&self) -> Result<PluginInfo> {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         Ok(Capabilities::minimal())
     }
 

@@ -8,10 +8,10 @@ use crate::answer_checker::Texts;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    MachineClass, Operation, ProviderId, Request, RestartMachineRequest, Secrets, ShutDownMachineRequest,
-    ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
+    GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest,
+    ListedMachine, Machine, MachineClass, Operation, ProviderId, Request, RestartMachineRequest, Secrets,
+    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 
 /// What a call about no machine is about.
@@ -45,7 +45,7 @@ impl TestContext {
         self.tracker.answered(&tracked, &answer.result);
         if let Err(status) = &answer.result
             && status.code() == Code::Uninitialized
-            && self.offers(Operation::InitializeMachine)
+            && self.supports(Operation::InitializeMachine)
             && let Some(machine) = status.machine()
         {
             answer.result = Ok(machine.clone());
@@ -171,7 +171,7 @@ impl TestContext {
     /// Converts a class.
     pub async fn migrate(
         &self,
-        request: GenerateMachineClassRequest,
+        request: GenerateMachineClassForMigrationRequest,
     ) -> CaseResult<Answer<serde_json::Map<String, serde_json::Value>>> {
         self.send(CLASS, request).await
     }

@@ -35,10 +35,10 @@ impl TestContext {
     /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several;
     /// [`CaseError::Inconclusive`] when it can't answer.
     pub async fn seen(&self, request: &MachineRequest) -> CaseResult<Option<ProviderId>> {
-        if self.offers(Operation::GetMachineStatus) {
+        if self.supports(Operation::GetMachineStatus) {
             return self.read(request).await;
         }
-        if self.offers(Operation::ListMachines) {
+        if self.supports(Operation::ListMachines) {
             let listed = self.listed(request).await?;
             let found = listed.into_iter().find(|vm| vm.machine_name == request.name);
             return Ok(found.map(|vm| vm.provider_id));
@@ -284,9 +284,9 @@ impl TestContext {
     }
 
     fn observation(&self) -> Observation {
-        if self.offers(Operation::ListMachines) {
+        if self.supports(Operation::ListMachines) {
             Observation::List
-        } else if self.offers(Operation::GetMachineStatus) {
+        } else if self.supports(Operation::GetMachineStatus) {
             Observation::Status
         } else {
             Observation::Blind

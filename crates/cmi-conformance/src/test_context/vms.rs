@@ -20,7 +20,7 @@ impl TestContext {
     /// [`CaseError::Failed`] when it can't be made.
     pub async fn make(&self, request: &MachineRequest) -> CaseResult<Machine> {
         let machine = self.created(request).await?;
-        if self.offers(Operation::InitializeMachine) {
+        if self.supports(Operation::InitializeMachine) {
             let mut repeats = self.repeats();
             while self
                 .initialize(request, None)

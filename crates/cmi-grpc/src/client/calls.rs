@@ -87,12 +87,12 @@ cmi_driver::forward_calls! {
             self.channel.connection_generation()
         }
 
-        async fn info(&self) -> Result<PluginInfo> {
+        async fn get_plugin_info(&self) -> Result<PluginInfo> {
             self.of_session(Operation::GetPluginInfo, |session| session.handshake.info.clone())
                 .await
         }
 
-        async fn capabilities(&self) -> Result<Capabilities> {
+        async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
             self.of_session(Operation::GetPluginCapabilities, |session| {
                 session.handshake.capabilities.clone()
             })

@@ -77,7 +77,7 @@ impl Session {
     ///
     /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
     pub(super) fn check_callable(&self, operation: Operation) -> Result<()> {
-        if !self.handshake.capabilities.offers(operation) {
+        if !self.handshake.capabilities.supports(operation) {
             return Err(Status::unimplemented(operation));
         }
         match &*self.health.read().unwrap_or_else(PoisonError::into_inner) {

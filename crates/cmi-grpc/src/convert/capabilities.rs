@@ -118,7 +118,7 @@ impl TryFrom<Declaration> for Capabilities {
 fn declared<T: Copy>(calls: &[(Operation, T)], capabilities: &Capabilities) -> impl Iterator<Item = T> {
     let offered = calls
         .iter()
-        .filter(|(operation, _)| capabilities.offers(*operation));
+        .filter(|(operation, _)| capabilities.supports(*operation));
     offered.map(|(_, call)| *call)
 }
 

@@ -6,8 +6,8 @@ use super::field::{self, Field, FieldError, NAME, PLACE, TEXT};
 use crate::proto::capcmi::v1::machine_address::Type as AddressTypeMessage;
 use crate::proto::capcmi::v1::{self, PowerState as PowerStateMessage};
 use cmi_driver::{
-    Address, AddressType, ClassDescription, GenerateMachineClassRequest, Machine, MachineClassKind,
-    PowerState, Zone,
+    Address, AddressType, ClassDescription, GenerateMachineClassForMigrationRequest, Machine,
+    MachineClassKind, PowerState, Zone,
 };
 
 /// Both ways between nothing and a message without fields.
@@ -31,8 +31,8 @@ macro_rules! empty_responses {
 
 empty_responses!(UpdateMachineResponse, RestartMachineResponse);
 
-impl From<GenerateMachineClassRequest> for v1::GenerateMachineClassForMigrationRequest {
-    fn from(request: GenerateMachineClassRequest) -> Self {
+impl From<GenerateMachineClassForMigrationRequest> for v1::GenerateMachineClassForMigrationRequest {
+    fn from(request: GenerateMachineClassForMigrationRequest) -> Self {
         let MachineClassKind { api_group, kind } = request.class_kind;
         Self {
             provider_specific_machine_class: field::object_bytes(request.provider_specific_machine_class),
@@ -43,7 +43,7 @@ impl From<GenerateMachineClassRequest> for v1::GenerateMachineClassForMigrationR
     }
 }
 
-impl TryFrom<v1::GenerateMachineClassForMigrationRequest> for GenerateMachineClassRequest {
+impl TryFrom<v1::GenerateMachineClassForMigrationRequest> for GenerateMachineClassForMigrationRequest {
     type Error = FieldError;
 
     fn try_from(request: v1::GenerateMachineClassForMigrationRequest) -> Result<Self, FieldError> {

@@ -18,10 +18,9 @@ impl Identity for Plugin {
         _request: Request<GetPluginInfoRequest>,
     ) -> Result<Response<GetPluginInfoResponse>, Status> {
         let info = self
-            .dispatch(
-                Operation::GetPluginInfo,
-                |driver| async move { driver.info().await },
-            )
+            .dispatch(Operation::GetPluginInfo, |driver| async move {
+                driver.get_plugin_info().await
+            })
             .await?;
         Ok(Response::new(info.into()))
     }
@@ -46,7 +45,7 @@ impl Plugin {
     pub(super) async fn declaration(&self) -> Result<Declaration, Status> {
         let capabilities = self
             .dispatch(Operation::GetPluginCapabilities, |driver| async move {
-                driver.capabilities().await
+                driver.get_plugin_capabilities().await
             })
             .await?;
         Ok(capabilities.into())

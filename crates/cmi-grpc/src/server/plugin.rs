@@ -49,7 +49,7 @@ impl Plugin {
                 .map_err(|error: FieldError| error.in_request())?;
             let secrets = request.secrets();
             let answer = request.send(&*driver).await;
-            answer.map_err(|status| status.scrubbed(&secrets))
+            answer.map_err(|status| status.redacted(&secrets))
         })
         .await
     }
@@ -76,19 +76,19 @@ impl Plugin {
 
     /// UNIMPLEMENTED for a call that the driver does not declare, whatever it would answer (CMI-36).
     async fn check_offered(&self, operation: Operation) -> cmi_driver::Result<()> {
-        if Capabilities::minimal().offers(operation) {
+        if Capabilities::minimal().supports(operation) {
             return Ok(());
         }
         let capabilities = &self.0.capabilities;
         let offers = capabilities
-            .get_or_try_init(|| self.0.driver.capabilities())
+            .get_or_try_init(|| self.0.driver.get_plugin_capabilities())
             .await
             // Its own code would be taken for one of the call: NOT_FOUND would say that there is no VM.
             .map_err(|error| {
                 let what = format!("the driver could not say whether it offers {operation}: {error}");
                 Status::new(Code::Unavailable, what)
             })?
-            .offers(operation);
+            .supports(operation);
         if offers {
             Ok(())
         } else {

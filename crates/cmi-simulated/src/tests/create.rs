@@ -142,7 +142,7 @@ async fn a_new_vm_that_is_not_shown_yet_is_not_made_twice() {
         driver.create("a", plain("a")).await.unwrap().provider_id,
         made.provider_id
     );
-    tokio::time::sleep(driver.capabilities().await.unwrap().consistency_window).await;
+    tokio::time::sleep(driver.get_plugin_capabilities().await.unwrap().consistency_window).await;
     driver.status("a", None, plain("a")).await.unwrap();
 }
 

@@ -129,7 +129,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
 /// and an id that was never confirmed is not, whatever else is written down.
 #[test]
 fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
-    let noted = |note| machine().identified().annotated(labels::INSTANCE, note);
+    let noted = |note| machine().identified().annotated(labels::VM_EXISTENCE, note);
     for note in ["may-exist", "refused"] {
         let annotated = noted(note).annotated(labels::ADOPT, OLD);
         for (machine, remedy) in [
@@ -283,7 +283,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
     let held = |note: &str| {
         asked()
             .identified()
-            .annotated(labels::INSTANCE, note)
+            .annotated(labels::VM_EXISTENCE, note)
             .deleted_at(now())
     };
     assert!(released(world().plan(held("none"))));
@@ -306,7 +306,7 @@ fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since
         let issued = || {
             machine()
                 .identified()
-                .annotated(labels::INSTANCE, note)
+                .annotated(labels::VM_EXISTENCE, note)
                 .annotated(labels::ADOPT, OLD)
         };
         for machine in [issued(), issued().provider_id("sim://9")] {

@@ -145,7 +145,7 @@ fn a_vm_is_not_deleted_in_the_name_of_another_machine() {
 
 #[test]
 fn what_was_never_created_goes_without_a_call() {
-    let never = deleted().annotated(labels::INSTANCE, "none");
+    let never = deleted().annotated(labels::VM_EXISTENCE, "none");
     assert_eq!(
         world().capabilities_unknown().plan(never),
         Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
@@ -154,9 +154,9 @@ fn what_was_never_created_goes_without_a_call() {
 
 #[test]
 fn a_lost_note_or_one_that_an_id_contradicts_is_no_proof_that_there_is_no_vm() {
-    delete(world().plan(deleted().without(labels::INSTANCE)));
+    delete(world().plan(deleted().without(labels::VM_EXISTENCE)));
     let contradicted = deleted()
-        .annotated(labels::INSTANCE, "none")
+        .annotated(labels::VM_EXISTENCE, "none")
         .provider_id("sim://1");
     delete(world().plan(contradicted));
 }
@@ -379,7 +379,7 @@ fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
 /// A disk may have been made before the spec was refused.
 #[test]
 fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
-    let refused = || deleted().annotated(labels::INSTANCE, "refused");
+    let refused = || deleted().annotated(labels::VM_EXISTENCE, "refused");
     let plan = delete(world().plan(refused()));
     assert!(plan.refused);
     assert_eq!(

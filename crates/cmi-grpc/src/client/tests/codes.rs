@@ -175,7 +175,7 @@ async fn of_a_long_secret_that_a_plugin_echoes_no_part_is_left() {
     let value = SecretValue::from(data.clone().into_bytes());
     let secrets: Secrets = [("userData".to_owned(), value)].into_iter().collect();
     let status = driver(&plugin).create_machine(create()).await.unwrap_err();
-    let shown = status.scrubbed(&secrets).to_string();
+    let shown = status.redacted(&secrets).to_string();
     assert!(shown.contains("no [redacted] and no [redacted]"), "{shown}");
     for part in [encoded, data]
         .iter()

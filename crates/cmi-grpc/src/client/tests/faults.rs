@@ -235,7 +235,7 @@ async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_
 async fn a_probe_that_is_not_answered_ends_the_connection() {
     let plugin = Plugin::start();
     let driver = hasty_driver(&plugin);
-    driver.info().await.unwrap();
+    driver.get_plugin_info().await.unwrap();
     plugin.answers("Probe", Reply::raw(vec![]).ending(CallEnd::Never));
     assert_eq!(driver.probe().await.unwrap_err().code(), Code::DeadlineExceeded);
     plugin.answers("Probe", Reply::error(12, "unknown method"));

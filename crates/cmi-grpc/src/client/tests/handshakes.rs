@@ -19,8 +19,11 @@ const HANDSHAKE: [&str; 4] = [
 async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_specification() {
     let mut plugin = Plugin::start();
     let driver = driver(&plugin);
-    assert_eq!(driver.info().await.unwrap().name, "scripted.example.com");
-    driver.capabilities().await.unwrap();
+    assert_eq!(
+        driver.get_plugin_info().await.unwrap().name,
+        "scripted.example.com"
+    );
+    driver.get_plugin_capabilities().await.unwrap();
     assert_eq!(plugin.methods(), HANDSHAKE);
     assert_eq!(driver.connection_generation(), 1);
     plugin.kill();
@@ -40,10 +43,10 @@ async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it
     let driver = driver(&plugin);
     assert!(
         driver
-            .capabilities()
+            .get_plugin_capabilities()
             .await
             .unwrap()
-            .offers(Operation::ListMachines)
+            .supports(Operation::ListMachines)
     );
     plugin.kill();
     plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
@@ -59,10 +62,10 @@ async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it
     assert_eq!(plugin.count("ListMachines"), 0);
     assert!(
         !driver
-            .capabilities()
+            .get_plugin_capabilities()
             .await
             .unwrap()
-            .offers(Operation::ListMachines)
+            .supports(Operation::ListMachines)
     );
 }
 
@@ -157,7 +160,7 @@ async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
     };
     for method in ["GetMachineStatus", "Probe"] {
         plugin.answers(method, Reply::error(12, ""));
-        driver.info().await.unwrap();
+        driver.get_plugin_info().await.unwrap();
         plugin.answers("GetPluginInfo", Reply::error(12, ""));
         let asked = async || match method {
             "Probe" => driver.probe().await.map(drop),
@@ -168,7 +171,7 @@ async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
         let status = driver.create_machine(create()).await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
         plugin.answers("GetPluginInfo", Reply::ok(&info));
-        eventually(async || driver.info().await).await;
+        eventually(async || driver.get_plugin_info().await).await;
         assert_eq!(asked().await.unwrap_err().code(), Code::Unimplemented, "{method}");
     }
     assert_eq!(plugin.count("CreateMachine"), 0);
@@ -185,10 +188,10 @@ async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it(
     driver.create_machine(create()).await.unwrap();
     assert!(
         driver
-            .capabilities()
+            .get_plugin_capabilities()
             .await
             .unwrap()
-            .offers(Operation::ListMachines)
+            .supports(Operation::ListMachines)
     );
 }
 
@@ -260,7 +263,7 @@ async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connec
         plugin.kill();
         plugin.listen();
         eventually(
-            async || match (driver.info().await?, driver.connection_generation()) {
+            async || match (driver.get_plugin_info().await?, driver.connection_generation()) {
                 (_, 2) => Ok(()),
                 (_, generation) => Err(Status::new(Code::Unknown, format!("generation {generation}"))),
             },
@@ -343,10 +346,10 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     assert_eq!((plugin.connections(), driver.connection_generation()), (3, 2));
     assert!(
         !driver
-            .capabilities()
+            .get_plugin_capabilities()
             .await
             .unwrap()
-            .offers(Operation::ListMachines)
+            .supports(Operation::ListMachines)
     );
 }
 
@@ -356,7 +359,7 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
 async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() {
     let plugin = Plugin::start();
     let mut driver = driver(&plugin);
-    driver.info().await.unwrap();
+    driver.get_plugin_info().await.unwrap();
     driver.max_session_age = Duration::ZERO;
     driver.deadlines = Deadlines::new([(Operation::Probe, 4 * SHORT)]);
     plugin.answers("GetPluginInfo", Reply::raw(vec![]).ending(CallEnd::Never));
@@ -375,7 +378,7 @@ async fn the_extension_adds_to_what_the_plugin_declares() {
         ..GetExtensionCapabilitiesResponse::default()
     };
     plugin.answers("GetExtensionCapabilities", Reply::ok(&extension));
-    let capabilities = driver(&plugin).capabilities().await.unwrap();
-    assert!(capabilities.zones && capabilities.offers(Operation::ListMachines));
+    let capabilities = driver(&plugin).get_plugin_capabilities().await.unwrap();
+    assert!(capabilities.zones && capabilities.supports(Operation::ListMachines));
     assert_eq!(capabilities.tag_path.to_string(), "/meta/tags");
 }

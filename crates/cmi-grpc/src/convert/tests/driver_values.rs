@@ -212,9 +212,9 @@ pub(super) fn volume_ids() -> impl Strategy<Value = Vec<String>> {
     vec("[!-~]{1,512}", 0..5)
 }
 
-pub(super) fn migration() -> impl Strategy<Value = GenerateMachineClassRequest> {
+pub(super) fn migration() -> impl Strategy<Value = GenerateMachineClassForMigrationRequest> {
     (object(), object(), "[a-z.]{1,128}", "[A-Za-z]{1,128}").prop_map(|(from, into, api_group, kind)| {
-        GenerateMachineClassRequest {
+        GenerateMachineClassForMigrationRequest {
             provider_specific_machine_class: from,
             machine_class: into,
             class_kind: MachineClassKind { api_group, kind },
@@ -296,7 +296,7 @@ fn pointer() -> impl Strategy<Value = JsonPointer> {
 pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
     let optional: Vec<_> = Operation::ALL
         .into_iter()
-        .filter(|operation| !Capabilities::minimal().offers(*operation))
+        .filter(|operation| !Capabilities::minimal().supports(*operation))
         .collect();
     let operations = btree_set(proptest::sample::select(optional), 0..9);
     let window = (0..1_000_000_u64, 0..1_000_000_000_u32);

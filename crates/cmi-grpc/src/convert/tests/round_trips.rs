@@ -73,7 +73,7 @@ go_through! {
     zone_requests: any_driver::zones_of(), ListZonesRequest => capcmi::v1::ListZonesRequest;
     class_requests: any_driver::described(), DescribeClassRequest => capcmi::v1::DescribeClassRequest;
     migration_requests: any_driver::migration(),
-        GenerateMachineClassRequest => capcmi::v1::GenerateMachineClassForMigrationRequest;
+        GenerateMachineClassForMigrationRequest => capcmi::v1::GenerateMachineClassForMigrationRequest;
 
     machines: any_driver::machine(), Machine => capcmi::v1::Machine;
     statuses: any_driver::plain_machine(), Machine => cmi::v1::GetMachineStatusResponse;

@@ -21,7 +21,7 @@ const WITHHELD: &str = "the driver's message is withheld: the provider's credent
 
 /// Calls a driver.
 #[derive(Clone)]
-pub(super) struct Caller {
+pub(super) struct DriverClient {
     pub name: Arc<str>,
     pub driver: Arc<dyn Driver>,
     pub leadership: Leadership,
@@ -30,7 +30,7 @@ pub(super) struct Caller {
     pub credentials: Option<CredentialsDirectory>,
 }
 
-impl Caller {
+impl DriverClient {
     /// CANCELED when this replica may not call.
     pub(super) fn check_leadership(&self) -> Result<()> {
         self.leadership.check().map_err(|error| {
@@ -50,20 +50,20 @@ impl Caller {
     }
 
     /// Asks for the driver's name and version.
-    pub(super) async fn info(&self) -> Result<PluginInfo> {
+    pub(super) async fn get_plugin_info(&self) -> Result<PluginInfo> {
         self.call(
             Operation::GetPluginInfo,
             &Secrets::default(),
-            |driver| async move { driver.info().await },
+            |driver| async move { driver.get_plugin_info().await },
         )
         .await
     }
 
     /// Asks what the driver implements.
-    pub(super) async fn capabilities(&self) -> Result<Capabilities> {
+    pub(super) async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
         let operation = Operation::GetPluginCapabilities;
         self.call(operation, &Secrets::default(), |driver| async move {
-            driver.capabilities().await
+            driver.get_plugin_capabilities().await
         })
         .await
     }
@@ -111,7 +111,7 @@ impl Caller {
         };
         let answer = match answer {
             Ok(answer) => Ok(answer),
-            Err(status) => Err(self.without_own_credentials(status.scrubbed(secrets)).await),
+            Err(status) => Err(self.without_own_credentials(status.redacted(secrets)).await),
         };
         self.record(
             operation,
@@ -128,7 +128,7 @@ impl Caller {
             return status;
         };
         match directory.get().await {
-            Ok(secrets) => status.scrubbed(&secrets),
+            Ok(secrets) => status.redacted(&secrets),
             Err(error) => {
                 tracing::warn!(driver = %self.name, %error, "the provider's credentials can't be read");
                 status.with_message(WITHHELD).with_source(error)
@@ -148,9 +148,9 @@ impl Caller {
     }
 }
 
-impl fmt::Debug for Caller {
+impl fmt::Debug for DriverClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller")
+        f.debug_struct("DriverClient")
             .field("name", &self.name)
             .finish_non_exhaustive()
     }

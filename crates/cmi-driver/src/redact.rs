@@ -33,7 +33,7 @@ impl Secrets {
     /// driver may quote a part of one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`.
     /// Names of keys and flags, and ordinary words of letters alone, are left as long as no value stands
     /// there, and where one does, within longer words: a message that is redacted to pieces explains nothing.
-    pub fn scrub(&self, text: &str) -> String {
+    pub fn redact(&self, text: &str) -> String {
         let mut found = Found {
             text,
             needles: BTreeSet::new(),
@@ -68,16 +68,16 @@ impl Status {
     /// The same error without the secrets of its request: in its message and in what is logged of its
     /// sources. Comes before anything is cut off: half of a secret is not found.
     #[must_use]
-    pub fn scrubbed(self, secrets: &Secrets) -> Self {
+    pub fn redacted(self, secrets: &Secrets) -> Self {
         let sources: Vec<String> = std::iter::successors(self.source(), |&source| source.source())
             .map(ToString::to_string)
             .collect();
-        let message = secrets.scrub(self.message());
+        let message = secrets.redact(self.message());
         let status = self.with_message(message);
         if sources.is_empty() {
             return status;
         }
-        status.with_source(ScrubbedSource(secrets.scrub(&sources.join(": "))))
+        status.with_source(ScrubbedSource(secrets.redact(&sources.join(": "))))
     }
 }
 
@@ -225,8 +225,8 @@ runcmd:
             "a second-line-2 b {}",
             BASE64_STANDARD.encode("first-line-1\nsecond-line-2")
         );
-        assert_eq!(secrets.scrub(&echoed), "a [redacted] b [redacted]");
-        assert_eq!(secrets.scrub("nothing here"), "nothing here");
+        assert_eq!(secrets.redact(&echoed), "a [redacted] b [redacted]");
+        assert_eq!(secrets.redact("nothing here"), "nothing here");
     }
 
     /// OPS-11
@@ -243,12 +243,12 @@ runcmd:
             "-pblackbird7",
         ] {
             for (before, after) in [("said ", ""), ("\"", "\""), ("a:", ";"), ("(", ")"), (" ", ".")] {
-                let shown = secrets.scrub(&format!("{before}{secret}{after}"));
+                let shown = secrets.redact(&format!("{before}{secret}{after}"));
                 assert!(!shown.contains(secret), "{shown}");
             }
         }
-        let escaped =
-            secrets.scrub(r"the data \n    root:Hunter2-pw\n- login --quietly correct-horse\n can't be used");
+        let escaped = secrets
+            .redact(r"the data \n    root:Hunter2-pw\n- login --quietly correct-horse\n can't be used");
         assert!(
             !escaped.contains("Hunter2") && !escaped.contains("horse"),
             "{escaped}"
@@ -265,7 +265,7 @@ runcmd:
             "the flag --discovery-file or --quietly of kubeadm is unknown",
             "the quota of the project is exhausted: 3 of 3 machines",
         ] {
-            assert_eq!(secrets.scrub(message), message);
+            assert_eq!(secrets.redact(message), message);
         }
     }
 
@@ -273,6 +273,6 @@ runcmd:
     fn the_format_of_bootstrap_data_is_no_secret() {
         let secrets = secrets("cloud-config");
         let message = "cloud-config is not supported by the image";
-        assert_eq!(secrets.scrub(message), message);
+        assert_eq!(secrets.redact(message), message);
     }
 }

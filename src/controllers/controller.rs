@@ -35,7 +35,7 @@ use crate::caches::{Cache, Cached, NamespacedName};
 use crate::reconciler::Action;
 
 /// What is reconciled, and how.
-pub(super) struct Runner<K: Cached> {
+pub(super) struct Controller<K: Cached> {
     cache: Cache<K>,
     requests: mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>>,
     requester: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
@@ -84,7 +84,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
     }
 }
 
-impl<K: Cached> Runner<K> {
+impl<K: Cached> Controller<K> {
     /// Reconciles what the trigger sends.
     pub(super) fn new(cache: &Cache<K>, trigger: &Trigger<K>, concurrency: u16) -> Self {
         let (requester, requests) = mpsc::unbounded_channel();
