@@ -222,7 +222,8 @@ impl AdmissionPolicies {
             }
         };
         checks.last = Some(began);
-        self.metrics.guarded(enforcement == Enforcement::InForce);
+        self.metrics
+            .admission_policies(enforcement == Enforcement::InForce);
         let before = self.enforcement.send_replace(enforcement.clone());
         if before != enforcement {
             match &enforcement {

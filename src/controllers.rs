@@ -1,4 +1,4 @@
-//! The controllers: watches, what triggers what, and how they start and stop.
+//! The controllers: watches, what queues what, and how they start and stop.
 //!
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does,
 //! look at everything once, and from then on at what changed.
@@ -8,9 +8,9 @@ mod controller;
 mod handlers;
 mod nodes;
 mod outages;
-mod trigger;
 mod watch;
 mod watch_list;
+mod work_queue;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -26,8 +26,8 @@ use kube::runtime::watcher;
 use kube::{Client, Resource};
 
 use self::controller::Controller;
-use self::trigger::Trigger;
 use self::watch::{slim, slim_infra_machine, slim_machine, watch};
+use self::work_queue::WorkQueue;
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::reason;
@@ -94,13 +94,13 @@ pub struct Controllers {
     caches: Caches,
     drivers: ConfiguredDrivers,
     metrics: Arc<Metrics>,
-    infra_machine_trigger: Trigger<DeserializeGuard<InfraMachine>>,
-    infra_cluster_trigger: Trigger<DeserializeGuard<InfraCluster>>,
-    template_trigger: Trigger<DeserializeGuard<InfraMachineTemplate>>,
+    infra_machine_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
+    infra_cluster_queue: WorkQueue<DeserializeGuard<InfraCluster>>,
+    template_queue: WorkQueue<DeserializeGuard<InfraMachineTemplate>>,
     /// The InfraMachines whose Nodes are to be looked at.
-    node_trigger: Trigger<DeserializeGuard<InfraMachine>>,
+    node_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     /// The Machines whose volumes are to be drained.
-    drain_trigger: Trigger<Machine>,
+    drain_queue: WorkQueue<Machine>,
     remediations: Option<Remediations>,
     machine_context: Arc<machine::Context>,
     taint_context: Arc<not_ready_taint::Context>,
@@ -112,7 +112,7 @@ pub struct Controllers {
 #[derive(Clone)]
 struct Remediations {
     cache: Cache<DeserializeGuard<InfraMachineRemediation>>,
-    trigger: Trigger<DeserializeGuard<InfraMachineRemediation>>,
+    queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
 }
 
 impl Controllers {
@@ -130,7 +130,7 @@ impl Controllers {
         let remediations = this.options.remediation.then(Writer::default);
         this.remediations = remediations.as_ref().map(|writer| Remediations {
             cache: writer.as_reader(),
-            trigger: Trigger::default(),
+            queue: WorkQueue::default(),
         });
         let mut watches = this.watches(writers);
         watches.extend(remediations.and_then(|writer| this.remediation_watch(writer)));
@@ -145,8 +145,8 @@ impl Controllers {
         metrics: Arc<Metrics>,
         leadership: Leadership,
     ) -> Self {
-        let infra_machine_trigger = Trigger::default();
-        let drain_trigger = Trigger::default();
+        let infra_machine_queue = WorkQueue::default();
+        let drain_queue = WorkQueue::default();
         let events = Events::new(client.clone(), options.reporter.clone());
         // Of both, so that a workload cluster has as many visits at a time as it may have.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
@@ -164,7 +164,7 @@ impl Controllers {
                 drivers.clone(),
                 events.clone(),
             ),
-            enqueue: enqueue(&drain_trigger),
+            enqueue: enqueue(&drain_queue),
             outages: Outages::default(),
         });
         let taint_context = Arc::new(not_ready_taint::Context {
@@ -194,7 +194,7 @@ impl Controllers {
                 AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
                     .within(options.namespace.clone()),
             ),
-            enqueue: enqueue(&infra_machine_trigger),
+            enqueue: enqueue(&infra_machine_queue),
         });
         Self {
             client,
@@ -202,11 +202,11 @@ impl Controllers {
             caches,
             drivers,
             metrics,
-            infra_machine_trigger,
-            infra_cluster_trigger: Trigger::default(),
-            template_trigger: Trigger::default(),
-            node_trigger: Trigger::default(),
-            drain_trigger,
+            infra_machine_queue,
+            infra_cluster_queue: WorkQueue::default(),
+            template_queue: WorkQueue::default(),
+            node_queue: WorkQueue::default(),
+            drain_queue,
             remediations: None,
             machine_context,
             taint_context,
@@ -245,7 +245,7 @@ impl Controllers {
             filtered,
             writers.infra_machine_templates,
             slim,
-            self.on_waiting(self.template_trigger.clone()),
+            self.on_waiting(self.template_queue.clone()),
         );
         vec![
             machines.boxed(),
@@ -260,8 +260,8 @@ impl Controllers {
         &self,
         writer: Writer<DeserializeGuard<InfraMachineRemediation>>,
     ) -> Option<BoxFuture<'static, ()>> {
-        let trigger = self.remediations.as_ref()?.trigger.clone();
-        let notify = self.on_remediation(trigger);
+        let queue = self.remediations.as_ref()?.queue.clone();
+        let notify = self.on_remediation(queue);
         Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
     }
 
@@ -341,7 +341,7 @@ impl Controllers {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let (caches, workers) = (&self.caches, self.worker_counts());
         let of_machines = workers.machines;
-        let machines = Controller::new(&caches.infra_machines, &self.infra_machine_trigger, of_machines)
+        let machines = Controller::new(&caches.infra_machines, &self.infra_machine_queue, of_machines)
             .and_all(|facts| !facts.is_provisioned)
             .run(
                 machine::reconcile,
@@ -350,7 +350,7 @@ impl Controllers {
                 shutdown.clone(),
             );
         let of_clusters = workers.clusters;
-        let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_trigger, of_clusters)
+        let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_queue, of_clusters)
             .and_all(|()| true)
             .run(
                 cluster::reconcile,
@@ -360,7 +360,7 @@ impl Controllers {
             );
         let templates = Controller::new(
             &caches.infra_machine_templates,
-            &self.template_trigger,
+            &self.template_queue,
             workers.templates,
         )
         .and_all(|()| true)
@@ -370,20 +370,20 @@ impl Controllers {
             self.template_context(),
             shutdown.clone(),
         );
-        let nodes = Controller::new(&caches.infra_machines, &self.node_trigger, workers.nodes).run(
+        let nodes = Controller::new(&caches.infra_machines, &self.node_queue, workers.nodes).run(
             not_ready_taint::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.taint_context),
             shutdown.clone(),
         );
-        let drains = Controller::new(&caches.machines, &self.drain_trigger, workers.drains).run(
+        let drains = Controller::new(&caches.machines, &self.drain_queue, workers.drains).run(
             volume_drain::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.drain_context),
             shutdown.clone(),
         );
         let remediations = self.remediations.as_ref().map(|remediations| {
-            Controller::new(&remediations.cache, &remediations.trigger, of_machines)
+            Controller::new(&remediations.cache, &remediations.queue, of_machines)
                 .and_all(|()| true)
                 .run(
                     remediation::reconcile,
@@ -394,8 +394,8 @@ impl Controllers {
                 .boxed()
         });
         self.hint_machines_with_unhealthy_nodes().await;
-        self.trigger_tainted_nodes().await;
-        self.trigger_drains();
+        self.enqueue_tainted_nodes().await;
+        self.enqueue_drains();
         let mut controllers = vec![
             machines.boxed(),
             clusters.boxed(),
@@ -424,7 +424,7 @@ impl Controllers {
             drivers: self.drivers.clone(),
             events: self.machine_context.events.clone(),
             reconciler: self.reconciler(Kind::InfraCluster),
-            enqueue: enqueue(&self.infra_cluster_trigger),
+            enqueue: enqueue(&self.infra_cluster_queue),
             watch_filter: self.options.watch_filter.clone(),
         })
     }
@@ -435,7 +435,7 @@ impl Controllers {
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
             reconciler: self.reconciler(Kind::InfraMachineTemplate),
-            enqueue: enqueue(&self.template_trigger),
+            enqueue: enqueue(&self.template_queue),
         })
     }
 
@@ -448,7 +448,7 @@ impl Controllers {
             events: self.machine_context.events.clone(),
             policies: self.policies(),
             reconciler: self.reconciler(Kind::InfraMachineRemediation),
-            enqueue: enqueue(&remediations.trigger),
+            enqueue: enqueue(&remediations.queue),
         })
     }
 
@@ -488,8 +488,8 @@ impl Controllers {
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
         };
-        let (trigger, machine_context) = (
-            self.infra_machine_trigger.clone(),
+        let (queue, machine_context) = (
+            self.infra_machine_queue.clone(),
             Arc::clone(&self.machine_context),
         );
         let cache = self.caches.infra_machines.clone();
@@ -502,7 +502,7 @@ impl Controllers {
                 };
                 if let Some(object) = machine.object() {
                     machine_context.states.hint(object.meta().uid(), hint);
-                    trigger.enqueue_key(machine.key().clone());
+                    queue.enqueue_key(machine.key().clone());
                 }
             }
             ListResult::Confirmed(confirmed) => {
@@ -614,9 +614,9 @@ async fn run_all(futures: Vec<BoxFuture<'_, ()>>) {
 }
 
 /// What has an object reconciled.
-fn enqueue<K: Resource<DynamicType = ()> + 'static>(trigger: &Trigger<K>) -> Enqueue {
-    let trigger = trigger.clone();
-    Arc::new(move |name| trigger.enqueue_key(name))
+fn enqueue<K: Resource<DynamicType = ()> + 'static>(queue: &WorkQueue<K>) -> Enqueue {
+    let queue = queue.clone();
+    Arc::new(move |name| queue.enqueue_key(name))
 }
 
 /// The name of a driver as metrics have it; nothing is nothing.

@@ -24,7 +24,9 @@ use self::collectors::{
     BreakersByState, CountBreakers, CountMachines, CountPermits, Drivers, MachinesByPhase, OrphanCounts,
     Orphans, PermitsByPriority,
 };
-use self::labels::{CallLabels, DriverInfoLabels, DriverLabel, KindLabel, OperationLabels, ReconcileLabels};
+use self::labels::{
+    CallLabels, ControllerLabel, DriverInfoLabels, DriverLabel, OperationLabels, ReconcileLabels,
+};
 use cmi_driver::{Code, Operation};
 
 /// The content type of [`Metrics::encode`].
@@ -157,7 +159,7 @@ pub struct BreakerCount {
 pub struct Metrics {
     registry: Registry,
     reconciles: Family<ReconcileLabels, Counter>,
-    reconcile_seconds: Family<KindLabel, Histogram, fn() -> Histogram>,
+    reconcile_seconds: Family<ControllerLabel, Histogram, fn() -> Histogram>,
     calls: Family<CallLabels, Counter>,
     call_seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
     provisioning_seconds: Family<DriverLabel, Histogram, fn() -> Histogram>,
@@ -167,7 +169,7 @@ pub struct Metrics {
     breakers: Arc<Mutex<BTreeMap<String, CountBreakers>>>,
     orphans: Arc<Mutex<BTreeMap<String, OrphanCounts>>>,
     leader: Gauge,
-    guarded: Gauge,
+    admission_policies_in_force: Gauge,
     machines: Arc<OnceLock<CountMachines>>,
 }
 
@@ -239,7 +241,7 @@ impl Metrics {
             breakers: Arc::default(),
             orphans: Arc::default(),
             leader: Gauge::default(),
-            guarded: Gauge::default(),
+            admission_policies_in_force: Gauge::default(),
             machines: Arc::default(),
         };
         metrics.register_reconciles();
@@ -251,12 +253,12 @@ impl Metrics {
 
     fn register_reconciles(&mut self) {
         self.registry.register(
-            "reconciles",
-            "Reconciles by kind and outcome",
+            "reconcile",
+            "Reconciles by controller and result",
             self.reconciles.clone(),
         );
         self.registry.register_with_unit(
-            "reconcile_duration",
+            "reconcile_time",
             "How long a reconcile took",
             Unit::Seconds,
             self.reconcile_seconds.clone(),
@@ -305,10 +307,10 @@ impl Metrics {
             self.leader.clone(),
         );
         self.registry.register(
-            "identities_guarded",
+            "admission_policies_in_force",
             "1 when the last check found the admission policies in force that guard identities, else 0; only \
                 the leader checks",
-            self.guarded.clone(),
+            self.admission_policies_in_force.clone(),
         );
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         self.registry.register("build", "What runs here", build);
@@ -320,8 +322,8 @@ impl Metrics {
         for kind in Kind::ALL {
             for outcome in ReconcileOutcome::ALL {
                 let labels = ReconcileLabels {
-                    kind: kind.name(),
-                    outcome: outcome.label(),
+                    controller: kind.name(),
+                    result: outcome.label(),
                 };
                 drop(self.reconciles.get_or_create(&labels));
             }
@@ -339,12 +341,14 @@ impl Metrics {
     /// A reconcile ended.
     pub fn reconciled(&self, kind: Kind, outcome: ReconcileOutcome, took: Duration) {
         let labels = ReconcileLabels {
-            kind: kind.name(),
-            outcome: outcome.label(),
+            controller: kind.name(),
+            result: outcome.label(),
         };
         self.reconciles.get_or_create(&labels).inc();
         self.reconcile_seconds
-            .get_or_create(&KindLabel { kind: kind.name() })
+            .get_or_create(&ControllerLabel {
+                controller: kind.name(),
+            })
             .observe(took.as_secs_f64());
     }
 
@@ -427,8 +431,8 @@ impl Metrics {
     }
 
     /// Whether the admission policies guard identities.
-    pub fn guarded(&self, in_force: bool) {
-        self.guarded.set(in_force.into());
+    pub fn admission_policies(&self, in_force: bool) {
+        self.admission_policies_in_force.set(in_force.into());
     }
 
     /// Everything, as OpenMetrics text.
@@ -520,7 +524,7 @@ mod tests {
         let metrics = Metrics::new();
         assert_line(
             &metrics,
-            r#"capcmi_reconciles_total{kind="Node",outcome="error"} 0"#,
+            r#"capcmi_reconcile_total{controller="Node",result="error"} 0"#,
         );
         metrics.driver_configured("pool");
         assert_line(
@@ -626,7 +630,7 @@ mod tests {
         metrics.leads(true);
         assert_line(
             &metrics,
-            r#"capcmi_reconciles_total{kind="InfraMachine",outcome="requeue"} 1"#,
+            r#"capcmi_reconcile_total{controller="InfraMachine",result="requeue"} 1"#,
         );
         assert_line(
             &metrics,

@@ -30,7 +30,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::trigger::Trigger;
+use super::work_queue::WorkQueue;
 use crate::caches::{Cache, Cached, NamespacedName};
 use crate::reconciler::Action;
 
@@ -38,7 +38,7 @@ use crate::reconciler::Action;
 pub(super) struct Controller<K: Cached> {
     cache: Cache<K>,
     requests: mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>>,
-    requester: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
+    sender: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
     /// Looked at once, whether anything changes or not.
     backlog: vec::IntoIter<NamespacedName>,
     concurrency: usize,
@@ -85,14 +85,14 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
 }
 
 impl<K: Cached> Controller<K> {
-    /// Reconciles what the trigger sends.
-    pub(super) fn new(cache: &Cache<K>, trigger: &Trigger<K>, concurrency: u16) -> Self {
-        let (requester, requests) = mpsc::unbounded_channel();
-        trigger.connect(&requester);
+    /// Reconciles what the work queue sends.
+    pub(super) fn new(cache: &Cache<K>, queue: &WorkQueue<K>, concurrency: u16) -> Self {
+        let (sender, requests) = mpsc::unbounded_channel();
+        queue.connect(&sender);
         Self {
             cache: cache.clone(),
             requests,
-            requester,
+            sender,
             backlog: Vec::new().into_iter(),
             concurrency: usize::from(concurrency),
         }
@@ -165,7 +165,7 @@ impl<K: Cached> Controller<K> {
                     if let Some(after) = Action::requeue_after(action) {
                         let run_at = Instant::now().checked_add(after).unwrap_or_else(far_off);
                         // The receiver is in this very function.
-                        let _ = self.requester.send(ScheduleRequest { message: key, run_at });
+                        let _ = self.sender.send(ScheduleRequest { message: key, run_at });
                     }
                 }
                 key = poll_fn(|context| due.poll(context, &names, has_worker)) => {

@@ -9,8 +9,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
 use super::nodes::NodeChange;
-use super::trigger::Trigger;
 use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
+use super::work_queue::WorkQueue;
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
@@ -22,7 +22,7 @@ use crate::{not_ready_taint, volume_drain};
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
-        let infra_machine_trigger = self.infra_machine_trigger.clone();
+        let infra_machine_queue = self.infra_machine_queue.clone();
         let (hint, on_node_change) = (self.look_up_hint(), self.on_node_change());
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
@@ -42,7 +42,7 @@ impl Controllers {
                 }
                 let infra = &change.object().spec.infrastructure_ref;
                 if change.concerns(what_counts_of_a_machine) && infra.is_to::<InfraMachine>() {
-                    infra_machine_trigger.enqueue(infra_machine_of(change.object()));
+                    infra_machine_queue.enqueue(infra_machine_of(change.object()));
                 }
             }
         }
@@ -51,8 +51,8 @@ impl Controllers {
     /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile
     /// to say: it may not have been asked yet.
     fn look_up_hint(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
-        let (trigger, machine_context) = (
-            self.infra_machine_trigger.clone(),
+        let (queue, machine_context) = (
+            self.infra_machine_queue.clone(),
             Arc::clone(&self.machine_context),
         );
         move |machine, node_change| {
@@ -64,7 +64,7 @@ impl Controllers {
                 machine_context
                     .states
                     .hint(found.meta().uid(), LookUpHint::Signal);
-                trigger.enqueue(reference);
+                queue.enqueue(reference);
             }
         }
     }
@@ -94,7 +94,7 @@ impl Controllers {
 
     /// Queues the Node of a Machine, where it may have a taint to remove.
     fn on_node_change(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
-        let (trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
+        let (queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
         move |change| {
             let reference = infra_machine_of(change.object());
             let cache = &taint_context.caches.infra_machines;
@@ -106,25 +106,25 @@ impl Controllers {
                 if matches!(change, Change::Updated { .. }) {
                     taint_context.changed_nodes.insert(infra.metadata.uid());
                 }
-                trigger.enqueue(reference);
+                queue.enqueue(reference);
             }
         }
     }
 
     /// Queues the Nodes that were not freed of their taint before this replica led.
-    pub(super) async fn trigger_tainted_nodes(&self) {
+    pub(super) async fn enqueue_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
             yield_periodically(index).await;
             if awaits_reconcile(&self.taint_context, entry) {
-                self.node_trigger.enqueue_key(entry.key().clone());
+                self.node_queue.enqueue_key(entry.key().clone());
             }
         }
     }
 
     /// Queues a Machine whose volumes are to be drained.
     fn on_drain_change(&self) -> impl Fn(&Machine) + Send + 'static {
-        let (trigger, drain_context) = (self.drain_trigger.clone(), Arc::clone(&self.drain_context));
+        let (queue, drain_context) = (self.drain_queue.clone(), Arc::clone(&self.drain_context));
         let cache = self.caches.infra_machines.clone();
         move |machine| {
             // Of most, neither: to take out the InfraMachine of each would cost a start as much as all else.
@@ -133,13 +133,13 @@ impl Controllers {
                 cache.look_at(&infra, |entry| entry.facts().requests_drain) == Some(true)
             };
             if (volume_drain::has_hook(machine) || is_requested()) && drain_context.concerns(machine) {
-                trigger.enqueue(ObjectRef::from_obj(machine));
+                queue.enqueue(ObjectRef::from_obj(machine));
             }
         }
     }
 
     /// The same of all that there are when this replica leads.
-    pub(super) fn trigger_drains(&self) {
+    pub(super) fn enqueue_drains(&self) {
         let on_drain_change = self.on_drain_change();
         for machine in to_drain(&self.caches, |_, _| true) {
             on_drain_change(&machine);
@@ -147,11 +147,11 @@ impl Controllers {
     }
 
     pub(super) fn on_cluster(&self) -> impl Fn(&CacheUpdate<Cluster>) + Send + 'static {
-        let infra_machine_trigger = self.infra_machine_trigger.clone();
-        let infra_cluster_trigger = self.infra_cluster_trigger.clone();
-        let (template_trigger, caches) = (self.template_trigger.clone(), self.caches.clone());
+        let infra_machine_queue = self.infra_machine_queue.clone();
+        let infra_cluster_queue = self.infra_cluster_queue.clone();
+        let (template_queue, caches) = (self.template_queue.clone(), self.caches.clone());
         let cluster_ids = Arc::clone(&self.machine_context.cluster_ids);
-        let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
+        let (node_queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
         move |update| {
@@ -171,12 +171,12 @@ impl Controllers {
                     && infra.is_to::<InfraCluster>()
                 {
                     let namespace = cluster.namespace().unwrap_or_default();
-                    infra_cluster_trigger.enqueue(ObjectRef::new(&infra.name).within(&namespace));
+                    infra_cluster_queue.enqueue(ObjectRef::new(&infra.name).within(&namespace));
                 }
             }
             for object in caches.infra_machine_templates.state() {
                 if concerned.owns(object.meta()) || concerned.labels(object.meta()) {
-                    template_trigger.enqueue(ObjectRef::from_obj(&*object));
+                    template_queue.enqueue(ObjectRef::from_obj(&*object));
                 }
             }
             let labelled = caches.infra_machines.select(|entry| {
@@ -184,9 +184,9 @@ impl Controllers {
                 cluster.is_some_and(|cluster| concerned.names(entry.key().namespace(), cluster))
             });
             for entry in labelled {
-                infra_machine_trigger.enqueue_key(entry.key().clone());
+                infra_machine_queue.enqueue_key(entry.key().clone());
                 if entry.facts().has_taint && awaits_reconcile(&taint_context, &entry) {
-                    node_trigger.enqueue_key(entry.key().clone());
+                    node_queue.enqueue_key(entry.key().clone());
                 }
             }
             for machine in to_drain(&caches, |namespace, cluster| concerned.names(namespace, cluster)) {
@@ -201,10 +201,10 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        let enqueue_object = enqueue_object(self.infra_machine_trigger.clone());
+        let enqueue_object = enqueue_object(self.infra_machine_queue.clone());
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
-        let (node_trigger, taint_context) = (self.node_trigger.clone(), Arc::clone(&self.taint_context));
+        let (node_queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
         move |update| {
@@ -246,7 +246,7 @@ impl Controllers {
                         if let Ok(machine) = &object.0 {
                             states.caught_up(machine.metadata.uid(), machine);
                             if taint_context.awaits_reconcile(machine) {
-                                node_trigger.enqueue(ObjectRef::from_obj(&**object));
+                                node_queue.enqueue(ObjectRef::from_obj(&**object));
                             }
                         }
                     }
@@ -272,8 +272,8 @@ impl Controllers {
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
-        let on_waiting = self.on_waiting(self.infra_cluster_trigger.clone());
-        let (infra_machine_trigger, caches) = (self.infra_machine_trigger.clone(), self.caches.clone());
+        let on_waiting = self.on_waiting(self.infra_cluster_queue.clone());
+        let (infra_machine_queue, caches) = (self.infra_machine_queue.clone(), self.caches.clone());
         move |update| {
             on_waiting(update);
             let says_another_reason = |change: &&Change<_>| match change {
@@ -295,28 +295,28 @@ impl Controllers {
                         && cluster.is_some_and(|cluster| names.contains(cluster))
                 });
                 for entry in waiting {
-                    infra_machine_trigger.enqueue_key(entry.key().clone());
+                    infra_machine_queue.enqueue_key(entry.key().clone());
                 }
             }
         }
     }
 
     /// What is reconciled for itself, and may stand in the queue of a driver until it is gone.
-    pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+    pub(super) fn on_waiting<K>(&self, queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
-        self.forgetting(enqueue_object(trigger))
+        self.forgetting(enqueue_object(queue))
     }
 
     /// The same of a remediation, but for its record of restarts, which is our own writing: a restart that is
     /// taken back is not asked for again for that, but after its back-off.
     pub(super) fn on_remediation(
         &self,
-        trigger: Trigger<DeserializeGuard<InfraMachineRemediation>>,
+        queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
         self.forgetting(enqueue_object_unless(
-            trigger,
+            queue,
             &[labels::RESTARTS, labels::RESTART_ISSUED_AT],
         ))
     }
@@ -371,14 +371,14 @@ impl Remediations {
     fn wake(&self, name: &str, namespace: Option<&str>) {
         let reference = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.cache.get(&reference).is_some() {
-            self.trigger.enqueue(reference);
+            self.queue.enqueue(reference);
         }
     }
 
     fn wake_those_of(&self, concerned: &Concerned<'_>) {
         for object in self.cache.state() {
             if concerned.labels(object.meta()) {
-                self.trigger.enqueue(ObjectRef::from_obj(&*object));
+                self.queue.enqueue(ObjectRef::from_obj(&*object));
             }
         }
     }

@@ -65,7 +65,7 @@ impl Controllers {
     async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
         let behind = self.machines_of(driver, |machine| has_to_publish(machine, now));
         for machine in behind.await {
-            self.infra_machine_trigger.enqueue(machine);
+            self.infra_machine_queue.enqueue(machine);
             sleep(Duration::from_secs(1) / PUBLISHED_IN_A_SECOND).await;
         }
     }
@@ -125,7 +125,7 @@ impl Controllers {
             if let Some(found) = self.caches.infra_machines.get(&machine) {
                 let uid = found.meta().uid();
                 self.machine_context.states.end_transient_wait(uid);
-                self.infra_machine_trigger.enqueue(machine);
+                self.infra_machine_queue.enqueue(machine);
             }
         }
     }
@@ -134,7 +134,7 @@ impl Controllers {
     /// them from being shown to it.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
         for machine in self.all_machines_of(driver) {
-            self.infra_machine_trigger.enqueue_key(machine.key().clone());
+            self.infra_machine_queue.enqueue_key(machine.key().clone());
         }
     }
 
@@ -186,7 +186,7 @@ impl Controllers {
                     name.is_some_and(|name| labelled.contains(&name))
                 }))
             {
-                self.infra_cluster_trigger.enqueue(ObjectRef::from_obj(&*object));
+                self.infra_cluster_queue.enqueue(ObjectRef::from_obj(&*object));
             }
         }
     }
@@ -197,7 +197,7 @@ impl Controllers {
                 && let named = template.spec.template.spec.driver.as_deref()
                 && self.is_served_by(driver, named, namespace_of(&template.metadata))
             {
-                self.template_trigger.enqueue(ObjectRef::from_obj(&*object));
+                self.template_queue.enqueue(ObjectRef::from_obj(&*object));
             }
         }
     }

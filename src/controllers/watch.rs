@@ -10,8 +10,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event};
 use serde::de::DeserializeOwned;
 
-use super::trigger::Trigger;
 use super::watch_list::watch_list;
+use super::work_queue::WorkQueue;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, bounded, fingerprint, labels};
@@ -183,22 +183,22 @@ fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Chan
 }
 
 /// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-pub(super) fn enqueue_object<K>(trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+pub(super) fn enqueue_object<K>(queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    on_change_of(trigger, own)
+    on_change_of(queue, own)
 }
 
 /// The same where some annotations are our own writing, too.
 pub(super) fn enqueue_object_unless<K>(
-    trigger: Trigger<K>,
+    queue: WorkQueue<K>,
     written: &'static [&'static str],
 ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    on_change_of(trigger, move |object: &K| {
+    on_change_of(queue, move |object: &K| {
         let annotations = object.meta().annotations.iter().flatten();
         let of_others: Vec<_> = annotations
             .filter(|(key, _)| !written.contains(&key.as_str()))
@@ -209,7 +209,7 @@ where
 
 /// Triggers an object's own reconcile when this much of it changed.
 fn on_change_of<K>(
-    trigger: Trigger<K>,
+    queue: WorkQueue<K>,
     fingerprint: impl Fn(&K) -> u64 + Send + 'static,
 ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
@@ -220,7 +220,7 @@ where
             if let Some(object) = change.current()
                 && change.concerns(&fingerprint)
             {
-                trigger.enqueue(ObjectRef::from_obj(&**object));
+                queue.enqueue(ObjectRef::from_obj(&**object));
             }
         }
     }
@@ -535,9 +535,9 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_is_reconciled_for_all_that_changed_but_its_status() {
-        let trigger = Trigger::default();
-        let mut sent = trigger.receive();
-        let notify = enqueue_object(trigger);
+        let queue = WorkQueue::default();
+        let mut sent = queue.receive();
+        let notify = enqueue_object(queue);
         let before = Arc::new(machine("a", "u-a", 1));
         let mut newer = |change: &dyn Fn(&mut Machine)| {
             let mut now = machine("a", "u-a", 2);

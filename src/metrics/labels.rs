@@ -4,13 +4,13 @@ use prometheus_client::encoding::EncodeLabelSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ReconcileLabels {
-    pub kind: &'static str,
-    pub outcome: &'static str,
+    pub controller: &'static str,
+    pub result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct KindLabel {
-    pub kind: &'static str,
+pub(super) struct ControllerLabel {
+    pub controller: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

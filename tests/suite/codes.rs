@@ -296,7 +296,7 @@ fn no_hot_loop(case: Case, cloud: &Cloud) -> Result<()> {
             }
         }
         Next::Long | Next::NotSupported | Next::Terminal => {
-            ensure!(tries.len() == 1, "{} tries", tries.len())
+            ensure!(tries.len() == 1, "{} tries", tries.len());
         }
         _ => {}
     }

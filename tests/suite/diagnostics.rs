@@ -144,10 +144,10 @@ async fn metrics_count_what_happened() -> Result<()> {
         for name in [
             call("DeleteMachine", "OK"),
             call("GetMachineStatus", "NotFound"),
-            r#"capcmi_reconciles_total{kind="InfraMachine",outcome="success"}"#.to_owned(),
-            r#"capcmi_reconciles_total{kind="InfraMachine",outcome="requeue"}"#.to_owned(),
-            r#"capcmi_reconciles_total{kind="InfraCluster",outcome="success"}"#.to_owned(),
-            r#"capcmi_reconcile_duration_seconds_count{kind="InfraMachine"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="InfraMachine",result="success"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="InfraMachine",result="requeue"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="InfraCluster",result="success"}"#.to_owned(),
+            r#"capcmi_reconcile_time_seconds_count{controller="InfraMachine"}"#.to_owned(),
         ] {
             ensure!(sample(&text, &name)? >= 1.0, "{name} is none");
         }

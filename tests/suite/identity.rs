@@ -388,7 +388,10 @@ async fn what_was_forged_while_the_policies_were_gone_is_not_acted_on() -> Resul
     let said = message(&held, DELETING);
     ensure!(said.contains("kubectl annotate"), "{said}");
     let metrics = provider.metrics().await?;
-    ensure!(metrics.contains("capcmi_identities_guarded 0"), "{metrics}");
+    ensure!(
+        metrics.contains("capcmi_admission_policies_in_force 0"),
+        "{metrics}"
+    );
     cloud.holds(1).await?;
 
     machine

@@ -275,7 +275,10 @@ async fn once_identities_were_not_guarded_no_orphan_of_before_is_deleted() -> Re
 
     eventually(DEADLINE, "a gap that was found", async || {
         let metrics = leak.replica.metrics().await?;
-        ensure!(metrics.contains("capcmi_identities_guarded 0"), "{metrics}");
+        ensure!(
+            metrics.contains("capcmi_admission_policies_in_force 0"),
+            "{metrics}"
+        );
         Ok(())
     })
     .await?;
@@ -283,7 +286,10 @@ async fn once_identities_were_not_guarded_no_orphan_of_before_is_deleted() -> Re
     kubectl(&["annotate", "validatingadmissionpolicy", policy, &confirm])?;
     eventually(DEADLINE, "identities that are guarded again", async || {
         let metrics = leak.replica.metrics().await?;
-        ensure!(metrics.contains("capcmi_identities_guarded 1"), "{metrics}");
+        ensure!(
+            metrics.contains("capcmi_admission_policies_in_force 1"),
+            "{metrics}"
+        );
         Ok(())
     })
     .await?;

@@ -79,8 +79,8 @@ fn in_seven_seconds(_: &Machine, _: &Failed, _: &Seen) -> Action {
 }
 
 /// Runs until what is waited for has come.
-async fn run_until(runner: Controller<Machine>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
-    let run = runner.run(
+async fn run_until(controller: Controller<Machine>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
+    let run = controller.run(
         reconcile,
         in_seven_seconds,
         Arc::clone(seen),
@@ -113,14 +113,14 @@ fn reference(name: &str) -> ObjectRef<Machine> {
 #[tokio::test(start_paused = true)]
 async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
     let cache = machines(&["a", "b", "c", "d", "e"]);
-    let (seen, trigger) = (Seen::new(0), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 2).and_all(|_| true);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 2).and_all(|_| true);
     let all = async {
         seen.until(|seen| seen.runs.lock().unwrap().len() >= 2).await;
         seen.may_end.add_permits(100);
         seen.until(|seen| seen.runs.lock().unwrap().len() >= 5).await;
     };
-    run_until(runner, &seen, all).await;
+    run_until(controller, &seen, all).await;
     assert_eq!(seen.at_once.lock().unwrap().1, 2);
     assert!(seen.runs.lock().unwrap().values().all(|runs| *runs == 1));
 }
@@ -129,53 +129,53 @@ async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
 #[tokio::test(start_paused = true)]
 async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_never_twice_at_once() {
     let cache = machines(&["a"]);
-    let (seen, trigger) = (Seen::new(0), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 8);
-    trigger.enqueue(reference("a"));
-    trigger.enqueue(reference("not there"));
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 8);
+    queue.enqueue(reference("a"));
+    queue.enqueue(reference("not there"));
     let all = async {
         seen.until(|seen| seen.runs("a") >= 1).await;
-        trigger.enqueue(reference("a"));
-        trigger.enqueue(reference("a"));
+        queue.enqueue(reference("a"));
+        queue.enqueue(reference("a"));
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(seen.runs("a"), 1);
         seen.may_end.add_permits(100);
         seen.until(|seen| seen.runs("a") >= 2).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
     };
-    run_until(runner, &seen, all).await;
+    run_until(controller, &seen, all).await;
     assert_eq!((seen.runs("a"), seen.at_once.lock().unwrap().1), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_changes() {
     let cache = machines(&["again"]);
-    let (seen, trigger) = (Seen::new(100), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 1).and_all(|_| true);
+    let (seen, queue) = (Seen::new(100), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
     let started = Instant::now();
-    run_until(runner, &seen, seen.until(|seen| seen.runs("again") >= 2)).await;
+    run_until(controller, &seen, seen.until(|seen| seen.runs("again") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 5);
 
-    let (seen, trigger) = (Seen::new(100), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 1).and_all(|_| true);
+    let (seen, queue) = (Seen::new(100), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
     let started = Instant::now();
     let changes = async {
         seen.until(|seen| seen.runs("again") >= 1).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        trigger.enqueue(reference("again"));
+        queue.enqueue(reference("again"));
         seen.until(|seen| seen.runs("again") >= 2).await;
     };
-    run_until(runner, &seen, changes).await;
+    run_until(controller, &seen, changes).await;
     assert_eq!(started.elapsed().as_secs(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
     let cache = machines(&["a", "b"]);
-    let (seen, trigger) = (Seen::new(0), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 1).and_all(|_| true);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
     let shutdown = Notify::new();
-    let run = runner.run(
+    let run = controller.run(
         reconcile,
         in_seven_seconds,
         Arc::clone(&seen),
@@ -197,10 +197,10 @@ async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
     let cache = machines(&["fails"]);
-    let (seen, trigger) = (Seen::new(100), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 1).and_all(|_| true);
+    let (seen, queue) = (Seen::new(100), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
     let started = Instant::now();
-    run_until(runner, &seen, seen.until(|seen| seen.runs("fails") >= 2)).await;
+    run_until(controller, &seen, seen.until(|seen| seen.runs("fails") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 7);
 }
 
@@ -212,16 +212,16 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
     for name in &names {
         writer.apply(machine(name));
     }
-    let (seen, trigger) = (Seen::new(0), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 1).and_all(|_| true);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
     writer.apply(machine("changed"));
     let all = async {
         seen.until(|seen| !seen.order().is_empty()).await;
-        trigger.enqueue(reference("changed"));
+        queue.enqueue(reference("changed"));
         seen.may_end.add_permits(1000);
         seen.until(|seen| seen.order().len() >= 101).await;
     };
-    run_until(runner, &seen, all).await;
+    run_until(controller, &seen, all).await;
     assert_eq!(seen.order()[1], "changed");
 }
 
@@ -229,10 +229,15 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     let cache = machines(&["a", "b", "busy", "c", "d"]);
-    let (seen, trigger) = (Seen::new(10 * MAX_RUNS), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 1).and_all(|_| true);
-    trigger.enqueue(reference("busy"));
-    run_until(runner, &seen, seen.until(|seen| seen.runs("busy") >= MAX_RUNS)).await;
+    let (seen, queue) = (Seen::new(10 * MAX_RUNS), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    queue.enqueue(reference("busy"));
+    run_until(
+        controller,
+        &seen,
+        seen.until(|seen| seen.runs("busy") >= MAX_RUNS),
+    )
+    .await;
     let order = seen.order();
     for name in ["a", "b", "c", "d"] {
         let place = order.iter().position(|seen| seen == name);
@@ -246,13 +251,13 @@ async fn a_fleet_at_rest_lets_others_go_on_while_it_is_looked_at() {
     const FLEET: usize = 1000;
     let names: Vec<_> = (0..FLEET).map(|n| format!("m-{n}")).collect();
     let cache = machines(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let (seen, trigger) = (Seen::new(0), Trigger::default());
-    let runner = Controller::new(&cache, &trigger, 2).and_all(|_| true);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 2).and_all(|_| true);
     let at_rest = async |machine: Arc<Machine>, seen: Arc<Seen>| {
         seen.order.lock().unwrap().push(machine.name_any());
         Ok::<_, Failed>(Action::await_change())
     };
-    let run = runner.run(
+    let run = controller.run(
         at_rest,
         in_seven_seconds,
         Arc::clone(&seen),

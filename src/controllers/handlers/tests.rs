@@ -55,15 +55,15 @@ fn watched() -> Watched {
         Arc::new(Metrics::new()),
         Leadership::unelected(),
     );
-    let mut triggers = [
-        ("machine", controllers.infra_machine_trigger.receive()),
-        ("cluster", controllers.infra_cluster_trigger.receive()),
-        ("template", controllers.template_trigger.receive()),
-        ("node of", controllers.node_trigger.receive()),
+    let mut queues = [
+        ("machine", controllers.infra_machine_queue.receive()),
+        ("cluster", controllers.infra_cluster_queue.receive()),
+        ("template", controllers.template_queue.receive()),
+        ("node of", controllers.node_queue.receive()),
     ];
     let woken = move || {
         let mut woken = BTreeSet::new();
-        for (what, received) in &mut triggers {
+        for (what, received) in &mut queues {
             while let Ok(request) = received.try_recv() {
                 woken.insert(format!("{what} {}", request.message.name()));
             }
@@ -186,9 +186,9 @@ fn settled() -> Watched {
 #[tokio::test]
 async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_does() {
     let watched = watched();
-    let trigger = Trigger::default();
-    let mut received = trigger.receive();
-    let notify = watched.controllers.on_remediation(trigger);
+    let queue = WorkQueue::default();
+    let mut received = queue.receive();
+    let notify = watched.controllers.on_remediation(queue);
     let mut cache = CacheWriter::new(Writer::default());
     let mut wakes = |version: u32, annotations: &Value| {
         let object = json!({
@@ -368,7 +368,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let mut cache_writer = CacheWriter::new(writers.infra_clusters);
     let notify = watched
         .controllers
-        .on_waiting(watched.controllers.infra_cluster_trigger.clone());
+        .on_waiting(watched.controllers.infra_cluster_queue.clone());
     let mut woken = watched.woken;
     let infra: DeserializeGuard<InfraCluster> = read(
         "ic",
@@ -547,7 +547,7 @@ async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
         watched.machine(&Event::Apply(machine(&name, 1, &silent)));
     }
     let controllers = &watched.controllers;
-    assert!(controllers.trigger_tainted_nodes().now_or_never().is_none());
+    assert!(controllers.enqueue_tainted_nodes().now_or_never().is_none());
     assert!(
         controllers
             .hint_machines_with_unhealthy_nodes()
@@ -558,6 +558,6 @@ async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
     assert!(all().now_or_never().is_none());
     assert_eq!(all().await.len(), 600);
     drop((watched.woken)());
-    watched.controllers.trigger_tainted_nodes().await;
+    watched.controllers.enqueue_tainted_nodes().await;
     assert_eq!((watched.woken)().len(), 600);
 }

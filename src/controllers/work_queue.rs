@@ -1,4 +1,4 @@
-//! Notifies the controller of a kind which objects have to be reconciled.
+//! Tells the controller of a kind which objects have to be reconciled.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
@@ -13,30 +13,30 @@ use crate::caches::NamespacedName;
 
 /// Objects that have to be reconciled. What is sent before there is a controller is dropped:
 /// it starts with everything.
-pub(super) struct Trigger<K> {
-    requester: Arc<OnceLock<UnboundedSender<ScheduleRequest<NamespacedName>>>>,
+pub(super) struct WorkQueue<K> {
+    sender: Arc<OnceLock<UnboundedSender<ScheduleRequest<NamespacedName>>>>,
     of: PhantomData<fn(K)>,
 }
 
-impl<K> Default for Trigger<K> {
+impl<K> Default for WorkQueue<K> {
     fn default() -> Self {
         Self {
-            requester: Arc::default(),
+            sender: Arc::default(),
             of: PhantomData,
         }
     }
 }
 
-impl<K> Clone for Trigger<K> {
+impl<K> Clone for WorkQueue<K> {
     fn clone(&self) -> Self {
         Self {
-            requester: Arc::clone(&self.requester),
+            sender: Arc::clone(&self.sender),
             of: PhantomData,
         }
     }
 }
 
-impl<K: Resource<DynamicType = ()>> Trigger<K> {
+impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
     /// Has an object reconciled.
     #[allow(clippy::needless_pass_by_value)] // a reference is made to be sent
     pub(super) fn enqueue(&self, object: ObjectRef<K>) {
@@ -45,24 +45,24 @@ impl<K: Resource<DynamicType = ()>> Trigger<K> {
 
     /// Has the object of a key reconciled.
     pub(super) fn enqueue_key(&self, key: NamespacedName) {
-        if let Some(requester) = self.requester.get() {
+        if let Some(sender) = self.sender.get() {
             let run_at = Instant::now();
             // A controller that has stopped needs nothing.
-            let _ = requester.send(ScheduleRequest { message: key, run_at });
+            let _ = sender.send(ScheduleRequest { message: key, run_at });
         }
     }
 
     /// From now on what is sent arrives here.
-    pub(super) fn connect(&self, requester: &UnboundedSender<ScheduleRequest<NamespacedName>>) {
+    pub(super) fn connect(&self, sender: &UnboundedSender<ScheduleRequest<NamespacedName>>) {
         // Set once: the controllers are started once.
-        let _ = self.requester.set(requester.clone());
+        let _ = self.sender.set(sender.clone());
     }
 
     /// What is sent from now on.
     #[cfg(test)]
     pub(super) fn receive(&self) -> tokio::sync::mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>> {
-        let (requester, requests) = tokio::sync::mpsc::unbounded_channel();
-        self.connect(&requester);
+        let (sender, requests) = tokio::sync::mpsc::unbounded_channel();
+        self.connect(&sender);
         requests
     }
 }
