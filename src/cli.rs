@@ -135,18 +135,25 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Threads that run tasks, unless `TOKIO_WORKER_THREADS` says how many. A fleet takes a sixth of a core as
+/// fast as an API server can follow: with one for each core of a large node, they would wake each other and
+/// hold memory.
+const MAX_WORKER_THREADS: usize = 2;
+
 /// Runs a command that logs to its end; what it has left running is not waited for.
 fn block_on(
     log: &LogArgs,
     future: impl Future<Output = Result<(), CommandError>>,
 ) -> Result<(), CommandError> {
     telemetry::init(log).map_err(CommandError::misconfigured)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| {
-            CommandError::failed(anyhow::Error::new(error).context("starting the runtime failed"))
-        })?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        runtime.worker_threads(cores.min(MAX_WORKER_THREADS));
+    }
+    let runtime = runtime.enable_all().build().map_err(|error| {
+        CommandError::failed(anyhow::Error::new(error).context("starting the runtime failed"))
+    })?;
     let outcome = runtime.block_on(future);
     runtime.shutdown_background();
     outcome
