@@ -51,9 +51,10 @@ fuzz_target!(|data: &[u8]| {
         6 => read::<extended::v1::InitializeMachineRequest, InitializeMachineRequest>(bytes),
         7 => read::<extended::v1::UpdateMachineRequest, UpdateMachineRequest>(bytes),
         8 => read::<extended::v1::ListMachinesPagedRequest, PageRequest>(bytes),
-        9 => {
-            read::<extended::v1::GenerateMachineClassForMigrationRequest, GenerateMachineClassRequest>(bytes)
-        }
+        9 => read::<
+            extended::v1::GenerateMachineClassForMigrationRequest,
+            GenerateMachineClassForMigrationRequest,
+        >(bytes),
         10 => read::<cmi::v1::CreateMachineResponse, Machine>(bytes),
         11 => read::<cmi::v1::DeleteMachineResponse, DeleteMachineResponse>(bytes),
         12 => read::<cmi::v1::ListMachinesResponse, Vec<ListedMachine>>(bytes),
