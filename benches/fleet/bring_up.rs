@@ -30,37 +30,59 @@ pub struct Bench {
     size: usize,
 }
 
-/// Measures all contestants at all sizes.
+/// What is measured.
+#[derive(Clone, Copy)]
+enum Contestant {
+    Floor(Kind),
+    Provider(Place),
+}
+
+impl Contestant {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Floor(kind) => kind.name(),
+            Self::Provider(place) => place.provider(),
+        }
+    }
+
+    async fn run(self, args: &Args, size: usize) -> Result<Run> {
+        match self {
+            Self::Floor(kind) => of_floor(args, kind, size).await,
+            Self::Provider(place) => of_provider(place, size).await,
+        }
+    }
+}
+
+/// Measures all contestants at all sizes. Each round begins with another one: a computer is not equally fast
+/// all the time, and what comes last may always find it slower.
 pub async fn measure(args: &Args) -> Result<()> {
+    let floors = Kind::ALL.map(Contestant::Floor);
+    let providers = args.places.iter().copied().map(Contestant::Provider);
+    let contestants: Vec<_> = floors.into_iter().chain(providers).collect();
     for size in &args.sizes {
-        let mut rows: Vec<Row> = Kind::ALL
+        let mut rows: Vec<_> = contestants
             .iter()
-            .map(|kind| kind.name())
-            .chain(args.places.iter().map(|place| place.provider()))
-            .map(|what| Row {
-                what: what.to_owned(),
+            .map(|contestant| Row {
+                what: contestant.name().to_owned(),
                 runs: Vec::new(),
             })
             .collect();
-        for round in 1..=args.rounds.max(1) {
-            for (kind, row) in Kind::ALL.into_iter().zip(&mut rows) {
-                row.runs.push(of_floor(args, kind, *size).await?);
-                said(round, row);
-            }
-            for (place, row) in args.places.iter().zip(rows.iter_mut().skip(Kind::ALL.len())) {
-                row.runs.push(of_provider(*place, *size).await?);
-                said(round, row);
+        for round in 0..args.rounds.max(1) {
+            for position in 0..contestants.len() {
+                let index = (round + position) % contestants.len();
+                rows[index].runs.push(contestants[index].run(args, *size).await?);
+                print_progress(round + 1, &rows[index]);
             }
         }
-        let floors = Kind::ALL.len();
+        let floors = floors.len();
         println!("{}", Report { rows, floors });
         println!("{}", measure::simulated_cloud(*size)?);
     }
     Ok(())
 }
 
-/// Tells on the way how far it is.
-fn said(round: usize, row: &Row) {
+/// Prints on the way how far it is.
+fn print_progress(round: usize, row: &Row) {
     if let Some(run) = row.runs.last() {
         eprintln!(
             "round {round}: {}: {} machines in {:.1} s, {:.2} s of CPU",
