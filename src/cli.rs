@@ -136,8 +136,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Threads that run tasks, unless `TOKIO_WORKER_THREADS` says how many. A fleet takes a sixth of a core as
-/// fast as an API server can follow: with one for each core of a large node, they would wake each other and
-/// hold memory.
+/// fast as an API server can follow: one for each core of a large node would hold memory for nothing.
 const MAX_WORKER_THREADS: usize = 2;
 
 /// Runs a command that logs to its end; what it has left running is not waited for.
