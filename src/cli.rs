@@ -18,8 +18,11 @@ mod table;
 mod terminal;
 mod yaml;
 
+use std::ffi::OsStr;
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::manifests::Manifests;
@@ -135,9 +138,27 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Threads that run tasks, unless `TOKIO_WORKER_THREADS` says how many. A fleet takes a sixth of a core as
+/// The variable that says how many threads run tasks; tokio's own.
+const WORKER_THREADS: &str = "TOKIO_WORKER_THREADS";
+
+/// Threads that run tasks, unless [`WORKER_THREADS`] says how many. A fleet takes a sixth of a core as
 /// fast as an API server can follow: one for each core of a large node would hold memory for nothing.
 const MAX_WORKER_THREADS: usize = 2;
+
+fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
+    let Some(wanted) = wanted else {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        return Ok(cores.min(MAX_WORKER_THREADS));
+    };
+    let threads: Option<NonZeroUsize> = wanted.to_str().and_then(|text| text.parse().ok());
+    threads.map(usize::from).ok_or_else(|| {
+        let wanted = wanted.display();
+        CommandError::misconfigured(anyhow!(
+            "the environment variable {WORKER_THREADS} is `{wanted}`, and not a number of threads from 1: \
+             correct or unset it"
+        ))
+    })
+}
 
 /// Runs a command that logs to its end; what it has left running is not waited for.
 fn block_on(
@@ -145,14 +166,14 @@ fn block_on(
     future: impl Future<Output = Result<(), CommandError>>,
 ) -> Result<(), CommandError> {
     telemetry::init(log).map_err(CommandError::misconfigured)?;
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        runtime.worker_threads(cores.min(MAX_WORKER_THREADS));
-    }
-    let runtime = runtime.enable_all().build().map_err(|error| {
-        CommandError::failed(anyhow::Error::new(error).context("starting the runtime failed"))
-    })?;
+    let threads = worker_threads(std::env::var_os(WORKER_THREADS).as_deref())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            CommandError::failed(anyhow::Error::new(error).context("starting the runtime failed"))
+        })?;
     let outcome = runtime.block_on(future);
     runtime.shutdown_background();
     outcome
@@ -161,6 +182,20 @@ fn block_on(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_of_threads_is_taken_and_what_is_none_is_named_with_its_variable() {
+        let threads = |wanted: &str| worker_threads(Some(OsStr::new(wanted)));
+        assert_eq!(threads("1").ok(), Some(1));
+        assert!((1..=2).contains(&worker_threads(None).unwrap_or_default()));
+        for wrong in ["0", "", "-1", "many"] {
+            let message = threads(wrong).unwrap_err().message();
+            assert!(
+                message.contains(&format!("TOKIO_WORKER_THREADS is `{wrong}`")),
+                "{message}"
+            );
+        }
+    }
 
     #[test]
     fn the_command_line_is_sound() {

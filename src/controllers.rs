@@ -56,8 +56,9 @@ const NODE_CONCURRENCY: u16 = 32;
 /// ever.
 const UNKNOWN_DRIVER: &str = "unknown";
 
-/// For how long it is remembered of a machine that its create was answered. Only a deletion soon after a
-/// create is quicker for it, and longer than this no driver may take for a create and what it does then.
+/// For how long it is remembered of a machine that its create was answered. A deletion soon after a create is
+/// quicker for it. With a driver that is given longer for a create, a deletion after this time waits as it
+/// does after a restart.
 const ANSWERS_KEPT: Duration = Duration::from_hours(1);
 
 /// How the controllers run.
@@ -265,7 +266,7 @@ impl Controllers {
         Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
     }
 
-    /// Says whether identities may be trusted; has to be polled, see [`AdmissionPolicies::run`].
+    /// Whether identities may be trusted; has to be polled, see [`AdmissionPolicies::run`].
     pub fn policies(&self) -> Arc<AdmissionPolicies> {
         Arc::clone(&self.machine_context.policies)
     }

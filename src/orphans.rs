@@ -52,7 +52,7 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// Where they are reported.
     pub events: Events,
-    /// Says whether identities are guarded.
+    /// Whether identities are guarded.
     pub policies: Arc<AdmissionPolicies>,
     /// The deletions of machines that this process has observed.
     pub deletion_log: Arc<DeletionLog>,

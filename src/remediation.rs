@@ -46,7 +46,7 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
     /// Events.
     pub events: Events,
-    /// Says whether identities may be trusted.
+    /// Whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
     /// Failures and metrics.
     pub reconciler: Reconciler,

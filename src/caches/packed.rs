@@ -13,9 +13,9 @@ use lz4_flex::block::{DecompressError, compress_with_dict, decompress_with_dict}
 /// A dictionary that is no good to an object is replaced, but not before so many have it: groups whose
 /// objects are not alike must not have one each.
 const LEAST_USES: usize = 64;
-/// Groups that have a dictionary, or may get one: one that comes later shares what all objects have in
-/// common. A dictionary is as large as one object of its group, and saves most of every other one.
-const MAX_GROUPS: usize = 8192;
+/// So many groups may be known besides twice those whose dictionary an object has: a dictionary is as large
+/// as an object, and users make and delete objects of any group.
+const SPARE_GROUPS: usize = 1024;
 
 /// The text of an object, compressed. Cloning it copies none of it.
 #[derive(Clone, Debug)]
@@ -76,6 +76,8 @@ pub(super) struct Dictionaries {
     /// Of the first object of all, for those that are the first of their group: what all objects of a kind
     /// have in common is in it.
     first: Option<Arc<[u8]>>,
+    /// With so many groups, those are dropped whose dictionary no object has.
+    prune_at: usize,
 }
 
 impl Dictionaries {
@@ -95,10 +97,11 @@ impl Dictionaries {
         packed
     }
 
-    /// Drops the dictionaries that no object has, where a group comes for which there is no room. A group
-    /// that has none yet is left out as well: its next object begins anew.
+    /// Drops what no object has, before a group comes that would be one too many. That is when there are
+    /// twice as many as were in use the last time, so that a group with one object is seldom dropped before
+    /// its second, and objects are not held up by one walk through all groups each.
     fn make_room(&mut self) {
-        if self.of_group.len() < MAX_GROUPS {
+        if self.of_group.len() < self.prune_at {
             return;
         }
         self.of_group.retain(|_, dictionary| {
@@ -106,6 +109,7 @@ impl Dictionaries {
                 .as_ref()
                 .is_some_and(|shared| Arc::strong_count(shared) > 1)
         });
+        self.prune_at = 2 * self.of_group.len() + SPARE_GROUPS;
     }
 }
 
@@ -136,19 +140,34 @@ mod tests {
         );
     }
 
-    /// With as many groups as there may be, the second object of a new one has to find that the first was
-    /// there.
+    /// An object of a group, which has nothing in common with those of others.
+    fn of_group(group: u64) -> Vec<u8> {
+        let words = (0..32).map(|word| crate::api::fingerprint((group, word)));
+        words.flat_map(u64::to_le_bytes).collect()
+    }
+
+    fn two(dictionaries: &mut Dictionaries, group: u64) -> [Packed; 2] {
+        [(); 2].map(|()| dictionaries.pack(group, &of_group(group)))
+    }
+
     #[test]
-    fn a_group_that_comes_when_there_is_no_room_gets_a_dictionary_all_the_same() {
+    fn a_group_that_comes_after_many_whose_objects_are_there_gets_a_dictionary_all_the_same() {
         let mut dictionaries = Dictionaries::default();
-        let mut pack = |group: u64| {
-            let spec = format!("{group:064x}").repeat(4);
-            dictionaries.pack(group, spec.as_bytes())
-        };
-        let all = u64::try_from(MAX_GROUPS).unwrap();
-        let _kept: Vec<_> = (0..all).flat_map(|group| [pack(group), pack(group)]).collect();
-        let late: Vec<_> = (0..3).map(|_| pack(all)).collect();
-        assert!(late[2].bytes.len() < 20, "{}", late[2].bytes.len());
+        let many = 3 * u64::try_from(SPARE_GROUPS).unwrap();
+        let kept: Vec<_> = (0..many).map(|group| two(&mut dictionaries, group)).collect();
+        let [_, second] = two(&mut dictionaries, many);
+        assert!(second.bytes.len() < 30, "{}", second.bytes.len());
+        assert_eq!(dictionaries.of_group.len(), kept.len() + 1);
+    }
+
+    /// Whatever objects a user makes and deletes: each may be of a group of its own.
+    #[test]
+    fn of_groups_whose_objects_are_gone_no_more_dictionaries_are_kept_than_there_is_room_for() {
+        let mut dictionaries = Dictionaries::default();
+        for group in 0..5 * u64::try_from(SPARE_GROUPS).unwrap() {
+            drop(two(&mut dictionaries, group));
+            assert!(dictionaries.of_group.len() <= SPARE_GROUPS, "{group}");
+        }
     }
 
     #[test]

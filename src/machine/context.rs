@@ -41,7 +41,7 @@ pub struct Context {
     pub events: Events,
     /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// Says whether identities may be trusted.
+    /// Whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
     /// Queues a machine for reconciling.
     pub enqueue: Enqueue,
