@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::api::cluster_api::Cluster;
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{
+    self, ConditionStatus, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, reason,
+};
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
 use crate::retry::is_same_or_both_transient;
@@ -113,9 +115,9 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     match plan {
         Plan::NoOp => {}
         // Paused: what the rest of the status says is still of the generation that it was made from.
-        Plan::Pause(by) => draft.set(conditions::PAUSED, ConditionStatus::True, reason::PAUSED, by),
+        Plan::Pause(by) => draft.set(PAUSED, ConditionStatus::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
-            draft.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
+            draft.mark_false(PAUSED, reason::NOT_PAUSED, "");
             draft.record_zones(zones, *awaits_endpoint);
             draft.status.observed_generation = infra.metadata.generation;
         }
@@ -132,12 +134,12 @@ pub fn new_failure<'a>(
 ) -> Option<(&'a str, &'a str)> {
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let shown = |conditions: &'a [Condition]| {
-        let shown = conditions::get(conditions, conditions::FAILURE_DOMAINS_UP_TO_DATE)?;
+        let shown = conditions::get(conditions, FAILURE_DOMAINS_UP_TO_DATE)?;
         (shown.status == ConditionStatus::False.as_str())
             .then_some((shown.reason.as_str(), shown.message.as_str()))
     };
     let (reason, message) = shown(&after.conditions)?;
-    let is_said = conditions::get(before, conditions::FAILURE_DOMAINS_UP_TO_DATE).is_some_and(|shown| {
+    let is_said = conditions::get(before, FAILURE_DOMAINS_UP_TO_DATE).is_some_and(|shown| {
         shown.status == ConditionStatus::False.as_str() && is_same_or_both_transient(&shown.reason, reason)
     });
     let is_outage = matches!(zones, Zones::Failed(error) if error.code().is_outage());
@@ -175,7 +177,7 @@ pub fn report_connectivity(
     now: Timestamp,
 ) -> (InfraClusterStatus, Option<Transition>) {
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let shown = conditions::get(before, conditions::DRIVER_REACHABLE).cloned();
+    let shown = conditions::get(before, DRIVER_REACHABLE).cloned();
     let is_lost = |shown: &Condition| {
         shown.status == ConditionStatus::False.as_str() && shown.reason == Code::Unavailable.name()
     };
@@ -183,7 +185,7 @@ pub fn report_connectivity(
     let mut set = |state, reason: &str, message: &str| {
         conditions::set(
             &mut status.conditions,
-            conditions::DRIVER_REACHABLE,
+            DRIVER_REACHABLE,
             state,
             reason,
             message,
@@ -203,7 +205,7 @@ pub fn report_connectivity(
             was_lost.then_some(Transition::Back)
         }
         (Connectivity::Unsettled, _) => {
-            let is_shown = |condition: &Condition| condition.type_ == conditions::DRIVER_REACHABLE;
+            let is_shown = |condition: &Condition| condition.type_ == DRIVER_REACHABLE;
             let place = status.conditions.iter().position(is_shown);
             match (place, shown) {
                 // Another driver, or the same one that is configured again.
@@ -234,6 +236,15 @@ impl Draft<'_> {
         );
     }
 
+    /// It is so, and there is nothing more to say.
+    fn mark_true(&mut self, type_: &str, reason: &str) {
+        self.set(type_, ConditionStatus::True, reason, "");
+    }
+
+    fn mark_false(&mut self, type_: &str, reason: &str, message: &str) {
+        self.set(type_, ConditionStatus::False, reason, message);
+    }
+
     fn record_zones(&mut self, zones: &Zones, awaits_endpoint: bool) {
         match zones {
             Zones::NotQueried => self.provisioned(awaits_endpoint),
@@ -260,46 +271,26 @@ impl Draft<'_> {
     }
 
     fn reachable(&mut self) {
-        self.set(
-            conditions::DRIVER_REACHABLE,
-            ConditionStatus::True,
-            reason::REACHABLE,
-            "",
-        );
+        self.mark_true(DRIVER_REACHABLE, reason::REACHABLE);
     }
 
     fn unreachable(&mut self, reason: &str, message: &str) {
-        self.set(
-            conditions::DRIVER_REACHABLE,
-            ConditionStatus::False,
-            reason,
-            message,
-        );
+        self.mark_false(DRIVER_REACHABLE, reason, message);
     }
 
     fn answered(&mut self, domains: Vec<FailureDomain>, awaits_endpoint: bool) {
         self.reachable();
-        self.set(
-            conditions::FAILURE_DOMAINS_UP_TO_DATE,
-            ConditionStatus::True,
-            reason::UP_TO_DATE,
-            "",
-        );
+        self.mark_true(FAILURE_DOMAINS_UP_TO_DATE, reason::UP_TO_DATE);
         self.status.failure_domains = domains;
         self.provisioned(awaits_endpoint);
     }
 
     /// The failure domains are not known, or not any more.
     fn not_queried(&mut self, reason: &str, message: &str) {
-        self.set(
-            conditions::FAILURE_DOMAINS_UP_TO_DATE,
-            ConditionStatus::False,
-            reason,
-            message,
-        );
+        self.mark_false(FAILURE_DOMAINS_UP_TO_DATE, reason, message);
         // What was provisioned stays so: a driver that can't be asked says nothing about the Cluster.
         if !self.is_provisioned() {
-            self.set(conditions::READY, ConditionStatus::False, reason, message);
+            self.mark_false(READY, reason, message);
         }
     }
 
@@ -319,9 +310,9 @@ impl Draft<'_> {
             let message = "it is not known where the control plane is reached: set spec.controlPlaneEndpoint \
                 here or of the Cluster, unless the control plane brings its own";
             let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
-            self.set(conditions::READY, ConditionStatus::False, reason, message);
+            self.mark_false(READY, reason, message);
         } else {
-            self.set(conditions::READY, ConditionStatus::True, reason::READY, "");
+            self.mark_true(READY, reason::READY);
         }
     }
 }

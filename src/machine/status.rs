@@ -5,7 +5,10 @@ use std::time::Duration;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{
+    self, CREDENTIALS_MOVABLE, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY,
+    VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_UP_TO_DATE, reason,
+};
 use crate::api::labels;
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
@@ -104,7 +107,7 @@ fn draft(
         }
         // Paused: what the rest of the status says is still of the generation that it was made from. To call
         // it current would make an old failure one of a spec that was never tried.
-        Outcome::Blocked(block) if block.condition == conditions::PAUSED => {
+        Outcome::Blocked(block) if block.condition == PAUSED => {
             draft.paused(block);
             return draft.status;
         }
@@ -125,12 +128,7 @@ fn draft(
         Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
         Outcome::Deleting { reason, message, .. } => {
-            draft.set(
-                conditions::DRIVER_REACHABLE,
-                ConditionStatus::True,
-                reason::REACHABLE,
-                "",
-            );
+            draft.reachable();
             draft.deleting(reason, message);
         }
     }
@@ -147,7 +145,7 @@ pub fn with_secret_movability(
     status: InfraMachineStatus,
     movability: &SecretMovability,
 ) -> InfraMachineStatus {
-    let type_ = conditions::CREDENTIALS_MOVABLE;
+    let type_ = CREDENTIALS_MOVABLE;
     let is_shown = conditions::get(&status.conditions, type_).is_some();
     let mut draft = Draft {
         machine,
@@ -162,14 +160,9 @@ pub fn with_secret_movability(
                     it {}=\"\"",
                 labels::MOVE
             );
-            draft.set(
-                type_,
-                ConditionStatus::False,
-                reason::MOVE_LABEL_MISSING,
-                &message,
-            );
+            draft.mark_false(type_, reason::MOVE_LABEL_MISSING, &message);
         }
-        SecretMovability::Movable if is_shown => draft.set(type_, ConditionStatus::True, reason::MOVABLE, ""),
+        SecretMovability::Movable if is_shown => draft.mark_true(type_, reason::MOVABLE),
         SecretMovability::Movable | SecretMovability::Unread => {}
     }
     draft.status
@@ -189,35 +182,33 @@ impl Draft<'_> {
         );
     }
 
+    /// It is so, and there is nothing more to say.
+    fn mark_true(&mut self, type_: &str, reason: &str) {
+        self.set(type_, ConditionStatus::True, reason, "");
+    }
+
+    fn mark_false(&mut self, type_: &str, reason: &str, message: &str) {
+        self.set(type_, ConditionStatus::False, reason, message);
+    }
+
+    fn reachable(&mut self) {
+        self.mark_true(DRIVER_REACHABLE, reason::REACHABLE);
+    }
+
     /// Paused. A deletion says so as well: it stands still, whatever it said before, and the
     /// machine is not ready any more.
     fn paused(&mut self, block: &Blocked) {
         self.calls_nothing();
-        self.set(
-            conditions::PAUSED,
-            ConditionStatus::True,
-            block.reason,
-            &block.message,
-        );
+        self.set(PAUSED, ConditionStatus::True, block.reason, &block.message);
         if self.machine.metadata.deletion_timestamp.is_some() {
-            self.set(
-                conditions::DELETING,
-                ConditionStatus::True,
-                block.reason,
-                &block.message,
-            );
-            self.set(
-                conditions::READY,
-                ConditionStatus::False,
-                block.reason,
-                &block.message,
-            );
+            self.set(DELETING, ConditionStatus::True, block.reason, &block.message);
+            self.mark_false(READY, block.reason, &block.message);
         }
     }
 
     /// Not paused, and an earlier refusal is history: a machine that gets here is being worked on.
     fn working(&mut self) {
-        self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
+        self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
         self.status.failure_message = None;
     }
@@ -234,7 +225,7 @@ impl Draft<'_> {
     /// the time at which it is reported: a later process takes what lies between the two for the wait that
     /// was meant.
     fn goes_on(&mut self, requeue_after: Option<Duration>) {
-        let was_paused = conditions::is_true(&self.status.conditions, conditions::PAUSED);
+        let was_paused = conditions::is_true(&self.status.conditions, PAUSED);
         self.unpaused();
         let next = self.next_retry_time(requeue_after);
         if let Some(last) = &mut self.status.last_operation
@@ -256,8 +247,8 @@ impl Draft<'_> {
 
     /// Takes back that it is paused, where that was reported.
     fn unpaused(&mut self) {
-        if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
-            self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
+        if conditions::is_true(&self.status.conditions, PAUSED) {
+            self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         }
     }
 
@@ -273,12 +264,7 @@ impl Draft<'_> {
         if self.machine.metadata.deletion_timestamp.is_some() {
             self.deleting(reason::WAITING_FOR_DRIVER, message);
         } else if !self.machine.is_provisioned() {
-            self.set(
-                conditions::READY,
-                ConditionStatus::False,
-                reason::WAITING_FOR_DRIVER,
-                message,
-            );
+            self.mark_false(READY, reason::WAITING_FOR_DRIVER, message);
         } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
     }
 
@@ -286,9 +272,9 @@ impl Draft<'_> {
     /// it, and cost two writes for each call.
     fn tells_of_a_call(&self) -> bool {
         let (during, condition) = if self.machine.metadata.deletion_timestamp.is_some() {
-            (OperationType::Delete, conditions::DELETING)
+            (OperationType::Delete, DELETING)
         } else {
-            (OperationType::Create, conditions::READY)
+            (OperationType::Create, READY)
         };
         let Some(shown) = conditions::get(&self.status.conditions, condition) else {
             return false;
@@ -311,7 +297,7 @@ impl Draft<'_> {
     /// It waits for capacity that another machine was refused for. One that was
     /// refused itself says so already.
     fn circuit_open(&mut self, requeue_after: Duration) {
-        let is_shown = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
+        let is_shown = conditions::get(&self.status.conditions, READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
         });
         if is_shown {
@@ -329,18 +315,13 @@ impl Draft<'_> {
             "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {RETRY_NOW_HINT}",
             LONG_WAIT.as_secs() / 60
         );
-        self.set(
-            conditions::READY,
-            ConditionStatus::False,
-            reason::WAITING_FOR_CAPACITY,
-            &message,
-        );
+        self.mark_false(READY, reason::WAITING_FOR_CAPACITY, &message);
     }
 
     fn blocked(&mut self, block: &Blocked) {
         self.working();
         self.calls_nothing();
-        let state = ConditionStatus::from(block.condition == conditions::DELETING);
+        let state = ConditionStatus::from(block.condition == DELETING);
         self.set(block.condition, state, block.reason, &block.message);
         if block.reason == reason::DRIVER_NOT_CONFIGURED {
             self.driver_is_missing(&block.message);
@@ -352,21 +333,16 @@ impl Draft<'_> {
             self.status.power_state = None;
             self.status.addresses.clear();
         }
-        if block.condition == conditions::DELETING {
-            self.set(
-                conditions::READY,
-                ConditionStatus::False,
-                block.reason,
-                &block.message,
-            );
+        if block.condition == DELETING {
+            self.mark_false(READY, block.reason, &block.message);
         }
     }
 
     /// No driver is configured: where it was reported whether that one can be reached, this is so no more.
     fn driver_is_missing(&mut self, message: &str) {
-        let (type_, why) = (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
+        let (type_, why) = (DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
         if conditions::get(&self.status.conditions, type_).is_some() {
-            self.set(type_, ConditionStatus::False, why, message);
+            self.mark_false(type_, why, message);
         }
     }
 
@@ -375,7 +351,7 @@ impl Draft<'_> {
     fn driver_is_no_longer_missing(&mut self) {
         if !self.machine.is_provisioned() {
             self.status.conditions.retain(|shown| {
-                shown.type_ != conditions::DRIVER_REACHABLE || shown.reason != reason::DRIVER_NOT_CONFIGURED
+                shown.type_ != DRIVER_REACHABLE || shown.reason != reason::DRIVER_NOT_CONFIGURED
             });
         }
     }
@@ -394,14 +370,10 @@ impl Draft<'_> {
             return;
         }
         self.status.last_operation = Some(LastOperation {
-            type_: OperationType::Create,
-            state: OperationState::Failed,
-            operation: None,
             code: Some(code.name().to_owned()),
             message: self.status.failure_message.clone(),
             attempts: 1,
-            last_update_time: Time(self.now),
-            next_retry_time: None,
+            ..LastOperation::new(OperationType::Create, OperationState::Failed, None, self.now)
         });
     }
 
@@ -409,23 +381,13 @@ impl Draft<'_> {
     fn refused(&mut self, code: Code, message: &str) {
         if self.machine.is_provisioned() {
             // The VM is as it was: only the new spec is refused.
-            self.set(
-                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                ConditionStatus::False,
-                code.name(),
-                message,
-            );
+            self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, code.name(), message);
             return;
         }
         self.status.failure_reason = Some(code.name().to_owned());
         self.status.failure_message = Some(message.chars().take(conditions::MAX_MESSAGE).collect());
-        self.set(
-            conditions::VIRTUAL_MACHINE_CREATED,
-            ConditionStatus::False,
-            code.name(),
-            message,
-        );
-        self.set(conditions::READY, ConditionStatus::False, code.name(), message);
+        self.mark_false(VIRTUAL_MACHINE_CREATED, code.name(), message);
+        self.mark_false(READY, code.name(), message);
     }
 
     fn provisioned(&mut self, vm: &cmi_driver::Machine) {
@@ -436,38 +398,18 @@ impl Draft<'_> {
             provisioned: Some(true),
         });
         self.describe(vm);
-        self.set(
-            conditions::VIRTUAL_MACHINE_CREATED,
-            ConditionStatus::True,
-            reason::CREATED,
-            "",
-        );
-        self.set(
-            conditions::VIRTUAL_MACHINE_INITIALIZED,
-            ConditionStatus::True,
-            reason::INITIALIZED,
-            "",
-        );
-        self.set(
-            conditions::DRIVER_REACHABLE,
-            ConditionStatus::True,
-            reason::REACHABLE,
-            "",
-        );
+        self.mark_true(VIRTUAL_MACHINE_CREATED, reason::CREATED);
+        self.mark_true(VIRTUAL_MACHINE_INITIALIZED, reason::INITIALIZED);
+        self.reachable();
         if first {
             self.up_to_date();
             self.succeeded(OperationType::Create, None);
         }
         if vm.power_state == Some(PowerState::Failed) {
             let message = "the driver says that the VM will not run again";
-            self.set(
-                conditions::READY,
-                ConditionStatus::False,
-                reason::VIRTUAL_MACHINE_FAILED,
-                message,
-            );
+            self.mark_false(READY, reason::VIRTUAL_MACHINE_FAILED, message);
         } else {
-            self.set(conditions::READY, ConditionStatus::True, reason::READY, "");
+            self.mark_true(READY, reason::READY);
         }
     }
 
@@ -505,7 +447,7 @@ impl Draft<'_> {
         requeue_after: Option<Duration>,
     ) {
         self.working();
-        let shown = conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE);
+        let shown = conditions::get(&self.status.conditions, DRIVER_REACHABLE);
         let shown = shown.map(|shown| shown.reason.as_str());
         match reachability {
             // Said once: an outage whose reason changes is not worth a write of a fleet each time.
@@ -513,29 +455,14 @@ impl Draft<'_> {
             StableReachability::Unreachable(why) => {
                 let message = format!("the driver can't be reached: {why}; the VM is left as it is");
                 let code = Code::Unavailable.name();
-                self.set(
-                    conditions::DRIVER_REACHABLE,
-                    ConditionStatus::False,
-                    code,
-                    &message,
-                );
+                self.mark_false(DRIVER_REACHABLE, code, &message);
             }
             StableReachability::Reachable if requeue_after.is_none() || !self.is_without_secrets() => {
-                self.set(
-                    conditions::DRIVER_REACHABLE,
-                    ConditionStatus::True,
-                    reason::REACHABLE,
-                    "",
-                );
+                self.reachable();
             }
             // It is configured again, and has said what it can do.
             StableReachability::Unsettled if shown == Some(reason::DRIVER_NOT_CONFIGURED) => {
-                self.set(
-                    conditions::DRIVER_REACHABLE,
-                    ConditionStatus::True,
-                    reason::REACHABLE,
-                    "",
-                );
+                self.reachable();
             }
             // Nothing is settled, or it answers and could not be asked after this VM: still open.
             StableReachability::Reachable | StableReachability::Unsettled => {}
@@ -553,21 +480,16 @@ impl Draft<'_> {
                 Some(changed) => format!("{differs}; {changed}"),
                 None => differs,
             };
-            self.set(
-                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                ConditionStatus::False,
-                reason::NOT_HOT_UPDATABLE,
-                &message,
-            );
+            self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, reason::NOT_HOT_UPDATABLE, &message);
         }
     }
 
     /// The VM has the wanted provider spec. Credentials are part of what it was made with.
     fn up_to_date(&mut self) {
-        let type_ = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+        let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
         match identity::changed_secret(self.machine) {
-            Some(changed) => self.set(type_, ConditionStatus::False, reason::SECRET_CHANGED, &changed),
-            None => self.set(type_, ConditionStatus::True, reason::UP_TO_DATE, ""),
+            Some(changed) => self.mark_false(type_, reason::SECRET_CHANGED, &changed),
+            None => self.mark_true(type_, reason::UP_TO_DATE),
         }
     }
 
@@ -586,7 +508,7 @@ impl Draft<'_> {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;
         }
-        let type_ = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+        let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
         let is_shown = conditions::get(&self.status.conditions, type_)
             .is_some_and(|shown| shown.reason == reason::SECRET_CHANGED);
         let is_up_to_date = conditions::get(&self.status.conditions, type_)
@@ -601,19 +523,14 @@ impl Draft<'_> {
     fn updated(&mut self) {
         self.working();
         self.up_to_date();
-        self.set(
-            conditions::DRIVER_REACHABLE,
-            ConditionStatus::True,
-            reason::REACHABLE,
-            "",
-        );
+        self.reachable();
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }
 
     /// Whether it is reported of a VM that is up that the driver can't be asked after it for want of the
     /// secrets.
     fn is_without_secrets(&self) -> bool {
-        conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE)
+        conditions::get(&self.status.conditions, DRIVER_REACHABLE)
             .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
     }
 
@@ -623,29 +540,14 @@ impl Draft<'_> {
             "the driver confirmed that the VM `{id}` is gone; it is not created again under this Machine"
         );
         self.status.power_state = None;
-        self.set(
-            conditions::DRIVER_REACHABLE,
-            ConditionStatus::True,
-            reason::REACHABLE,
-            "",
-        );
-        self.set(
-            conditions::READY,
-            ConditionStatus::False,
-            reason::VIRTUAL_MACHINE_VANISHED,
-            &message,
-        );
+        self.reachable();
+        self.mark_false(READY, reason::VIRTUAL_MACHINE_VANISHED, &message);
     }
 
     fn deleting(&mut self, reason: &str, message: &str) {
-        self.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
-        self.set(conditions::DELETING, ConditionStatus::True, reason, message);
-        self.set(
-            conditions::READY,
-            ConditionStatus::False,
-            conditions::reason::DELETING,
-            message,
-        );
+        self.mark_false(PAUSED, reason::NOT_PAUSED, "");
+        self.set(DELETING, ConditionStatus::True, reason, message);
+        self.mark_false(READY, reason::DELETING, message);
     }
 
     /// A deletion that can't begin or go on. Where nothing says so yet, it is reported once it has
@@ -656,7 +558,7 @@ impl Draft<'_> {
             return;
         };
         let lasted = elapsed(deleted.0, self.now).unwrap_or_default();
-        let is_shown = conditions::get(&self.status.conditions, conditions::DELETING)
+        let is_shown = conditions::get(&self.status.conditions, DELETING)
             .is_some_and(|shown| shown.reason != reason::PAUSED);
         if !is_shown && lasted >= MOMENT {
             self.deleting(
@@ -667,16 +569,13 @@ impl Draft<'_> {
     }
 
     fn succeeded(&mut self, type_: OperationType, operation: Option<Operation>) {
-        self.status.last_operation = Some(LastOperation {
+        let operation = operation.map(Operation::name);
+        self.status.last_operation = Some(LastOperation::new(
             type_,
-            state: OperationState::Successful,
-            operation: operation.map(|operation| operation.name().to_owned()),
-            code: None,
-            message: None,
-            attempts: 0,
-            last_update_time: Time(self.now),
-            next_retry_time: None,
-        });
+            OperationState::Successful,
+            operation,
+            self.now,
+        ));
     }
 }
 

@@ -1,6 +1,7 @@
 //! One VM of one Machine.
 
 use garde::Validate;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -435,6 +436,22 @@ pub struct LastOperation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub next_retry_time: Option<Time>,
+}
+
+impl LastOperation {
+    /// One that has neither failed nor is waited for, as it is at this time.
+    pub fn new(type_: OperationType, state: OperationState, operation: Option<&str>, at: Timestamp) -> Self {
+        Self {
+            type_,
+            state,
+            operation: operation.map(str::to_owned),
+            code: None,
+            message: None,
+            attempts: 0,
+            last_update_time: Time(at),
+            next_retry_time: None,
+        }
+    }
 }
 
 #[cfg(test)]

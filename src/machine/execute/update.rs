@@ -1,7 +1,6 @@
 //! Bring a living VM to a changed spec.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::ExecuteError;
 use super::machine_class;
@@ -74,15 +73,12 @@ fn announced(machine: &InfraMachine) -> InfraMachineStatus {
     {
         return status;
     }
-    status.last_operation = Some(LastOperation {
-        type_: OperationType::Update,
-        state: OperationState::Processing,
-        operation: Some(Operation::UpdateMachine.name().to_owned()),
-        code: None,
-        message: None,
-        attempts: 0,
-        last_update_time: Time(Timestamp::now()),
-        next_retry_time: None,
-    });
+    let name = Some(Operation::UpdateMachine.name());
+    status.last_operation = Some(LastOperation::new(
+        OperationType::Update,
+        OperationState::Processing,
+        name,
+        Timestamp::now(),
+    ));
     status
 }

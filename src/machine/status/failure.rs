@@ -1,10 +1,12 @@
 //! What a status says when something went wrong.
 
 use jiff::SignedDuration;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Draft, RetryTiming};
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{
+    self, DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED,
+    VIRTUAL_MACHINE_UP_TO_DATE, reason,
+};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::identity;
 use crate::machine::outcome::Failure;
@@ -36,19 +38,9 @@ impl Draft<'_> {
             // Of a VM that is up it is reported when the outage lasts: a fleet is not
             // written for a call that fails.
         } else if failure.is_outage() {
-            self.set(
-                conditions::DRIVER_REACHABLE,
-                ConditionStatus::False,
-                code.name(),
-                &message,
-            );
+            self.mark_false(DRIVER_REACHABLE, code.name(), &message);
         } else {
-            self.set(
-                conditions::DRIVER_REACHABLE,
-                ConditionStatus::True,
-                reason::REACHABLE,
-                "",
-            );
+            self.reachable();
         }
         if failure.disposition == Disposition::Terminal {
             self.refused(code, &message);
@@ -57,26 +49,11 @@ impl Draft<'_> {
         match failure.during {
             OperationType::Delete => self.deleting(code.name(), &message),
             OperationType::Update => {
-                self.set(
-                    conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                    ConditionStatus::False,
-                    code.name(),
-                    &message,
-                );
+                self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, code.name(), &message);
             }
             OperationType::Create if failure.operation == Operation::InitializeMachine => {
-                self.set(
-                    conditions::VIRTUAL_MACHINE_CREATED,
-                    ConditionStatus::True,
-                    reason::CREATED,
-                    "",
-                );
-                self.set(
-                    conditions::VIRTUAL_MACHINE_INITIALIZED,
-                    ConditionStatus::False,
-                    code.name(),
-                    &message,
-                );
+                self.mark_true(VIRTUAL_MACHINE_CREATED, reason::CREATED);
+                self.mark_false(VIRTUAL_MACHINE_INITIALIZED, code.name(), &message);
                 self.not_ready_yet(code.name(), &message);
             }
             OperationType::Create => self.not_created_yet(code.name(), &message),
@@ -90,21 +67,11 @@ impl Draft<'_> {
         match during {
             // It says nothing about a VM that is up, so `Ready` stays.
             OperationType::Create if self.machine.is_provisioned() => {
-                self.set(
-                    conditions::DRIVER_REACHABLE,
-                    ConditionStatus::False,
-                    reason::INVALID_SECRET,
-                    message,
-                );
+                self.mark_false(DRIVER_REACHABLE, reason::INVALID_SECRET, message);
             }
             OperationType::Create => self.not_created_yet(reason::INVALID_SECRET, message),
             OperationType::Update => {
-                self.set(
-                    conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                    ConditionStatus::False,
-                    reason::INVALID_SECRET,
-                    message,
-                );
+                self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, reason::INVALID_SECRET, message);
             }
             OperationType::Delete => self.deleting(reason::INVALID_SECRET, message),
         }
@@ -116,12 +83,7 @@ impl Draft<'_> {
             return;
         }
         if identity::provider_id(self.machine).is_none() {
-            self.set(
-                conditions::VIRTUAL_MACHINE_CREATED,
-                ConditionStatus::False,
-                reason,
-                message,
-            );
+            self.mark_false(VIRTUAL_MACHINE_CREATED, reason, message);
         }
         self.not_ready_yet(reason, message);
     }
@@ -143,14 +105,9 @@ impl Draft<'_> {
             .map_or(0, |created| self.now.as_second() - created.0.as_second());
         if age > i64::from(limit) {
             let message = format!("not provisioned after {limit} s; {reason}: {message}");
-            self.set(
-                conditions::READY,
-                ConditionStatus::False,
-                conditions::reason::CREATION_TIMED_OUT,
-                &message,
-            );
+            self.mark_false(READY, reason::CREATION_TIMED_OUT, &message);
         } else {
-            self.set(conditions::READY, ConditionStatus::False, reason, message);
+            self.mark_false(READY, reason, message);
         }
     }
 
@@ -169,15 +126,13 @@ impl Draft<'_> {
             return message;
         }
         let message: String = message.chars().take(conditions::MAX_MESSAGE).collect();
+        let operation = operation.map(Operation::name);
         let failed = LastOperation {
-            type_,
-            state: OperationState::Failed,
-            operation: operation.map(|operation| operation.name().to_owned()),
             code: Some(code.to_owned()),
             message: Some(message),
             attempts: i32::try_from(timing.attempts).unwrap_or(i32::MAX),
-            last_update_time: Time(self.now),
             next_retry_time: self.next_retry_time(timing.wait),
+            ..LastOperation::new(type_, OperationState::Failed, operation, self.now)
         };
         let is_of_this_spec = self.status.observed_generation == self.machine.metadata.generation;
         let shown = self

@@ -1,10 +1,9 @@
 //! What a status says while the driver has not answered.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Draft;
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use cmi_driver::Operation;
 
@@ -46,32 +45,19 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
         }
         (OperationType::Delete, _) => draft.deleting(reason::DELETING, &message),
         (_, Operation::InitializeMachine) => {
-            draft.set(
-                conditions::VIRTUAL_MACHINE_CREATED,
-                ConditionStatus::True,
-                reason::CREATED,
-                "",
-            );
-            draft.set(
-                conditions::VIRTUAL_MACHINE_INITIALIZED,
-                ConditionStatus::False,
-                reason::INITIALIZING,
-                &message,
-            );
+            draft.mark_true(VIRTUAL_MACHINE_CREATED, reason::CREATED);
+            draft.mark_false(VIRTUAL_MACHINE_INITIALIZED, reason::INITIALIZING, &message);
             draft.not_ready_yet(reason::INITIALIZING, &message);
         }
         _ => draft.not_created_yet(reason::CREATING, &message),
     }
-    draft.status.last_operation = Some(LastOperation {
-        type_: during,
-        state: OperationState::Processing,
-        operation: Some(operation.name().to_owned()),
-        code: None,
-        message: None,
-        attempts: 0,
-        last_update_time: Time(since),
-        next_retry_time: None,
-    });
+    let name = Some(operation.name());
+    draft.status.last_operation = Some(LastOperation::new(
+        during,
+        OperationState::Processing,
+        name,
+        since,
+    ));
     draft.status.observed_generation = machine.metadata.generation;
     draft.status
 }
