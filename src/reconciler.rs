@@ -23,6 +23,10 @@ use cmi_driver::Status;
 /// Failures further apart than this are not in a row: nothing waits for longer.
 const FORGOTTEN_AFTER: Duration = MAX_REQUESTED_DELAY.saturating_mul(2);
 
+/// So many objects may be known to have failed besides twice those that still do: objects are not held up by
+/// one walk through all of them each.
+const SPARE_FAILURES: usize = 1024;
+
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
 
@@ -145,7 +149,14 @@ pub struct Reconciler {
 
 /// The failures of the objects of a kind.
 #[derive(Default)]
-struct FailureLog(Mutex<HashMap<String, Failures>>);
+struct FailureLog(Mutex<FailuresByUid>);
+
+#[derive(Default)]
+struct FailuresByUid {
+    all: HashMap<String, Failures>,
+    /// With so many, those are dropped that are history. An object that is gone is not heard of again.
+    sweep_at: usize,
+}
 
 /// Failures of one object in a row.
 #[derive(Clone, Copy)]
@@ -245,17 +256,16 @@ impl Reconciler {
 
 impl FailureLog {
     fn count(&self, uid: &str, now: Instant) -> u32 {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // An object that is gone is not heard of again.
-        all.retain(|_, failures| now.saturating_duration_since(failures.last) < FORGOTTEN_AFTER);
-        let failures = all
-            .entry(uid.to_owned())
-            .or_insert(Failures { count: 0, last: now });
-        *failures = Failures {
-            count: failures.count.saturating_add(1),
-            last: now,
-        };
-        failures.count
+        let is_recent = |failures: &Failures| now.saturating_duration_since(failures.last) < FORGOTTEN_AFTER;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.all.len() >= known.sweep_at {
+            known.all.retain(|_, failures| is_recent(failures));
+            known.sweep_at = 2 * known.all.len() + SPARE_FAILURES;
+        }
+        let before = known.all.get(uid).filter(|failures| is_recent(failures));
+        let count = before.map_or(1, |failures| failures.count.saturating_add(1));
+        known.all.insert(uid.to_owned(), Failures { count, last: now });
+        count
     }
 }
 
@@ -265,8 +275,8 @@ impl FailureCounts for FailureLog {
     }
 
     fn forget(&self, uid: &str) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.remove(uid);
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.all.remove(uid);
     }
 }
 
@@ -366,7 +376,7 @@ mod tests {
         assert_eq!(run(Requeue::OnChange).await, Action::await_change());
         assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
         reconciler.error_policy(&object, &Error::Gone { action: "test" });
-        assert!(reconciler.failures.0.lock().unwrap().is_empty());
+        assert!(reconciler.failures.0.lock().unwrap().all.is_empty());
     }
 
     /// One that asks for a second for ever is called ever more rarely, and one that
@@ -429,10 +439,17 @@ mod tests {
     #[tokio::test]
     async fn failures_of_an_object_that_is_not_heard_of_any_more_are_forgotten() {
         let (reconciler, start) = (reconciler(), Instant::now());
-        reconciler.failures.count("u-1", start);
-        reconciler.failures.count("u-2", start + FORGOTTEN_AFTER);
-        assert_eq!(reconciler.failures.0.lock().unwrap().len(), 1);
-        assert_eq!(reconciler.failures.count("u-1", start + FORGOTTEN_AFTER), 1);
+        for object in 0..3 * SPARE_FAILURES {
+            reconciler.failures.count(&object.to_string(), start);
+        }
+        assert_eq!(reconciler.failures.count("0", start), 2);
+        let later = start + FORGOTTEN_AFTER;
+        assert_eq!(reconciler.failures.count("0", later), 1, "they are not in a row");
+        for object in 0..8 * SPARE_FAILURES {
+            reconciler.failures.count(&format!("later-{object}"), later);
+        }
+        let known = reconciler.failures.0.lock().unwrap().all.len();
+        assert_eq!(known, 8 * SPARE_FAILURES + 1);
     }
 
     #[test]
