@@ -1,12 +1,13 @@
 //! What an update of each cache triggers, and what they let be forgotten.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
+use tokio::task::JoinSet;
 
 use super::nodes::NodeChange;
 use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
@@ -19,6 +20,16 @@ use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodic
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_or_both_transient;
 use crate::{not_ready_taint, volume_drain};
+
+/// Runs a task until it ends, or the set is dropped; a panic is logged.
+fn spawn(tasks: &mut JoinSet<()>, task: impl Future<Output = ()> + Send + 'static) {
+    while let Some(ended) = tasks.try_join_next() {
+        if let Err(error) = ended {
+            tracing::error!(%error, "deleting the VM of an InfraMachine that is gone");
+        }
+    }
+    tasks.spawn(task);
+}
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
@@ -201,7 +212,10 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        let enqueue_object = enqueue_object(self.infra_machine_queue.clone());
+        // A driver may want another state back with every call: each would be followed by the next at once.
+        let enqueue_object =
+            enqueue_object_unless(self.infra_machine_queue.clone(), &[labels::LAST_KNOWN_STATE]);
+        let left_behind = Mutex::new(JoinSet::new());
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
         let (node_queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
@@ -253,10 +267,11 @@ impl Controllers {
                 }
             }
             for last in deleted_despite_finalizer(update) {
-                tokio::spawn(machine::delete_vm_left_behind(
-                    Arc::clone(&machine_context),
-                    last.clone(),
-                ));
+                let deletion = machine::delete_vm_left_behind(Arc::clone(&machine_context), last.clone());
+                spawn(
+                    &mut left_behind.lock().unwrap_or_else(PoisonError::into_inner),
+                    deletion,
+                );
             }
             if update.complete {
                 let cache = &machine_context.caches.infra_machines;

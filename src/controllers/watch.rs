@@ -187,7 +187,7 @@ pub(super) fn enqueue_object<K>(queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>)
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    on_change_of(queue, own)
+    enqueue_object_unless(queue, &[])
 }
 
 /// The same where some annotations are our own writing, too.
@@ -198,37 +198,22 @@ pub(super) fn enqueue_object_unless<K>(
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    on_change_of(queue, move |object: &K| {
+    let wanted = move |object: &K| {
         let annotations = object.meta().annotations.iter().flatten();
         let of_others: Vec<_> = annotations
             .filter(|(key, _)| !written.contains(&key.as_str()))
             .collect();
         fingerprint((without_annotations(object), of_others))
-    })
-}
-
-/// Triggers an object's own reconcile when this much of it changed.
-fn on_change_of<K>(
-    queue: WorkQueue<K>,
-    fingerprint: impl Fn(&K) -> u64 + Send + 'static,
-) -> impl Fn(&CacheUpdate<K>) + Send + 'static
-where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-{
+    };
     move |update| {
         for change in &update.changes {
             if let Some(object) = change.current()
-                && change.concerns(&fingerprint)
+                && change.concerns(wanted)
             {
                 queue.enqueue(ObjectRef::from_obj(&**object));
             }
         }
     }
-}
-
-/// All but the status.
-fn own<K: Resource>(object: &K) -> u64 {
-    fingerprint((without_annotations(object), &object.meta().annotations))
 }
 
 /// All but the status and the annotations.

@@ -207,6 +207,24 @@ async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_d
     assert!(wakes(4, &json!({labels::PAUSED: ""})));
 }
 
+/// A driver that wants another state back with every call would else be called without end.
+#[tokio::test]
+async fn the_state_that_a_driver_wants_back_wakes_no_reconcile() {
+    let mut watched = settled();
+    let annotated = |version: u32, key: &str| {
+        let annotations = json!({"metadata": {"annotations": {key: version.to_string()}}});
+        Event::Apply(infra_machine("m", version, &annotations))
+    };
+    let woken = watched.infra_machine(&annotated(2, labels::LAST_KNOWN_STATE));
+    assert_eq!(woken, set([]));
+    let woken = watched.infra_machine(&annotated(3, labels::APPLIED_PROVIDER_SPEC));
+    assert_eq!(
+        woken,
+        set(["machine m"]),
+        "one that an administrator restores does"
+    );
+}
+
 /// Drivers that hang would else hold up the drains of others.
 #[tokio::test]
 async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_its_own() {
