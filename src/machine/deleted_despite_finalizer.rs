@@ -179,6 +179,35 @@ mod tests {
         );
     }
 
+    /// CTL-CR-14. The driver's answers to look-ups and deletions say nothing of a VM that is being made.
+    #[tokio::test]
+    async fn a_create_that_outlives_its_object_leaves_no_vm_behind() {
+        let (server, vms) = (Server::with(&made().build()), Vms::default());
+        server.erase();
+        let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
+        let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]));
+        let in_flight = ctx.states.create_in_flight("u-1");
+        let deletion = tokio::spawn(delete_vm_left_behind(Arc::clone(&ctx), made().build()));
+        until("the driver is asked", || {
+            vms.count(Operation::GetMachineStatus) > 0
+        })
+        .await;
+        vms.add("sim://1", "m1", Some("u-1"));
+        drop(in_flight);
+        deletion.await.unwrap();
+        assert_eq!(vms.ids(), Vec::<String>::new());
+    }
+
+    async fn until(what: &str, is_so: impl Fn() -> bool) {
+        let waited = async {
+            while !is_so() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(30), waited).await;
+        assert!(waited.is_ok(), "{what}");
+    }
+
     #[tokio::test]
     async fn the_vm_of_an_object_that_is_there_again_stays() {
         let (server, vms) = (Server::with(&made().build()), Vms::default());

@@ -509,6 +509,11 @@ impl<'a> Object<'a> {
         has(&self.latest) || cached.is_some_and(|cached| cached.0.as_ref().is_ok_and(has))
     }
 
+    /// Whether another machine has this providerID: then its VM is that one's.
+    pub fn is_anothers(&self, id: &ProviderId) -> bool {
+        self.ctx.states.ids.is_anothers(id.as_str(), self.uid())
+    }
+
     fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
         let namespace = self.latest.metadata.namespace();
         let reference = ObjectRef::new(self.name()).within(namespace);

@@ -63,6 +63,9 @@ pub struct Observed<'a> {
     pub violation: Option<String>,
     /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
     pub conflict: ProviderIdConflict,
+    /// Whether this process has not done with a create of the machine: only where the object is gone, and what
+    /// is left of it is deleted beside the reconcile that makes the VM.
+    pub create_in_flight: bool,
     /// What is remembered of the last reconciles.
     pub state: &'a RuntimeState,
     /// Fingerprint of all that may change the outcome of a failed call.

@@ -22,6 +22,8 @@ mod tests;
 #[derive(Debug, Default)]
 pub struct RuntimeStates {
     machines: Mutex<HashMap<String, RuntimeState>>,
+    /// Those whose create this process has not done with, by UID: such a create outlives its object.
+    creates_in_flight: Mutex<HashSet<String>>,
     /// Hints so far, of all machines.
     hints: AtomicU64,
     /// Which of them has which providerID.
@@ -56,6 +58,20 @@ pub struct RuntimeState {
     /// There may be capacity, and that came before the wait for it: the reconcile that is
     /// to wait has not ended yet.
     pub woken: bool,
+}
+
+/// A create is in flight until this is dropped.
+#[derive(Debug)]
+pub struct CreateInFlight<'a> {
+    all: &'a Mutex<HashSet<String>>,
+    uid: String,
+}
+
+impl Drop for CreateInFlight<'_> {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&self.uid);
+    }
 }
 
 /// A create that is over: the back end will not carry it out any more.
@@ -339,6 +355,23 @@ impl RuntimeStates {
             known.settle_until = None;
             known.clear_hint(hint);
         });
+    }
+
+    /// A create is about to be issued for the machine of this UID.
+    #[must_use]
+    pub fn create_in_flight(&self, uid: &str) -> CreateInFlight<'_> {
+        let all = &self.creates_in_flight;
+        all.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(uid.to_owned());
+        let uid = uid.to_owned();
+        CreateInFlight { all, uid }
+    }
+
+    /// Whether this process has a create in flight for the machine.
+    pub fn is_create_in_flight(&self, uid: &str) -> bool {
+        let all = self.creates_in_flight.lock();
+        all.unwrap_or_else(PoisonError::into_inner).contains(uid)
     }
 
     /// A create is over, and what became of it is known.

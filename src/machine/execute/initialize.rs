@@ -80,7 +80,7 @@ pub async fn initialize(
     };
     let call = permit.driver().initialize_machine(request);
     let answer = object.awaiting(Operation::InitializeMachine, call).await;
-    let outcome = initialized(vm, answer);
+    let outcome = initialized(vm, answer, |id| object.is_anothers(id));
     if let Outcome::Failed(failure) = &outcome
         && failure.disposition == Disposition::AwaitCapacity
     {
@@ -90,7 +90,11 @@ pub async fn initialize(
 }
 
 /// What the answer to an initialization leads to.
-fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
+fn initialized(
+    vm: ToInitialize,
+    answer: cmi_driver::Result<cmi_driver::Machine>,
+    is_anothers: impl FnOnce(&ProviderId) -> bool,
+) -> Outcome {
     let stage = if vm.required {
         Stage::FinishInitialization
     } else {
@@ -100,7 +104,8 @@ fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    if let Some(failure) = another_vm(stage, vm.known.as_ref(), vm_of_answer.map(|vm| &vm.provider_id)) {
+    let answered = vm_of_answer.map(|vm| &vm.provider_id);
+    if let Some(failure) = another_vm(stage, vm.known.as_ref(), answered, is_anothers) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {
@@ -159,7 +164,7 @@ mod tests {
 
     #[test]
     fn an_initialization_that_answers_another_vm_leaves_nothing_of_it() {
-        let failure = failed(initialized(to_initialize(true), Ok(vm("sim://2"))));
+        let failure = failed(initialized(to_initialize(true), Ok(vm("sim://2")), |_| false));
         assert!(failure.machine.is_none());
     }
 
@@ -167,7 +172,7 @@ mod tests {
     #[test]
     fn a_driver_without_initialization_has_nothing_to_initialize_after_a_create() {
         let answer = Err(Status::unimplemented(Operation::InitializeMachine));
-        let outcome = initialized(to_initialize(false), answer);
+        let outcome = initialized(to_initialize(false), answer, |_| false);
         assert!(matches!(outcome, Outcome::Provisioned(machine) if *machine == vm("sim://1")));
     }
 
@@ -176,7 +181,7 @@ mod tests {
     fn a_vm_that_the_driver_calls_uninitialized_is_not_up_because_the_call_is_missing_or_the_vm_is() {
         for code in Code::ALL {
             let answer = Err(Status::new(code, "no"));
-            let failure = failed(initialized(to_initialize(true), answer));
+            let failure = failed(initialized(to_initialize(true), answer, |_| false));
             assert_eq!(failure.machine, Some(vm("sim://1")), "{code}");
         }
     }
@@ -236,7 +241,7 @@ mod tests {
             ),
             (Err(Status::unimplemented(Operation::InitializeMachine)), "s1"),
         ] {
-            let outcome = initialized(made(created.clone()), answer);
+            let outcome = initialized(made(created.clone()), answer, |_| false);
             let Outcome::Provisioned(machine) = outcome else {
                 panic!("{outcome:?}");
             };
@@ -246,7 +251,7 @@ mod tests {
             Status::new(Code::Unavailable, "no"),
             unavailable.with_machine(bare),
         ] {
-            let failure = failed(initialized(made(created.clone()), Err(status)));
+            let failure = failed(initialized(made(created.clone()), Err(status), |_| false));
             let machine = failure.machine.unwrap();
             assert_eq!(machine.last_known_state, Some(state("s1")));
         }

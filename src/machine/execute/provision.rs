@@ -146,6 +146,8 @@ async fn create(
         machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
     let named = named.and_then(|id| claim_named_id(ctx, object, id));
+    // From before the write: the object may go at any time after it.
+    let in_flight = ctx.states.create_in_flight(object.uid());
     let written = object
         .record_create(&plan.ownership, &unanswered, named.as_ref())
         .await;
@@ -164,6 +166,7 @@ async fn create(
         Ok(machine) => {
             ctx.states
                 .answered(object.uid(), AnsweredCreate { issued, made: true });
+            drop(in_flight);
             return created(ctx, object, permit, plan, credentials, machine).await;
         }
         Err(status) => status,
@@ -284,6 +287,7 @@ async fn created(
         Stage::Create,
         plan.provider_id.as_ref(),
         Some(&machine.provider_id),
+        |id| object.is_anothers(id),
     ) {
         return Ok(Outcome::Failed(Box::new(failure)));
     }

@@ -76,6 +76,7 @@ async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
 fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
     let instant = Instant::now();
     let failed = |until, inputs| Gathered {
+        create_in_flight: false,
         named_owner: false,
         owner: None,
         cluster: None,

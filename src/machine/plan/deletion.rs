@@ -148,8 +148,8 @@ fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 ///
 /// The settle time runs by two clocks, and is over when one of them says so: the wall clock from when the
 /// create was given up at the latest, which a restart does not interrupt, and the monotonic one from when the
-/// VM was first absent, which nothing sets back. No call is under way then: one that was, ended with this
-/// process's call or with the process.
+/// VM was first absent, which nothing sets back. Neither counts while this process has the call in flight; that
+/// of another process ended with the process.
 pub(super) fn pending_create(
     machine: &InfraMachine,
     observed: &Observed<'_>,
@@ -173,7 +173,11 @@ pub(super) fn pending_create(
     let by_wall_clock = issued
         .and_then(|issued| elapsed(issued, observed.now))
         .map(|passed| whole.saturating_sub(passed));
-    let left = by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock));
+    let left = if observed.create_in_flight {
+        whole
+    } else {
+        by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock))
+    };
     let issued = issued.and_then(|issued| Some((issued, issued.checked_add(whole).ok()?)));
     (!left.is_zero()).then_some(PendingCreate { issued, time, left })
 }
