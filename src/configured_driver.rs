@@ -180,13 +180,12 @@ impl ConfiguredDriver {
         requester: Requester<'_>,
         waker: Waker,
     ) -> Option<Permit<'_>> {
-        self.permits
-            .acquire_or_queue(priority, requester, waker)
-            .then(|| Permit {
-                driver: self,
-                namespace: requester.namespace.into(),
-                priority,
-            })
+        let priority = self.permits.acquire_or_queue(priority, requester, waker)?;
+        Some(Permit {
+            driver: self,
+            namespace: requester.namespace.into(),
+            priority,
+        })
     }
 
     /// The same for a task of the provider's own, which can wait.

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use self::priority::PerPriority;
 pub use self::priority::Priority;
-use self::queue::{Flow, Queue, Waiter};
+use self::queue::{Flow, Queue, Waiter, Woken};
 use super::waker::Waker;
 
 /// What wants a permit.
@@ -101,24 +101,29 @@ impl Permits {
     }
 
     /// Takes a permit, or queues the requester, which has one place; `waker` runs when it is worth to ask
-    /// again.
+    /// again. What the permit is for: one that was woken to make a VM, and looks it up first, does not go to
+    /// the end of the queue for that.
     pub(super) fn acquire_or_queue(
         &self,
         priority: Priority,
         requester: Requester<'_>,
         waker: Waker,
-    ) -> bool {
+    ) -> Option<Priority> {
         let now = Instant::now();
         let mut queue = self.lock();
         queue.end_late_reservations(now);
         let was_woken = queue.end_reservation(requester.key);
-        if self.has_room(&queue, requester.namespace, priority) {
-            queue.leave(requester.key);
-            queue.take(requester.namespace, priority, now);
-            return true;
+        let was_for_create = was_woken.as_ref().is_some_and(Woken::is_for_create);
+        let reserved = was_for_create.then_some(Priority::Create);
+        for granted in reserved.into_iter().chain([priority]) {
+            if self.has_room(&queue, requester.namespace, granted) {
+                queue.leave(requester.key);
+                queue.take(requester.namespace, granted, now);
+                return Some(granted);
+            }
         }
         queue.join(priority, requester, was_woken, waker, now);
-        false
+        None
     }
 
     /// Lets a permit that was taken for upkeep be used to make a VM, if one more create may run.

@@ -76,6 +76,13 @@ pub(super) struct Woken {
     is_current: bool,
 }
 
+impl Woken {
+    /// Whether the permit that is reserved may be used to make a VM.
+    pub(super) fn is_for_create(&self) -> bool {
+        self.position.priority == Priority::Create
+    }
+}
+
 impl Flow {
     /// The permits that it holds or that are reserved for it.
     pub(super) fn permits(&self) -> u32 {

@@ -6,9 +6,9 @@ use super::*;
 
 /// The waiters that were woken, in order.
 #[derive(Clone, Default)]
-struct Woken(Arc<Mutex<Vec<String>>>);
+struct WokenKeys(Arc<Mutex<Vec<String>>>);
 
-impl Woken {
+impl WokenKeys {
     fn waker(&self, key: &str) -> Waker {
         let (woken, key) = (self.clone(), key.to_owned());
         Waker::new(move || woken.0.lock().unwrap().push(key))
@@ -19,15 +19,15 @@ impl Woken {
     }
 }
 
-fn permits(all: u32) -> (Permits, Woken) {
+fn permits(all: u32) -> (Permits, WokenKeys) {
     let permits = Permits::new(NonZeroU32::new(all).unwrap(), false);
-    (permits, Woken::default())
+    (permits, WokenKeys::default())
 }
 
 /// Permits of a driver that several namespaces share.
-fn shared(all: u32) -> (Permits, Woken) {
+fn shared(all: u32) -> (Permits, WokenKeys) {
     let permits = Permits::new(NonZeroU32::new(all).unwrap(), true);
-    (permits, Woken::default())
+    (permits, WokenKeys::default())
 }
 
 impl Permits {
@@ -38,6 +38,7 @@ impl Permits {
 
     fn try_acquire_in(&self, namespace: &str, priority: Priority, key: &str, waker: Waker) -> bool {
         self.acquire_or_queue(priority, Requester::new(key, namespace), waker)
+            .is_some()
     }
 }
 
@@ -101,6 +102,28 @@ fn a_look_up_that_leads_to_a_create_counts_as_one() {
     );
     permits.release("ns", Priority::Create);
     assert!(permits.promote_to_create("ns"));
+}
+
+/// Its create before may have made the VM. In a long queue it would come to the end again and again.
+#[test]
+fn one_that_is_woken_to_make_a_vm_and_looks_it_up_first_may_make_it_with_that_permit() {
+    let (permits, woken) = permits(4);
+    for key in ["a", "b", "c"] {
+        assert!(permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    for key in ["d", "e"] {
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    let look_up = |key: &str| {
+        let requester = Requester::new(key, "ns");
+        permits.acquire_or_queue(Priority::Upkeep, requester, woken.waker(key))
+    };
+    assert_eq!(look_up("d"), Some(Priority::Upkeep), "it was not woken");
+    permits.release("ns", Priority::Upkeep);
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["e"]);
+    assert_eq!(look_up("e"), Some(Priority::Create));
+    assert!(!permits.try_acquire(Priority::Create, "f", woken.waker("f")));
 }
 
 /// A fleet that waited while it was not known what the driver can do, and then has nothing to ask of it.
@@ -377,7 +400,11 @@ async fn a_waiter_that_shows_another_wait_is_woken_to_say_so_however_fast_the_qu
             shows_another_wait: n % 2 == 0,
             ..Requester::new(&key, "ns")
         };
-        assert!(!permits.acquire_or_queue(Priority::Create, requester, woken.waker(&key)));
+        assert!(
+            permits
+                .acquire_or_queue(Priority::Create, requester, woken.waker(&key))
+                .is_none()
+        );
     }
     // Twenty a second, for ten.
     for _ in 0..200 {
