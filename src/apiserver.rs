@@ -9,6 +9,8 @@ pub mod pages;
 pub mod secrets;
 mod status;
 
+use http::header::HeaderValue;
+
 pub use error::{Error, in_words};
 #[cfg(test)]
 pub(crate) use events::tests::recorded;
@@ -17,3 +19,7 @@ pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_metadata, patch_par
 pub use outage_log::OutageLog;
 pub use secrets::InvalidSecret;
 pub use status::publish_status;
+
+/// Has a write answered with metadata alone: what else there is of the object, the writer has.
+const METADATA_ALONE: HeaderValue =
+    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");

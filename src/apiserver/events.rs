@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use http::header::{ACCEPT, HeaderValue};
+use http::header::ACCEPT;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -13,15 +13,12 @@ use kube::core::Request;
 use kube::{Client, Resource};
 use serde::de::IgnoredAny;
 
+use super::METADATA_ALONE;
 use crate::api::conditions::reason;
 use crate::api::{ObjectMetaExt as _, fingerprint};
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
-
-/// Has a write answered with metadata alone. Nothing of the answer is used, but that it is one.
-const METADATA_ALONE: HeaderValue =
-    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// The most characters that the name of an object may have.
 const MAX_NAME: usize = 253;

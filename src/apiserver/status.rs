@@ -1,18 +1,20 @@
 //! Writing a status: what differs, on the version that it was made from.
 
+use http::header::ACCEPT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::api::{Api, Patch};
 use kube::core::Request;
 use serde::Serialize;
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, Parts};
+use super::{Error, METADATA_ALONE, merge_difference, patch_params};
+use crate::api::{MetadataOnly, ObjectMetaExt as _};
 
-use super::{Error, merge_difference, patch_params};
-
-/// Writes a status over the one before; `None` when they are the same, and nothing was written.
+/// Writes a status over the one before, and answers what is new of the object: its metadata, and the status as
+/// the API server has it, whose times are whole seconds. `None` when the two are the same, and nothing was
+/// written.
 ///
 /// # Errors
 /// [`Error::Conflict`] when the object is not the version of `metadata` any more.
@@ -21,10 +23,10 @@ pub async fn publish_status<K, S>(
     metadata: &ObjectMeta,
     before: Option<&S>,
     after: &S,
-) -> Result<Option<K>, Error>
+) -> Result<Option<(ObjectMeta, S)>, Error>
 where
-    K: Clone + Resource + Parts + DeserializeOwned,
-    S: Serialize + PartialEq,
+    K: Clone + Resource,
+    S: Serialize + DeserializeOwned + PartialEq,
 {
     // Most reconciles have nothing to say: they need not encode it.
     if before == Some(after) {
@@ -33,19 +35,22 @@ where
     let action = "writing status";
     let encode = |status: &S| serde_json::to_value(status).map_err(|source| Error::Encode { action, source });
     let before = before.map(encode).transpose()?.unwrap_or_else(|| json!({}));
-    let difference = merge_difference(&before, &encode(after)?);
+    let after = encode(after)?;
+    let difference = merge_difference(&before, &after);
     if difference == json!({}) {
         return Ok(None);
     }
     let body = json!({"metadata": {"resourceVersion": metadata.resource_version}, "status": difference});
     let name = metadata.name();
     let patched = async {
-        let request = Request::new(api.resource_url())
+        let mut request = Request::new(api.resource_url())
             .patch_subresource("status", name, &patch_params(), &Patch::Merge(&body))
             .map_err(kube::Error::BuildRequest)?;
-        let DeserializeGuard(written) = api.clone().into_client().request(request).await?;
-        written.map_err(|invalid| kube::Error::SerdeError(serde_json::Error::custom(invalid)))
+        request.headers_mut().insert(ACCEPT, METADATA_ALONE);
+        let MetadataOnly(metadata) = api.clone().into_client().request(request).await?;
+        Ok(metadata)
     };
-    let patched = patched.await;
-    patched.map(Some).map_err(|error| Error::api(action, error))
+    let metadata = patched.await.map_err(|error| Error::api(action, error))?;
+    let status = serde_json::from_value(after).map_err(|source| Error::Encode { action, source })?;
+    Ok(Some((metadata, status)))
 }

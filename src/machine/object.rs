@@ -186,7 +186,7 @@ impl<'a> Object<'a> {
         }
         tracing::info!(
             name = self.name(),
-            "others write the machine: not noted that no VM was made"
+            "could not record that no VM was made, because of conflicting writes"
         );
         Ok(())
     }
@@ -320,7 +320,7 @@ impl<'a> Object<'a> {
         let say = async {
             if let Err(error) = self.try_patch_status(&wanted).await {
                 let name = self.name();
-                tracing::debug!(name, %operation, %error, "it is not written that the call takes long");
+                tracing::debug!(name, %operation, %error, "could not report in the status that the call takes long");
             }
         };
         let (answer, ()) = tokio::join!(call, say);
@@ -365,7 +365,7 @@ impl<'a> Object<'a> {
                 name = self.name(),
                 named,
                 provider_id,
-                "the driver named another ProviderID before the create than the VM has; the VM's counts"
+                "the VM has another ProviderID than the driver named before the create; the VM's counts"
             );
         }
         let id = if is_known {
@@ -428,8 +428,13 @@ impl<'a> Object<'a> {
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
         let is_written = published.is_some();
-        if let Some(published) = published {
-            self.remember(published);
+        if let Some((metadata, status)) = published {
+            // The rest is as it was: the patch holds for this resource version alone.
+            self.remember(InfraMachine {
+                metadata,
+                spec: self.latest.spec.clone(),
+                status: Some(status),
+            });
         }
         Ok(is_written)
     }
