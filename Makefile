@@ -30,7 +30,7 @@ quickstart: ## Watch a real Cluster API bring up Machines through this provider,
 	@DRIVER='$(DRIVER)' CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
 
 .PHONY: generate
-generate: ## Write config/crd, config/rbac, config/policy and the tables of the documentation anew from the code.
+generate: ## Write config/crd, config/rbac, config/policy, the roles in config/components and the tables of the documentation anew from the code.
 	$(CARGO) run -q --bin capcmi -- manifests --write config
 	$(CARGO) run -q -p xtask -- docs README.md docs/*.md
 

@@ -106,9 +106,9 @@ impl AdmissionPolicies {
         });
         let what = open.next();
         drop(open);
-        self.record_installation(what.map_or(Ok(()), |what| {
-            Err(format!("{what}, and the replica that leads puts it in place"))
-        }));
+        self.record_installation(
+            what.map_or(Ok(()), |what| Err(format!("{what}, and the leader installs it"))),
+        );
         for (expected, found) in &all {
             if let Some(found) = found {
                 remember(&mut checks.seen, expected, found);

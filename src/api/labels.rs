@@ -186,3 +186,32 @@ impl VmExistence {
             .unwrap_or(Self::MayExist)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An operator meets them on objects, and looks them up.
+    #[test]
+    fn every_annotation_of_the_provider_is_in_the_documentation() {
+        let (api, security) = (
+            include_str!("../../docs/api.md"),
+            include_str!("../../docs/security.md"),
+        );
+        let of_remediations = [RESTARTS, RESTART_ISSUED_AT, VOLUME_DRAIN, VOLUME_DRAIN_HOOK];
+        for annotation in OWN_ANNOTATIONS
+            .into_iter()
+            .chain(RESERVED_ANNOTATIONS)
+            .chain(of_remediations)
+        {
+            let short = annotation
+                .strip_prefix("infrastructure.capcmi.io/")
+                .map(|name| format!("| `{name}` |"));
+            let is_reserved = short.is_some_and(|row| security.contains(&row));
+            assert!(
+                api.contains(annotation) || is_reserved || security.contains(annotation),
+                "{annotation}"
+            );
+        }
+    }
+}

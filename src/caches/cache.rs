@@ -177,7 +177,7 @@ struct Evicted<K> {
 
 /// The cache's writer has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("what fills the cache has ended before it was filled")]
+#[error("the watch ended before the cache was synced")]
 pub struct WriterDropped;
 
 impl<K: Cached> Clone for Cache<K> {

@@ -45,7 +45,7 @@ pub struct ProbeHint {
 
 /// A create was not made, since there is known to be no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("capacity was exhausted for another machine of this class; creates of the class are held back")]
+#[error("creates of this class are suspended, since capacity was exhausted for another machine of it")]
 pub struct CircuitOpen;
 
 /// Whether an error, or one that led to it, is [`CircuitOpen`].

@@ -17,7 +17,8 @@ use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Statu
 mod tests;
 
 /// How an operator ends a wait for capacity that the provider can't see the end of.
-pub const RETRY_NOW_HINT: &str = "once there is room, any annotation on this object has it tried at once";
+pub const RETRY_NOW_HINT: &str =
+    "once there is capacity, change any annotation of this object to retry at once";
 
 /// What came of a plan.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What has to be done for a machine: every rule of the contract, without a client and without a driver.
+//! Decides what is done next for a machine: every rule of the contract. Pure: it uses no client and no driver.
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
@@ -44,7 +44,7 @@ use crate::retry::LONG_WAIT;
 use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
-/// For how long nothing is reported of a state that others end as a rule.
+/// Grace period before a state is reported that other controllers usually end.
 const GRACE: Duration = Duration::from_mins(1);
 
 /// What was read for one reconcile.

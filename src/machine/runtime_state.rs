@@ -241,7 +241,7 @@ impl RuntimeStates {
             .remove(uid);
     }
 
-    /// Forgets all machines that are no more: no event reports what went away while no watch ran.
+    /// Drops the state of machines that were deleted while no watch ran, which no event reports.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.machines
             .lock()

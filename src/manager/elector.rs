@@ -73,7 +73,7 @@ pub enum TimingError {
     #[error("the renew deadline has to be longer than {JITTER_FACTOR} times the retry period")]
     DeadlineTooShort,
     /// A pause of nothing would flood the API server.
-    #[error("the retry period has to be longer than nothing")]
+    #[error("the retry period must be greater than zero")]
     NoPause,
     /// A Lease counts in whole seconds and 32 bits.
     #[error("the lease duration has to be less than a day")]

@@ -241,7 +241,7 @@ pub fn plan(
             let (own, of_group) = (key_of(&machine.spec), drawn.class());
             if of_group.as_ref().is_some_and(|class| *class != own) {
                 problems.push(format!(
-                    "Machine `{}` is of class `{}`, and its {} of `{}`: a roll-out is under way; let \
+                    "Machine `{}` is of class `{}`, and its {} of `{}`: a rollout is under way; let \
                         machine-controller-manager finish it first",
                     name(&machine.metadata),
                     own.name,

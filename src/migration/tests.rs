@@ -228,7 +228,7 @@ fn what_can_not_be_migrated_is_named_with_what_to_do() {
         ),
         (
             refused(|all| all[2]["spec"]["class"]["name"] = json!("large")),
-            &["MachineClass `large`", "roll-out is under way"],
+            &["MachineClass `large`", "rollout is under way"],
         ),
         (
             refused(|all| drop(all.remove(3))),

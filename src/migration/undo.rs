@@ -185,8 +185,8 @@ impl Remains {
         for (set, group) in &self.rolled_out {
             all.push(format!(
                 "MachineSet {set} of {group} makes machines that machine-controller-manager does not know: a \
-                    roll-out is under way, or was made since; point the MachineDeployment at the template of \
-                    the migration, and wait for the end of the roll-out"
+                    rollout is under way, or was made since; point the MachineDeployment at the template of \
+                    the migration, and wait for the end of the rollout"
             ));
         }
         for group in &migration.groups {

@@ -33,7 +33,7 @@ const SECONDS: &str = "SOAK_SECONDS";
 const SEED: &str = "SOAK_SEED";
 const ORPHANS: &str = "SOAK_ORPHANS";
 /// How long all may take to be as it is wanted once nothing goes wrong any more: the longest wait between two
-/// tries, and the roll-out of a whole deployment.
+/// tries, and the rollout of a whole deployment.
 const CONVERGENCE: Duration = Duration::from_mins(8);
 /// How long the end of everything may take.
 const END: Duration = Duration::from_mins(6);

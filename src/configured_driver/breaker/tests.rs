@@ -230,7 +230,7 @@ async fn a_sign_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
     assert_eq!(woken.take(), ["m-1"]);
 }
 
-/// A roll-out of another class deletes a VM every second.
+/// A rollout of another class deletes a VM every second.
 #[tokio::test(start_paused = true)]
 async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
     let (breakers, key, woken) = open(1);

@@ -130,11 +130,11 @@ async fn create(
     if !ctx.may_create(object.get(), permit) {
         return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
     }
-    let credentials = MachineClass {
+    let wanted = MachineClass {
         provider_spec: plan.wanted.clone(),
         ..class
     };
-    if let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &credentials) {
+    if let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &wanted) {
         return Ok(circuit_open);
     }
     // Nothing is written of a create that would not leave this process: else a driver that
@@ -142,8 +142,8 @@ async fn create(
     if let Err(status) = permit.driver().prepare_call(Operation::CreateMachine).await {
         return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
     }
-    let class =
-        machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
+    let with_bootstrap_data =
+        machine_class::with_bootstrap_data(ctx, object.get(), wanted.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
     let named = named.and_then(|id| claim_named_id(ctx, object, id));
     // From before the write: the object may go at any time after it.
@@ -158,7 +158,7 @@ async fn create(
     // From here on a VM may be: an absence that was seen before says nothing about it.
     ctx.states.clear_absence(object.uid());
     let request = CreateMachineRequest {
-        machine: MachineRef::new(object.name(), class),
+        machine: MachineRef::new(object.name(), with_bootstrap_data),
         last_known_state: identity::last_known_state(object.get()),
     };
     let call = permit.driver().create_machine(request);
@@ -167,7 +167,7 @@ async fn create(
             ctx.states
                 .answered(object.uid(), AnsweredCreate { issued, made: true });
             drop(in_flight);
-            return created(ctx, object, permit, plan, credentials, machine).await;
+            return created(ctx, object, permit, plan, wanted, machine).await;
         }
         Err(status) => status,
     };
@@ -178,11 +178,11 @@ async fn create(
     }
     if failure.disposition == Disposition::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
-        return initialize(ctx, object, permit, credentials, vm).await;
+        return initialize(ctx, object, permit, wanted, vm).await;
     }
     record_refusal(object, &plan, &failure).await?;
     if failure.disposition == Disposition::AwaitCapacity {
-        ctx.await_capacity(object.get(), permit, &credentials);
+        ctx.await_capacity(object.get(), permit, &wanted);
     }
     if is_circuit_open(&failure.status) {
         return Ok(Context::awaiting_capacity(object.get()));

@@ -145,7 +145,7 @@ pub struct Provision {
 }
 
 impl Provision {
-    /// Whether a create was issued before, so that there may be a VM.
+    /// Whether an earlier create may have made a VM.
     pub fn vm_may_exist(&self) -> bool {
         self.recorded == VmExistence::MayExist
     }

@@ -39,7 +39,7 @@ pub fn failure(
         next_try,
         "{}",
         match outcome {
-            Outcome::RemoveFinalizer(_) => "a machine is let go by force",
+            Outcome::RemoveFinalizer(_) => "the finalizer is removed by force, and the VM may still be there",
             _ => "a machine has failed",
         }
     );

@@ -1,4 +1,4 @@
-//! What `capcmi plan` prints and how it ends, beside the roll-outs themselves.
+//! What `capcmi plan` prints and how it ends, beside the rollouts themselves.
 
 use std::process::Output;
 
