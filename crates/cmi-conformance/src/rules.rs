@@ -6,13 +6,14 @@
 
 /// A table of rules of a layer, one to a line: `"DRV-10" Must "what it asks for";`, with `Should / Must`
 /// where this provider has a level of its own, with `untested "why"` what no case proves, and with
-/// `, by_every_case` what none of its cases proves alone.
+/// `, by_every_case` what none of its cases proves alone. A prefix after the layer begins each id.
 macro_rules! rules {
-    ($layer:ident:
+    ($layer:ident: $($rows:tt)*) => { rules!($layer "": $($rows)*) };
+    ($layer:ident $prefix:literal:
         $($id:literal $level:ident $(/ $here:ident)? $says:literal
             $(untested $reason:expr)? $(, $how:ident)?;)*) => {
         &[$(Rule {
-            id: $id,
+            id: concat!($prefix, $id),
             layer: $crate::rules::Layer::$layer,
             level: $crate::rules::Level::$level,
             provider_level: rules!(@here $($here)?),
@@ -28,10 +29,9 @@ macro_rules! rules {
 }
 
 mod driver;
-mod driver_errors;
+mod errors;
 mod migration;
 mod plugin;
-mod plugin_errors;
 mod post_create;
 mod provider;
 
@@ -179,9 +179,9 @@ pub(crate) fn levels(source: Level, provider: Option<Level>) -> String {
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
         driver::RULES,
-        driver_errors::RULES,
+        errors::DRIVER,
         plugin::RULES,
-        plugin_errors::RULES,
+        errors::PLUGIN,
         post_create::RULES,
         migration::RULES,
         provider::RULES,
