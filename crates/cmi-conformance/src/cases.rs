@@ -50,17 +50,32 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         class::CASES,
         volumes::CASES,
         migrate::CASES,
-        validation::CASES,
+        validation::BLANK_NAME,
+        validation::TOO_LONG_NAME,
+        validation::EMPTY_SPEC,
+        validation::NO_CLUSTER,
+        validation::MANDATORY_FIELDS,
+        validation::MISSING_FIELDS,
+        validation::INVALID_SPECS,
+        validation::MESSAGES,
+        field_types::MACHINE_CALLS,
         field_types::CASES,
         texts::CASES,
-        credentials::CASES,
+        credentials::BAD,
+        credentials::RESTRICTED,
         concurrency::CASES,
+        concurrency::CANCELLED,
         cancelled_create::CASES,
         secrets::CASES,
         wire::CASES,
         published::CASES,
         extension::CASES,
         sizes::CASES,
+        faults::UNAVAILABLE,
+        faults::UNKNOWN,
+        faults::INTERNAL,
+        faults::LOCKED,
+        faults::DEADLINE,
         faults::CASES,
         restart::CASES,
     ]
@@ -71,7 +86,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 /// A table of cases, by row: the name, what holds when the case passes, the rows of the requirements that it
 /// proves, what it can't run without, and what it does.
 macro_rules! cases {
-    ($($name:literal: $title:literal $proves:expr, $needs:expr => $run:expr;)+) => {
+    ($($name:literal: $title:tt $proves:expr, $needs:expr => $run:expr;)+) => {
         &[$(
             $crate::Case {
                 name: $name,
@@ -84,6 +99,30 @@ macro_rules! cases {
     };
 }
 use cases;
+
+/// Cases that try the same with several calls: how their names end, what holds when they pass, what they
+/// can't be run without beside the call, and what they do. Each has a row: how its name begins, the call, and
+/// the rows of the requirements that it proves.
+macro_rules! family {
+    ($end:literal: $title:tt $needs:tt => $run:expr; $($begin:literal $call:ident $proves:expr;)+) => {
+        &[$(
+            $crate::Case {
+                name: concat!($begin, $end),
+                title: $title,
+                proves: &$proves,
+                needs: family!(@needs $call $needs),
+                run: |test_context| Box::pin(($run)(test_context, cmi_driver::Operation::$call)),
+            }
+        ),+]
+    };
+    // Every driver has these two.
+    (@needs CreateMachine $needs:tt) => { &$needs };
+    (@needs DeleteMachine $needs:tt) => { &$needs };
+    (@needs $call:ident [$($need:expr),*]) => {
+        &[$crate::Need::Call(cmi_driver::Operation::$call) $(, $need)*]
+    };
+}
+use family;
 
 #[cfg(test)]
 mod tests {

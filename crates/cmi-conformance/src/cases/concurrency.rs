@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::cases;
+use super::{cases, family};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId, Status};
@@ -97,25 +97,17 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-10"], [] => create_and_delete;
     "create-and-status-at-once": "a VM that is read while it is made is there or NOT_FOUND"
         ["CMI-10"], [Need::Call(Operation::GetMachineStatus)] => create_and_status;
-    "create-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
-        ["DRV-CR-01", "PLG-CR-01", "DRV-12", "CMI-22", "CMI-84"],
-        [] => |t| cancelled(t, Operation::CreateMachine);
-    "delete-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
-        ["DRV-DE-01", "PLG-DE-01", "DRV-21", "CMI-22", "CMI-102"],
-        [] => |t| cancelled(t, Operation::DeleteMachine);
-    "status-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
-        ["DRV-GS-01", "PLG-GS-01"],
-        [Need::Call(Operation::GetMachineStatus)] => |t| cancelled(t, Operation::GetMachineStatus);
-    "list-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
-        ["DRV-LM-01", "PLG-LM-01"],
-        [Need::Call(Operation::ListMachines)] => |t| cancelled(t, Operation::ListMachines);
-    "shut-down-cancelled":
-        "a call that is given up at any point can be repeated, and leaves nothing half done"
-        ["PLG-SD-01"],
-        [Need::Call(Operation::ShutDownMachine)] => |t| cancelled(t, Operation::ShutDownMachine);
-    "volumes-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
-        ["DRV-GV-01", "PLG-GV-01"],
-        [Need::Call(Operation::GetVolumeIds)] => |t| cancelled(t, Operation::GetVolumeIds);
+};
+
+pub(super) const CANCELLED: &[Case] = family! {
+    "-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+        [] => cancelled;
+    "create" CreateMachine ["DRV-CR-01", "PLG-CR-01", "DRV-12", "CMI-22", "CMI-84"];
+    "delete" DeleteMachine ["DRV-DE-01", "PLG-DE-01", "DRV-21", "CMI-22", "CMI-102"];
+    "status" GetMachineStatus ["DRV-GS-01", "PLG-GS-01"];
+    "list" ListMachines ["DRV-LM-01", "PLG-LM-01"];
+    "shut-down" ShutDownMachine ["PLG-SD-01"];
+    "volumes" GetVolumeIds ["DRV-GV-01", "PLG-GV-01"];
 };
 
 async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> CaseResult {

@@ -1,48 +1,29 @@
 //! What the calls answer to credentials that are missing, wrong, or not enough.
 
-use super::cases;
+use super::family;
 use super::faults::{prepared, sound};
 use crate::answer::CaseResult;
 use crate::{Case, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
-pub(super) const CASES: &[Case] = cases! {
-    "create-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
-        ["DRV-CR-16", "PLG-CR-16", "DRV-16", "CMI-96", "CMI-38"],
-        [Need::Setting(Setting::BadSecrets)] => |t| bad_secrets(t, Operation::CreateMachine);
-    "delete-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
-        ["DRV-DE-16", "PLG-DE-16", "DRV-24", "CMI-112", "CMI-38"],
-        [Need::Setting(Setting::BadSecrets)] => |t| bad_secrets(t, Operation::DeleteMachine);
-    "status-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
-        ["DRV-GS-16", "PLG-GS-16", "DRV-31", "CMI-124", "CMI-38"],
-        [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::BadSecrets)]
-            => |t| bad_secrets(t, Operation::GetMachineStatus);
-    "list-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
-        ["DRV-LM-16", "PLG-LM-16", "DRV-38", "CMI-143", "CMI-38"],
-        [Need::Call(Operation::ListMachines), Need::Setting(Setting::BadSecrets)]
-            => |t| bad_secrets(t, Operation::ListMachines);
-    "shut-down-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
-        ["PLG-SD-16", "CMI-134", "CMI-38"],
-        [Need::Call(Operation::ShutDownMachine), Need::Setting(Setting::BadSecrets)]
-            => |t| bad_secrets(t, Operation::ShutDownMachine);
-    "create-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
-        ["DRV-CR-07", "PLG-CR-07", "CMI-32"],
-        [Need::Setting(Setting::RestrictedSecrets)] => |t| restricted_secrets(t, Operation::CreateMachine);
-    "delete-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
-        ["DRV-DE-07", "PLG-DE-07", "CMI-32"],
-        [Need::Setting(Setting::RestrictedSecrets)] => |t| restricted_secrets(t, Operation::DeleteMachine);
-    "status-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
-        ["DRV-GS-07", "PLG-GS-07", "CMI-32"],
-        [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::RestrictedSecrets)]
-            => |t| restricted_secrets(t, Operation::GetMachineStatus);
-    "list-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
-        ["DRV-LM-07", "PLG-LM-07", "CMI-32"],
-        [Need::Call(Operation::ListMachines), Need::Setting(Setting::RestrictedSecrets)]
-            => |t| restricted_secrets(t, Operation::ListMachines);
-    "shut-down-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
-        ["PLG-SD-07", "CMI-32"],
-        [Need::Call(Operation::ShutDownMachine), Need::Setting(Setting::RestrictedSecrets)]
-            => |t| restricted_secrets(t, Operation::ShutDownMachine);
+pub(super) const BAD: &[Case] = family! {
+    "-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
+        [Need::Setting(Setting::BadSecrets)] => bad_secrets;
+    "create" CreateMachine ["DRV-CR-16", "PLG-CR-16", "DRV-16", "CMI-96", "CMI-38"];
+    "delete" DeleteMachine ["DRV-DE-16", "PLG-DE-16", "DRV-24", "CMI-112", "CMI-38"];
+    "status" GetMachineStatus ["DRV-GS-16", "PLG-GS-16", "DRV-31", "CMI-124", "CMI-38"];
+    "list" ListMachines ["DRV-LM-16", "PLG-LM-16", "DRV-38", "CMI-143", "CMI-38"];
+    "shut-down" ShutDownMachine ["PLG-SD-16", "CMI-134", "CMI-38"];
+};
+
+pub(super) const RESTRICTED: &[Case] = family! {
+    "-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
+        [Need::Setting(Setting::RestrictedSecrets)] => restricted_secrets;
+    "create" CreateMachine ["DRV-CR-07", "PLG-CR-07", "CMI-32"];
+    "delete" DeleteMachine ["DRV-DE-07", "PLG-DE-07", "CMI-32"];
+    "status" GetMachineStatus ["DRV-GS-07", "PLG-GS-07", "CMI-32"];
+    "list" ListMachines ["DRV-LM-07", "PLG-LM-07", "CMI-32"];
+    "shut-down" ShutDownMachine ["PLG-SD-07", "CMI-32"];
 };
 
 async fn bad_secrets(t: TestContext, operation: Operation) -> CaseResult {

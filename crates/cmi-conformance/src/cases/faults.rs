@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::cases;
+use super::{cases, family};
 use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, CaseError, Hook, HookCall, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
@@ -18,72 +18,41 @@ const TRANSIENT: &[Code] = &[
 /// What a driver does that takes the failure of its back end for an empty list.
 const ABSENCE: &str = "; NOT_FOUND is a promise that the back end has no such VM, and another would be made";
 
-pub(super) const CASES: &[Case] = cases! {
-    "create-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
-        ["DRV-CR-14", "PLG-CR-14", "CMI-26", "DRV-16", "CMI-96", "DRV-15", "CMI-95"],
-        [Need::Hook(Hook::Unavailable)] => |t| unavailable(t, Operation::CreateMachine);
-    "delete-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
-        ["DRV-DE-14", "PLG-DE-14", "DRV-24", "CMI-112", "DRV-23", "CMI-111"],
-        [Need::Hook(Hook::Unavailable)] => |t| unavailable(t, Operation::DeleteMachine);
-    "status-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
-        ["DRV-GS-14", "PLG-GS-14", "DRV-31", "CMI-124", "DRV-30", "CMI-123"],
-        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unavailable)]
-            => |t| unavailable(t, Operation::GetMachineStatus);
-    "list-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
-        ["DRV-LM-14", "PLG-LM-14", "DRV-38", "CMI-143", "DRV-37", "CMI-142"],
-        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unavailable)]
-            => |t| unavailable(t, Operation::ListMachines);
-    "shut-down-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
-        ["PLG-SD-14", "CMI-134", "CMI-133"],
-        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unavailable)]
-            => |t| unavailable(t, Operation::ShutDownMachine);
-    "volumes-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
-        ["DRV-GV-14", "PLG-GV-14"],
-        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unavailable)]
-            => |t| unavailable(t, Operation::GetVolumeIds);
-    "create-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
-        ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"],
-        [Need::Hook(Hook::Unknown)] => |t| unknown(t, Operation::CreateMachine);
-    "delete-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
-        ["DRV-DE-02", "PLG-DE-02", "DRV-23", "CMI-111"],
-        [Need::Hook(Hook::Unknown)] => |t| unknown(t, Operation::DeleteMachine);
-    "status-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
-        ["DRV-GS-02", "PLG-GS-02", "DRV-30", "CMI-123"],
-        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unknown)]
-            => |t| unknown(t, Operation::GetMachineStatus);
-    "list-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
-        ["DRV-LM-02", "PLG-LM-02", "DRV-37", "CMI-142"],
-        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unknown)]
-            => |t| unknown(t, Operation::ListMachines);
-    "shut-down-unknown":
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
-        ["PLG-SD-02", "CMI-133"],
-        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unknown)]
-            => |t| unknown(t, Operation::ShutDownMachine);
-    "volumes-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
-        ["DRV-GV-02", "PLG-GV-02"],
-        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unknown)]
-            => |t| unknown(t, Operation::GetVolumeIds);
-    "create-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
-        ["DRV-CR-13", "PLG-CR-13"], [Need::Hook(Hook::Internal)] => |t| internal(t, Operation::CreateMachine);
-    "delete-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
-        ["DRV-DE-13", "PLG-DE-13"], [Need::Hook(Hook::Internal)] => |t| internal(t, Operation::DeleteMachine);
-    "status-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
-        ["DRV-GS-13", "PLG-GS-13"],
-        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Internal)]
-            => |t| internal(t, Operation::GetMachineStatus);
-    "list-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
-        ["DRV-LM-13", "PLG-LM-13"],
-        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Internal)]
-            => |t| internal(t, Operation::ListMachines);
-    "shut-down-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
-        ["PLG-SD-13"],
-        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Internal)]
-            => |t| internal(t, Operation::ShutDownMachine);
-    "volumes-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
-        ["DRV-GV-13", "PLG-GV-13"],
-        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Internal)]
-            => |t| internal(t, Operation::GetVolumeIds);
+pub(super) const UNAVAILABLE: &[Case] = family! {
+    "-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        [Need::Hook(Hook::Unavailable)] => |t, call| broken(t, call, Hook::Unavailable, &[Code::Unavailable]);
+    "create" CreateMachine ["DRV-CR-14", "PLG-CR-14", "CMI-26", "DRV-16", "CMI-96", "DRV-15", "CMI-95"];
+    "delete" DeleteMachine ["DRV-DE-14", "PLG-DE-14", "DRV-24", "CMI-112", "DRV-23", "CMI-111"];
+    "status" GetMachineStatus ["DRV-GS-14", "PLG-GS-14", "DRV-31", "CMI-124", "DRV-30", "CMI-123"];
+    "list" ListMachines ["DRV-LM-14", "PLG-LM-14", "DRV-38", "CMI-143", "DRV-37", "CMI-142"];
+    "shut-down" ShutDownMachine ["PLG-SD-14", "CMI-134", "CMI-133"];
+    "volumes" GetVolumeIds ["DRV-GV-14", "PLG-GV-14"];
+};
+
+pub(super) const UNKNOWN: &[Case] = family! {
+    "-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        [Need::Hook(Hook::Unknown)]
+        => |t, call| broken(t, call, Hook::Unknown, &[Code::Unknown, Code::Internal]);
+    "create" CreateMachine ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"];
+    "delete" DeleteMachine ["DRV-DE-02", "PLG-DE-02", "DRV-23", "CMI-111"];
+    "status" GetMachineStatus ["DRV-GS-02", "PLG-GS-02", "DRV-30", "CMI-123"];
+    "list" ListMachines ["DRV-LM-02", "PLG-LM-02", "DRV-37", "CMI-142"];
+    "shut-down" ShutDownMachine ["PLG-SD-02", "CMI-133"];
+    "volumes" GetVolumeIds ["DRV-GV-02", "PLG-GV-02"];
+};
+
+pub(super) const INTERNAL: &[Case] = family! {
+    "-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        [Need::Hook(Hook::Internal)] => |t, call| broken(t, call, Hook::Internal, &[Code::Internal]);
+    "create" CreateMachine ["DRV-CR-13", "PLG-CR-13"];
+    "delete" DeleteMachine ["DRV-DE-13", "PLG-DE-13"];
+    "status" GetMachineStatus ["DRV-GS-13", "PLG-GS-13"];
+    "list" ListMachines ["DRV-LM-13", "PLG-LM-13"];
+    "shut-down" ShutDownMachine ["PLG-SD-13"];
+    "volumes" GetVolumeIds ["DRV-GV-13", "PLG-GV-13"];
+};
+
+pub(super) const LOCKED: &[Case] = cases! {
     "create-locked":
         "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be adopted all the same it \
             is OK"
@@ -101,26 +70,20 @@ pub(super) const CASES: &[Case] = cases! {
         ["PLG-SD-09"],
         [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
             => |t| locked(t, Operation::ShutDownMachine);
-    "create-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
-        ["DRV-CR-04", "PLG-CR-04"], [Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::CreateMachine);
-    "delete-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
-        ["DRV-DE-04", "PLG-DE-04"], [Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::DeleteMachine);
-    "status-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
-        ["DRV-GS-04", "PLG-GS-04"],
-        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Slow)]
-            => |t| deadline(t, Operation::GetMachineStatus);
-    "list-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
-        ["DRV-LM-04", "PLG-LM-04"],
-        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Slow)]
-            => |t| deadline(t, Operation::ListMachines);
-    "shut-down-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
-        ["PLG-SD-04"],
-        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Slow)]
-            => |t| deadline(t, Operation::ShutDownMachine);
-    "volumes-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
-        ["DRV-GV-04", "PLG-GV-04"],
-        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Slow)]
-            => |t| deadline(t, Operation::GetVolumeIds);
+};
+
+pub(super) const DEADLINE: &[Case] = family! {
+    "-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        [Need::Hook(Hook::Slow)] => deadline;
+    "create" CreateMachine ["DRV-CR-04", "PLG-CR-04"];
+    "delete" DeleteMachine ["DRV-DE-04", "PLG-DE-04"];
+    "status" GetMachineStatus ["DRV-GS-04", "PLG-GS-04"];
+    "list" ListMachines ["DRV-LM-04", "PLG-LM-04"];
+    "shut-down" ShutDownMachine ["PLG-SD-04"];
+    "volumes" GetVolumeIds ["DRV-GV-04", "PLG-GV-04"];
+};
+
+pub(super) const CASES: &[Case] = cases! {
     "create-lost-response": "a VM whose answer was lost is the one that a repeat gives"
         ["DRV-12", "CMI-22", "CMI-84", "CAP-11"], [Need::Hook(Hook::LoseResponse)] => create_lost;
     "delete-lost-response": "a deletion whose answer was lost is OK when it is repeated"
@@ -163,20 +126,8 @@ pub(super) async fn sound(
     t.has_exactly(request, &[(request, &now)]).await
 }
 
-async fn unavailable(t: TestContext, operation: Operation) -> CaseResult {
-    broken(&t, operation, Hook::Unavailable, &[Code::Unavailable]).await
-}
-
-async fn unknown(t: TestContext, operation: Operation) -> CaseResult {
-    broken(&t, operation, Hook::Unknown, &[Code::Unknown, Code::Internal]).await
-}
-
-async fn internal(t: TestContext, operation: Operation) -> CaseResult {
-    broken(&t, operation, Hook::Internal, &[Code::Internal]).await
-}
-
-async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
-    let (request, id) = prepared(t, operation).await?;
+async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
+    let (request, id) = prepared(&t, operation).await?;
     // So that a driver which answers what it has seen last has seen something.
     if matches!(operation, Operation::GetMachineStatus | Operation::ListMachines) {
         let seen = t.invoke(operation, &request).await?;
@@ -199,7 +150,7 @@ async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code
             error
         }
     })?;
-    sound(t, operation, &request, id.as_ref()).await
+    sound(&t, operation, &request, id.as_ref()).await
 }
 
 /// Most drivers read volume ids out of the specs: then a back end that is broken breaks

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::cases;
+use super::{cases, family};
 use crate::answer::{Answer, CaseError, CaseResult, ensure};
 use crate::{Case, Need, TestContext};
 use cmi_driver::{Code, JsonPointer, MachineClass, Operation, Status, tags};
@@ -12,35 +12,20 @@ use cmi_driver::{Code, JsonPointer, MachineClass, Operation, Status, tags};
 /// A tag that no driver knows.
 const OTHER_TAG: &str = "conformance.example.com/purpose";
 
+const TITLE: &str = "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never \
+    breaks the driver";
+
+pub(super) const MACHINE_CALLS: &[Case] = family! {
+    "-field-types": TITLE [] => field_types;
+    "create" CreateMachine ["DRV-04", "DRV-CR-03", "PLG-CR-03", "CMI-30", "CMI-48"];
+    "delete" DeleteMachine ["DRV-04", "DRV-DE-03", "PLG-DE-03", "CMI-30", "CMI-48"];
+    "status" GetMachineStatus ["DRV-04", "DRV-GS-03", "PLG-GS-03", "CMI-30", "CMI-48"];
+    "list" ListMachines ["DRV-04", "DRV-LM-03", "PLG-LM-03", "CMI-30", "CMI-48"];
+    "shut-down" ShutDownMachine ["PLG-SD-03", "CMI-30", "CMI-48"];
+};
+
 pub(super) const CASES: &[Case] = cases! {
-    "create-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
-        ["DRV-04", "DRV-CR-03", "PLG-CR-03", "CMI-30", "CMI-48"],
-        [] => |t| field_types(t, Operation::CreateMachine);
-    "delete-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
-        ["DRV-04", "DRV-DE-03", "PLG-DE-03", "CMI-30", "CMI-48"],
-        [] => |t| field_types(t, Operation::DeleteMachine);
-    "status-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
-        ["DRV-04", "DRV-GS-03", "PLG-GS-03", "CMI-30", "CMI-48"],
-        [Need::Call(Operation::GetMachineStatus)] => |t| field_types(t, Operation::GetMachineStatus);
-    "list-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
-        ["DRV-04", "DRV-LM-03", "PLG-LM-03", "CMI-30", "CMI-48"],
-        [Need::Call(Operation::ListMachines)] => |t| field_types(t, Operation::ListMachines);
-    "shut-down-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
-        ["PLG-SD-03", "CMI-30", "CMI-48"],
-        [Need::Call(Operation::ShutDownMachine)] => |t| field_types(t, Operation::ShutDownMachine);
-    "initialize-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
+    "initialize-field-types": TITLE
         ["CAP-21"], [Need::Call(Operation::InitializeMachine)]
         => |t| field_types_of_a_vm(t, Operation::InitializeMachine);
     "update-field-types":
@@ -48,18 +33,12 @@ pub(super) const CASES: &[Case] = cases! {
          updated, and never breaks the driver"
         ["CAP-21"], [Need::Call(Operation::UpdateMachine)]
         => |t| field_types_of_a_vm(t, Operation::UpdateMachine);
-    "restart-machine-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
+    "restart-machine-field-types": TITLE
         ["CAP-21"], [Need::Call(Operation::RestartMachine)]
         => |t| field_types_of_a_vm(t, Operation::RestartMachine);
-    "zones-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
+    "zones-field-types": TITLE
         ["CAP-28"], [Need::Call(Operation::ListZones)] => zones;
-    "class-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
-         driver"
+    "class-field-types": TITLE
         ["CAP-28"], [Need::Call(Operation::DescribeClass)] => description;
     "volumes-field-types":
         "null, or a value of another type, in the spec of a volume is INVALID_ARGUMENT or leaves the volume \

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, json};
 
-use super::cases;
 use super::secrets::speaks;
+use super::{cases, family};
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderSpec, tags};
@@ -11,100 +11,73 @@ use cmi_driver::{Code, Operation, ProviderSpec, tags};
 /// Longer than any name that a back end or Kubernetes takes.
 const TOO_LONG: usize = 1000;
 
-pub(super) const CASES: &[Case] = cases! {
-    "create-blank-name": "a blank name is INVALID_ARGUMENT"
-        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-15", "CMI-19", "CMI-28", "CMI-87"],
-        [] => |t| blank_name(t, Operation::CreateMachine);
-    "delete-blank-name": "a blank name is INVALID_ARGUMENT"
-        ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-105"],
-        [] => |t| blank_name(t, Operation::DeleteMachine);
-    "status-blank-name": "a blank name is INVALID_ARGUMENT"
-        ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-118"],
-        [Need::Call(Operation::GetMachineStatus)] => |t| blank_name(t, Operation::GetMachineStatus);
-    "shut-down-blank-name": "a blank name is INVALID_ARGUMENT"
-        ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-130"],
-        [Need::Call(Operation::ShutDownMachine)] => |t| blank_name(t, Operation::ShutDownMachine);
+pub(super) const BLANK_NAME: &[Case] = family! {
+    "-blank-name": "a blank name is INVALID_ARGUMENT" [] => blank_name;
+    "create" CreateMachine
+        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-15", "CMI-19", "CMI-28", "CMI-87"];
+    "delete" DeleteMachine ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-105"];
+    "status" GetMachineStatus ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-118"];
+    "shut-down" ShutDownMachine ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-130"];
+};
+
+pub(super) const TOO_LONG_NAME: &[Case] = cases! {
     "create-too-long-name": "a name beyond every limit is INVALID_ARGUMENT and makes nothing"
         ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"], [] => too_long_name;
-    "create-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
-        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-28", "CMI-88", "CMI-89"],
-        [] => |t| empty_spec(t, Operation::CreateMachine);
-    "delete-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
-        ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-106"],
-        [] => |t| empty_spec(t, Operation::DeleteMachine);
-    "status-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
-        ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-119"],
-        [Need::Call(Operation::GetMachineStatus)] => |t| empty_spec(t, Operation::GetMachineStatus);
-    "list-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
-        ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143", "CMI-28", "CMI-139"],
-        [Need::Call(Operation::ListMachines)] => |t| empty_spec(t, Operation::ListMachines);
-    "shut-down-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
-        ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-131"],
-        [Need::Call(Operation::ShutDownMachine)] => |t| empty_spec(t, Operation::ShutDownMachine);
-    "create-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
-        ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
-        [] => |t| no_cluster(t, Operation::CreateMachine);
-    "delete-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
-        ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
-        [] => |t| no_cluster(t, Operation::DeleteMachine);
-    "status-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
-        ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
-        [Need::Call(Operation::GetMachineStatus)] => |t| no_cluster(t, Operation::GetMachineStatus);
-    "list-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
-        ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
-        [Need::Call(Operation::ListMachines)] => |t| no_cluster(t, Operation::ListMachines);
-    "shut-down-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
-        ["CMI-48", "PLG-SD-03", "CMI-134"],
-        [Need::Call(Operation::ShutDownMachine)] => |t| no_cluster(t, Operation::ShutDownMachine);
-    "create-mandatory-fields":
+};
+
+pub(super) const EMPTY_SPEC: &[Case] = family! {
+    "-empty-spec": "an empty provider spec is INVALID_ARGUMENT" [] => empty_spec;
+    "create" CreateMachine ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-28", "CMI-88", "CMI-89"];
+    "delete" DeleteMachine ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-106"];
+    "status" GetMachineStatus ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-119"];
+    "list" ListMachines ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143", "CMI-28", "CMI-139"];
+    "shut-down" ShutDownMachine ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-131"];
+};
+
+pub(super) const NO_CLUSTER: &[Case] = family! {
+    "-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing" [] => no_cluster;
+    "create" CreateMachine ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"];
+    "delete" DeleteMachine ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"];
+    "status" GetMachineStatus ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"];
+    "list" ListMachines ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"];
+    "shut-down" ShutDownMachine ["CMI-48", "PLG-SD-03", "CMI-134"];
+};
+
+pub(super) const MANDATORY_FIELDS: &[Case] = family! {
+    "-mandatory-fields":
         "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
-        ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
-        [Need::Setting(Setting::MandatoryFields)] => |t| mandatory_fields(t, Operation::CreateMachine);
-    "delete-mandatory-fields":
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
-        ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
-        [Need::Setting(Setting::MandatoryFields)] => |t| mandatory_fields(t, Operation::DeleteMachine);
-    "status-mandatory-fields":
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
-        ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
-        [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::MandatoryFields)]
-            => |t| mandatory_fields(t, Operation::GetMachineStatus);
-    "list-mandatory-fields":
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
-        ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
-        [Need::Call(Operation::ListMachines), Need::Setting(Setting::MandatoryFields)]
-            => |t| mandatory_fields(t, Operation::ListMachines);
-    "initialize-missing-fields":
+        [Need::Setting(Setting::MandatoryFields)] => mandatory_fields;
+    "create" CreateMachine ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"];
+    "delete" DeleteMachine ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"];
+    "status" GetMachineStatus ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"];
+    "list" ListMachines ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"];
+};
+
+pub(super) const MISSING_FIELDS: &[Case] = family! {
+    "-missing-fields":
         "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
          INVALID_ARGUMENT"
-        ["CAP-21"], [Need::Call(Operation::InitializeMachine)]
-        => |t| missing_fields(t, Operation::InitializeMachine);
-    "update-missing-fields":
-        "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
-         INVALID_ARGUMENT"
-        ["CAP-21"], [Need::Call(Operation::UpdateMachine)] => |t| missing_fields(t, Operation::UpdateMachine);
-    "restart-machine-missing-fields":
-        "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
-         INVALID_ARGUMENT"
-        ["CAP-21"], [Need::Call(Operation::RestartMachine)]
-        => |t| missing_fields(t, Operation::RestartMachine);
+        [] => missing_fields;
+    "initialize" InitializeMachine ["CAP-21"];
+    "update" UpdateMachine ["CAP-21"];
+    "restart-machine" RestartMachine ["CAP-21"];
+};
+
+pub(super) const INVALID_SPECS: &[Case] = cases! {
     "create-invalid-specs": "a spec that is not valid is INVALID_ARGUMENT and makes nothing"
         ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
         [Need::Setting(Setting::InvalidSpecs)] => invalid_specs;
     "create-out-of-range": "a size that there is not is OUT_OF_RANGE and makes nothing"
         ["DRV-CR-11", "PLG-CR-11"], [Need::Setting(Setting::OutOfRangeSpecs)] => out_of_range;
-    "create-messages": "an error says in words what is wrong"
-        ["DRV-06", "DRV-17", "CMI-40", "CMI-98"], [] => |t| messages(t, Operation::CreateMachine);
-    "delete-messages": "an error says in words what is wrong"
-        ["DRV-25", "CMI-113"], [] => |t| messages(t, Operation::DeleteMachine);
-    "status-messages": "an error says in words what is wrong"
-        ["DRV-32", "CMI-125"],
-        [Need::Call(Operation::GetMachineStatus)] => |t| messages(t, Operation::GetMachineStatus);
-    "list-messages": "an error says in words what is wrong"
-        ["DRV-39", "CMI-145"],
-        [Need::Call(Operation::ListMachines)] => |t| messages(t, Operation::ListMachines);
-    "shut-down-messages": "an error says in words what is wrong"
-        ["CMI-135"], [Need::Call(Operation::ShutDownMachine)] => |t| messages(t, Operation::ShutDownMachine);
+};
+
+pub(super) const MESSAGES: &[Case] = family! {
+    "-messages": "an error says in words what is wrong" [] => messages;
+    "create" CreateMachine ["DRV-06", "DRV-17", "CMI-40", "CMI-98"];
+    "delete" DeleteMachine ["DRV-25", "CMI-113"];
+    "status" GetMachineStatus ["DRV-32", "CMI-125"];
+    "list" ListMachines ["DRV-39", "CMI-145"];
+    "shut-down" ShutDownMachine ["CMI-135"];
 };
 
 /// Refused as invalid; a create has made nothing, and a VM that is there is still there.
