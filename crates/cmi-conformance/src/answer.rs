@@ -1,7 +1,9 @@
 //! What a call answered, and what a case makes of it.
 
+use std::fmt;
+
 use super::config::Setting;
-use cmi_driver::{Code, Operation, Status};
+use cmi_driver::{Code, Machine, Operation, Status};
 
 /// Why a case ends early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +84,25 @@ pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> CaseResult {
     }
 }
 
+/// What an answer calls a VM: its id, and the name of its Node.
+pub fn names(machine: &Machine) -> (&str, &str) {
+    (machine.provider_id.as_str(), &machine.node_name)
+}
+
+/// Fails unless a call names the VM as CreateMachine did.
+///
+/// # Errors
+/// [`CaseError::Failed`] with the names of both.
+pub fn same_names(made: &Machine, call: impl fmt::Display, found: (&str, &str)) -> CaseResult {
+    ensure(found == names(made), || {
+        let (id, node) = names(made);
+        format!(
+            "CreateMachine answered `{id}` and `{node}`, {call} `{}` and `{}`",
+            found.0, found.1
+        )
+    })
+}
+
 /// The answer of a call, not judged yet.
 #[derive(Debug)]
 #[must_use = "an answer that is not judged proves nothing"]
@@ -121,7 +142,7 @@ impl<T> Answer<T> {
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
     pub fn refused_with(self, codes: &[Code]) -> CaseResult<Status> {
-        let wanted = names(codes);
+        let wanted = names_of(codes);
         let (operation, about) = (self.operation, self.about);
         match self.result {
             Err(status) if codes.contains(&status.code()) => Ok(status),
@@ -145,6 +166,11 @@ impl<T> Answer<T> {
         }
     }
 
+    /// The code that the call was refused with.
+    pub fn code(&self) -> Option<Code> {
+        self.result.as_ref().err().map(Status::code)
+    }
+
     /// Without the response: for what only asks how a call ended.
     pub fn bare(self) -> Answer<()> {
         Answer {
@@ -155,7 +181,7 @@ impl<T> Answer<T> {
     }
 }
 
-fn names(codes: &[Code]) -> String {
+fn names_of(codes: &[Code]) -> String {
     let names: Vec<_> = codes.iter().map(|code| code.name()).collect();
     names.join(" or ")
 }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{cases, family};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
-use cmi_driver::{Code, Operation, ProviderId, Status};
+use cmi_driver::{Code, Operation, ProviderId};
 
 /// How many identical calls are made at once.
 const CONCURRENT_CALLS: usize = 8;
@@ -202,8 +202,7 @@ async fn makes_one_vm(
         })?;
         let Some(answer) = answer else { continue };
         let answer = answer?;
-        let code = answer.result.as_ref().err().map(Status::code);
-        is_full |= round > 0 && code == Some(Code::ResourceExhausted);
+        is_full |= round > 0 && answer.code() == Some(Code::ResourceExhausted);
         if !is_full {
             let made = answer.ok_or(&[Code::Aborted])?;
             ids.extend(made.map(|machine| machine.provider_id));

@@ -3,7 +3,7 @@
 use futures::future::try_join_all;
 
 use super::cases;
-use crate::answer::{CaseResult, ensure};
+use crate::answer::{CaseResult, ensure, names};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, LastKnownState, Machine, Operation, SecretValue, USER_DATA, is_dns_subdomain, tags};
 
@@ -146,15 +146,12 @@ async fn again(t: TestContext, times: usize) -> CaseResult {
     let first = t.prepare(&request).await?;
     for _ in 0..times {
         let next = t.create(&request).await?.ok()?;
-        ensure(
-            (&next.provider_id, &next.node_name) == (&first.provider_id, &first.node_name),
-            || {
-                format!(
-                    "the VM was `{}`, and is `{}` now",
-                    first.provider_id, next.provider_id
-                )
-            },
-        )?;
+        ensure(names(&next) == names(&first), || {
+            format!(
+                "the VM was `{}`, and is `{}` now",
+                first.provider_id, next.provider_id
+            )
+        })?;
     }
     t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
@@ -231,16 +228,13 @@ async fn hot_update(t: TestContext) -> CaseResult {
                 "the request differs from the VM by the change {change} alone, which is `hot_updatable`"
             ))
         })?;
-        ensure(
-            (&again.provider_id, &again.node_name) == (&first.provider_id, &first.node_name),
-            || {
-                format!(
-                    "the VM was `{}` of the node `{}`, and with the change {change} alone CreateMachine \
-                     answered `{}` of `{}`",
-                    first.provider_id, first.node_name, again.provider_id, again.node_name
-                )
-            },
-        )?;
+        ensure(names(&again) == names(&first), || {
+            format!(
+                "the VM was `{}` of the node `{}`, and with the change {change} alone CreateMachine \
+                 answered `{}` of `{}`",
+                first.provider_id, first.node_name, again.provider_id, again.node_name
+            )
+        })?;
     }
     t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
@@ -274,7 +268,7 @@ async fn any_state(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let state = LastKnownState::new(vec![0, 159, 146, 150, 255]);
     let answer = t.create_with(&request, state).await?;
-    let refused = matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument);
+    let refused = answer.code() == Some(Code::InvalidArgument);
     answer.ok_or(&[Code::InvalidArgument, Code::Aborted])?;
     let machine = t.make(&request).await?;
     if refused {
@@ -338,7 +332,7 @@ async fn user_data_of_any_bytes(t: TestContext) -> CaseResult {
     let request = t.machine_request("bytes").with_user_data(NO_TEXT.to_vec());
     t.track(&request);
     let answer = t.create(&request).await?;
-    if matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument) {
+    if answer.code() == Some(Code::InvalidArgument) {
         t.warn("user data that is no text, such as what gzip writes, is refused");
         return t.has_none(&t.machine_request("bytes")).await;
     }

@@ -5,9 +5,10 @@ use tonic::Code as Grpc;
 
 use super::cases;
 use super::requests::{Fields, GET_MACHINE, INITIALIZE, RESTART, UPDATE, of_machine, raw};
-use crate::answer::{CaseError, CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, names, same_names};
 use crate::{Case, Need, TestContext};
 use cmi_driver::{Machine, Operation, ProviderId};
+use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use cmi_grpc::proto::capcmi::v1::{
     self, GetMachineRequest, InitializeMachineRequest, RestartMachineRequest, RestartMachineResponse,
     UpdateMachineRequest, UpdateMachineResponse,
@@ -64,22 +65,10 @@ impl Request<'_> {
 async fn prepared(t: &TestContext) -> CaseResult<(Vec<&'static str>, Fields, Machine)> {
     let declared = super::published::extended(t).await?.unwrap_or_default();
     let offered: Vec<_> = [
-        (
-            v1::get_extension_capabilities_response::Call::GetMachine,
-            GET_MACHINE,
-        ),
-        (
-            v1::get_extension_capabilities_response::Call::InitializeMachine,
-            INITIALIZE,
-        ),
-        (
-            v1::get_extension_capabilities_response::Call::UpdateMachine,
-            UPDATE,
-        ),
-        (
-            v1::get_extension_capabilities_response::Call::RestartMachine,
-            RESTART,
-        ),
+        (Call::GetMachine, GET_MACHINE),
+        (Call::InitializeMachine, INITIALIZE),
+        (Call::UpdateMachine, UPDATE),
+        (Call::RestartMachine, RESTART),
     ]
     .into_iter()
     .filter(|(call, _)| declared.calls.contains(&(*call as i32)))
@@ -106,13 +95,11 @@ async fn missing_fields(t: TestContext) -> CaseResult {
     let (offered, fields, made) = prepared(&t).await?;
     let nameless = Fields {
         name: String::new(),
-        spec: fields.spec.clone(),
-        secrets: fields.secrets.clone(),
+        ..fields.clone()
     };
     let specless = Fields {
-        name: fields.name.clone(),
         spec: Vec::new(),
-        secrets: fields.secrets.clone(),
+        ..fields.clone()
     };
     let id = made.provider_id.as_str();
     let request = |fields, id| Request {
@@ -175,7 +162,7 @@ async fn answers(t: TestContext) -> CaseResult {
             // One that still boots is on its way up.
             RESTART if answer.is_code(Grpc::Aborted) => {}
             RESTART => drop(answer.ok::<RestartMachineResponse>()?),
-            _ => names(path, &answer.ok()?, &made)?,
+            _ => is_of(&made, path, answer.ok()?)?,
         }
     }
     // What was last applied is a hint: one that can't be read is refused, or as good as none.
@@ -192,16 +179,8 @@ async fn answers(t: TestContext) -> CaseResult {
     is_there(&t, &made.provider_id).await
 }
 
-fn names(path: &str, answered: &v1::Machine, made: &Machine) -> CaseResult {
-    let machine = Machine::try_from(answered.clone())
+fn is_of(made: &Machine, path: &str, answered: v1::Machine) -> CaseResult {
+    let machine = Machine::try_from(answered)
         .map_err(|error| CaseError::failed(format!("the client refuses the answer of {path}: {error}")))?;
-    ensure(
-        (&machine.provider_id, &machine.node_name) == (&made.provider_id, &made.node_name),
-        || {
-            format!(
-                "CreateMachine answered `{}` and `{}`, {path} `{}` and `{}`",
-                made.provider_id, made.node_name, machine.provider_id, machine.node_name
-            )
-        },
-    )
+    same_names(made, path, names(&machine))
 }

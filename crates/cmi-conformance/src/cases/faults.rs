@@ -138,9 +138,8 @@ async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]
     let answer = t.invoke(operation, &request).await?;
     t.restore().await?;
     needs_back_end(operation, &answer)?;
-    let is_look_up = operation == Operation::GetMachineStatus;
     let is_taken_for_absence =
-        is_look_up && matches!(&answer.result, Err(status) if status.code() == Code::NotFound);
+        operation == Operation::GetMachineStatus && answer.code() == Some(Code::NotFound);
     let refused = answer.refused_with(codes);
     refused.map_err(|error| {
         let error = error.after(&format!("after the hook `{hook}`"));

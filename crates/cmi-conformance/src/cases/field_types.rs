@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{cases, family};
 use crate::answer::{Answer, CaseError, CaseResult, ensure};
 use crate::{Case, Need, TestContext};
-use cmi_driver::{Code, JsonPointer, MachineClass, Operation, Status, tags};
+use cmi_driver::{Code, JsonPointer, MachineClass, Operation, tags};
 
 /// A tag that no driver knows.
 const OTHER_TAG: &str = "conformance.example.com/purpose";
@@ -188,8 +188,7 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             let what = format!("by a provider spec with {value} as {place}");
             let request = t.machine_request(&format!("n{number}")).with_value(&place, value);
             let answer = t.invoke(operation, &request).await?;
-            let code = answer.result.as_ref().err().map(Status::code);
-            let is_accepted = matches!(code, None | Some(Code::Aborted));
+            let is_accepted = matches!(answer.code(), None | Some(Code::Aborted));
             let checked = check(answer, mandatory.contains(&place), &TAKEN_OR_REFUSED);
             checked.map_err(|error| error.after(&what))?;
             if is_accepted && operation == Operation::CreateMachine {

@@ -3,7 +3,7 @@
 use super::cases;
 use super::requests::reaches_the_plugin;
 use super::status::{counted, mutations};
-use crate::answer::{CaseResult, ensure};
+use crate::answer::{CaseResult, ensure, names, same_names};
 use crate::{Case, CaseError, Hook, HookCall, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -49,15 +49,7 @@ async fn like_create(t: TestContext) -> CaseResult {
     let made = t.prepare(&request).await?;
     for id in [None, Some(&made.provider_id)] {
         let initialized = t.initialize(&request, id).await?.ok()?;
-        ensure(
-            (&initialized.provider_id, &initialized.node_name) == (&made.provider_id, &made.node_name),
-            || {
-                format!(
-                    "CreateMachine answered `{}` and `{}`, InitializeMachine `{}` and `{}`",
-                    made.provider_id, made.node_name, initialized.provider_id, initialized.node_name
-                )
-            },
-        )?;
+        same_names(&made, Operation::InitializeMachine, names(&initialized))?;
     }
     Ok(())
 }
@@ -113,10 +105,7 @@ async fn taken_back(t: TestContext) -> CaseResult {
     let made = t.prepare(&request).await?;
     t.run_hook_on(Hook::Uninitialize, &request).await?;
     let status = t.status(&request, None).await?.refused(Code::Uninitialized)?;
-    let known = status
-        .machine()
-        .map(|machine| (&machine.provider_id, &machine.node_name));
-    ensure(known == Some((&made.provider_id, &made.node_name)), || {
+    ensure(status.machine().map(names) == Some(names(&made)), || {
         "code 17 has to come with the id and the node name of the VM".to_owned()
     })?;
     t.initialize(&request, None).await?.ok()?;

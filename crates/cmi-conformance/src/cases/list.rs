@@ -5,11 +5,12 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use tokio::time::Instant;
 
+use super::requests::as_declared;
 use super::{cases, published};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::machine_request::MachineRequest;
 use crate::{Case, Hook, Need, Setting, TestContext};
-use cmi_driver::{Code, Operation, ProviderId, Status, tags};
+use cmi_driver::{Code, Operation, ProviderId, tags};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
 /// How many VMs of a long list are ordered at once.
@@ -23,7 +24,7 @@ const NO_TIME: Duration = Duration::from_secs(5);
 
 pub(super) const CASES: &[Case] = cases! {
     "list-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
-        ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"], [] => offered;
+        ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"], [] => |t| as_declared(t, Operation::ListMachines);
     "list-all": "a list that is longer than a page is whole, and what was deleted is not in it"
         ["DRV-34", "CMI-137"], [LIST] => all;
     "list-keys": "the list leads from provider ids to machine names"
@@ -37,20 +38,6 @@ pub(super) const CASES: &[Case] = cases! {
     "list-planted-vm": "a VM of another cluster that was made behind the driver's back is not in the list"
         ["DRV-03", "CMI-49"], [LIST, Need::Hook(Hook::Plant)] => planted;
 };
-
-async fn offered(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let wanted = t.supports(Operation::ListMachines);
-    for _ in 0..3 {
-        let answer = t.list(&request).await?;
-        if wanted {
-            answer.ok()?;
-        } else {
-            answer.refused(Code::Unimplemented)?;
-        }
-    }
-    Ok(())
-}
 
 async fn all(t: TestContext) -> CaseResult {
     let started = Instant::now();
@@ -109,7 +96,7 @@ async fn made_if_there_is_room(
 ) -> CaseResult<Option<(MachineRequest, ProviderId)>> {
     let request = t.machine_request(&format!("n{number}"));
     let answer = t.create(&request).await?;
-    let machine = match answer.result.as_ref().err().map(Status::code) {
+    let machine = match answer.code() {
         Some(Code::ResourceExhausted) => return Ok(None),
         Some(Code::Aborted) => t.created(&request).await?,
         Some(_) | None => answer.ok()?,

@@ -64,8 +64,7 @@ async fn offered(t: TestContext) -> CaseResult {
     if !t.supports(Operation::GenerateMachineClassForMigration) {
         return answer.refused(Code::Unimplemented).map(|_| ());
     }
-    let code = answer.result.as_ref().err().map(cmi_driver::Status::code);
-    ensure(code != Some(Code::Unimplemented), || {
+    ensure(answer.code() != Some(Code::Unimplemented), || {
         "the call is declared and not implemented".to_owned()
     })
 }

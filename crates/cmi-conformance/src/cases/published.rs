@@ -8,7 +8,7 @@ use super::requests::{
     DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, RESTART, STATUS, UPDATE,
     ZONES, of_machine, raw,
 };
-use crate::answer::{CaseError, CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure, same_names};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Capabilities, Operation, ProviderId};
 use cmi_grpc::convert::Declaration;
@@ -62,15 +62,7 @@ async fn status_answers(t: TestContext) -> CaseResult {
     ask(&machine_request).await?.is(Grpc::NotFound)?;
     let made = t.prepare(&machine_request).await?;
     let read: GetMachineStatusResponse = ask(&machine_request).await?.ok()?;
-    ensure(
-        (read.provider_id.as_str(), &read.node_name) == (made.provider_id.as_str(), &made.node_name),
-        || {
-            format!(
-                "CreateMachine answered `{}` and `{}`, {STATUS} `{}` and `{}`",
-                made.provider_id, made.node_name, read.provider_id, read.node_name
-            )
-        },
-    )?;
+    same_names(&made, STATUS, (&read.provider_id, &read.node_name))?;
     let foreign = machine_request.in_cluster(&t.other_cluster());
     ask(&foreign).await?.is(Grpc::NotFound)
 }

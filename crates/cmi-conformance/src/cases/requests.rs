@@ -8,7 +8,7 @@ use crate::answer::{CaseError, CaseResult};
 pub(super) use crate::wire::PROBE;
 use crate::wire::{RawAnswer, call};
 use crate::{MachineRequest, TestContext};
-use cmi_driver::Operation;
+use cmi_driver::{Code, Operation};
 use cmi_grpc::proto::cmi::v1::{
     CreateMachineRequest, DeleteMachineRequest, GetMachineStatusRequest, GetVolumeIDsRequest,
     ListMachinesRequest, ShutDownMachineRequest,
@@ -38,6 +38,20 @@ pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> CaseR
         return Err(CaseError::Skipped(format!(
             "{operation} is not declared, so the client does not call it; `wire-undeclared-extension` does"
         )));
+    }
+    Ok(())
+}
+
+/// Fails unless a call works when it is declared, and is UNIMPLEMENTED when it is not.
+pub(super) async fn as_declared(t: TestContext, operation: Operation) -> CaseResult {
+    let request = t.machine_request("a");
+    for _ in 0..3 {
+        let answer = t.invoke(operation, &request).await?;
+        if t.supports(operation) {
+            answer.ok()?;
+        } else {
+            answer.refused(Code::Unimplemented)?;
+        }
     }
     Ok(())
 }
@@ -73,6 +87,7 @@ pub(super) async fn before(
 }
 
 /// The fields that all requests about a machine have.
+#[derive(Clone)]
 pub(super) struct Fields {
     pub name: String,
     pub spec: Vec<u8>,

@@ -9,7 +9,7 @@ use super::faults::slow_down;
 use super::identity::{BETWEEN_PROBES, probe, says};
 use super::named_ids::named;
 use super::requests::{INFO, raw};
-use crate::answer::{CaseError, CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure, names};
 use crate::{Case, Hook, HookCall, Need, TestContext};
 use cmi_driver::{Code, CreateMachineRequest, Operation, Readiness};
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
@@ -131,15 +131,12 @@ async fn adopts_the_vm(t: TestContext) -> CaseResult {
     let before = t.prepare(&request).await?;
     restarted(&t).await?;
     let after = t.create(&request).await?.ok()?;
-    ensure(
-        (&after.provider_id, &after.node_name) == (&before.provider_id, &before.node_name),
-        || {
-            format!(
-                "the VM was `{}` of node `{}`, and a create after the restart gave `{}` of node `{}`",
-                before.provider_id, before.node_name, after.provider_id, after.node_name
-            )
-        },
-    )?;
+    ensure(names(&after) == names(&before), || {
+        format!(
+            "the VM was `{}` of node `{}`, and a create after the restart gave `{}` of node `{}`",
+            before.provider_id, before.node_name, after.provider_id, after.node_name
+        )
+    })?;
     t.has_exactly(&request, &[(&request, &before.provider_id)]).await
 }
 

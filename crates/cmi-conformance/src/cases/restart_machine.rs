@@ -4,7 +4,7 @@ use super::cases;
 use super::requests::reaches_the_plugin;
 use super::shut_down::{running, until, until_accepted, until_down};
 use super::status::mutations;
-use crate::answer::{CaseError, CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure, names};
 use crate::{Case, Hook, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -57,15 +57,12 @@ async fn keeps(t: TestContext, times: usize) -> CaseResult {
     t.settle().await;
     t.has_exactly(&request, &[(&request, &made.provider_id)]).await?;
     let again = t.create(&request).await?.ok()?;
-    ensure(
-        (&again.provider_id, &again.node_name) == (&made.provider_id, &made.node_name),
-        || {
-            format!(
-                "the VM `{}` of Node `{}` is `{}` of Node `{}` since it was restarted",
-                made.provider_id, made.node_name, again.provider_id, again.node_name
-            )
-        },
-    )
+    ensure(names(&again) == names(&made), || {
+        format!(
+            "the VM `{}` of Node `{}` is `{}` of Node `{}` since it was restarted",
+            made.provider_id, made.node_name, again.provider_id, again.node_name
+        )
+    })
 }
 
 async fn switches_on(t: TestContext) -> CaseResult {

@@ -1,7 +1,8 @@
 //! GetMachineStatus.
 
 use super::cases;
-use crate::answer::{CaseResult, ensure};
+use super::requests::as_declared;
+use crate::answer::{CaseResult, ensure, names, same_names};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -38,18 +39,8 @@ pub(super) const CASES: &[Case] = cases! {
 };
 
 async fn offered(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    t.prepare(&request).await?;
-    let wanted = t.supports(Operation::GetMachineStatus);
-    for _ in 0..3 {
-        let answer = t.status(&request, None).await?;
-        if wanted {
-            answer.ok()?;
-        } else {
-            answer.refused(Code::Unimplemented)?;
-        }
-    }
-    Ok(())
+    t.prepare(&t.machine_request("a")).await?;
+    as_declared(t, Operation::GetMachineStatus).await
 }
 
 async fn like_create(t: TestContext) -> CaseResult {
@@ -57,15 +48,7 @@ async fn like_create(t: TestContext) -> CaseResult {
     let made = t.prepare(&request).await?;
     for id in [None, Some(&made.provider_id)] {
         let read = t.status(&request, id).await?.ok()?;
-        ensure(
-            (&read.provider_id, &read.node_name) == (&made.provider_id, &made.node_name),
-            || {
-                format!(
-                    "CreateMachine answered `{}` and `{}`, GetMachineStatus `{}` and `{}`",
-                    made.provider_id, made.node_name, read.provider_id, read.node_name
-                )
-            },
-        )?;
+        same_names(&made, Operation::GetMachineStatus, names(&read))?;
     }
     Ok(())
 }
@@ -159,10 +142,9 @@ async fn ten_times(t: TestContext) -> CaseResult {
     let made = t.prepare(&request).await?;
     for _ in 0..10 {
         let read = t.status(&request, None).await?.ok()?;
-        ensure(
-            (&read.provider_id, &read.node_name) == (&made.provider_id, &made.node_name),
-            || "the answer changed from one question to the next".to_owned(),
-        )?;
+        ensure(names(&read) == names(&made), || {
+            "the answer changed from one question to the next".to_owned()
+        })?;
     }
     t.has_exactly(&request, &[(&request, &made.provider_id)]).await
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::cases;
+use super::requests::as_declared;
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation};
@@ -13,7 +14,7 @@ const FOREIGN: Need = Need::Setting(Setting::ForeignVolumes);
 
 pub(super) const CASES: &[Case] = cases! {
     "volumes-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
-        ["DRV-40", "DRV-GV-12", "PLG-GV-12", "CMI-146"], [] => offered;
+        ["DRV-40", "DRV-GV-12", "PLG-GV-12", "CMI-146"], [] => |t| as_declared(t, Operation::GetVolumeIds);
     "volumes-own": "the ids of own volumes come out, in order"
         ["DRV-42", "DRV-GV-00", "PLG-GV-00"], [VOLUMES, OWN] => own;
     "volumes-several":
@@ -34,19 +35,6 @@ fn specs(t: &TestContext) -> (Vec<Value>, Vec<String>) {
     own.iter()
         .map(|volume| (volume.spec.clone(), volume.volume_id.clone()))
         .unzip()
-}
-
-async fn offered(t: TestContext) -> CaseResult {
-    let wanted = t.supports(Operation::GetVolumeIds);
-    for _ in 0..3 {
-        let answer = t.volume_ids(specs(&t).0).await?;
-        if wanted {
-            answer.ok()?;
-        } else {
-            answer.refused(Code::Unimplemented)?;
-        }
-    }
-    Ok(())
 }
 
 fn equal(found: &[String], wanted: &[String]) -> CaseResult {

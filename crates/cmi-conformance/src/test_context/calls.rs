@@ -152,7 +152,7 @@ impl TestContext {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
         let mut answer = self.send(about, GetVolumeIdsRequest { pv_specs }).await?;
-        if none && matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument) {
+        if none && answer.code() == Some(Code::InvalidArgument) {
             answer.result = Ok(Vec::new());
         }
         Ok(answer)

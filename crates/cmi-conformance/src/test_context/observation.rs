@@ -4,7 +4,7 @@ use super::TestContext;
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::config::Setting;
 use crate::machine_request::MachineRequest;
-use cmi_driver::{Code, ListedMachine, Operation, ProviderId, Status};
+use cmi_driver::{Code, ListedMachine, Operation, ProviderId};
 
 /// By what the VMs of a driver can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,8 +267,7 @@ impl TestContext {
         let mut repeats = self.repeats();
         let made = loop {
             let answer = self.create(other).await?;
-            let code = answer.result.as_ref().err().map(Status::code);
-            match code {
+            match answer.code() {
                 Some(Code::AlreadyExists) => return Ok(true),
                 Some(Code::Aborted) => {
                     let still = || format!("CreateMachine of `{}` still answers ABORTED", request.name);
