@@ -30,9 +30,7 @@ macro_rules! rules {
 
 mod driver;
 mod errors;
-mod migration;
 mod plugin;
-mod post_create;
 mod provider;
 
 use std::fmt;
@@ -182,8 +180,6 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         errors::DRIVER,
         plugin::RULES,
         errors::PLUGIN,
-        post_create::RULES,
-        migration::RULES,
         provider::RULES,
     ]
     .into_iter()

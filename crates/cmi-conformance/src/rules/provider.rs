@@ -1,11 +1,32 @@
-//! This provider's own rules: the identity tag `capcmi.io/machine`, and the extension.
+//! This provider's own rules: post-create initialization and updates, the migration of machine classes, the
+//! identity tag `capcmi.io/machine`, and the rest of the extension.
 //!
-//! What the published specification does not ask for has a row here. A plugin that keeps every published row
-//! and knows nothing of these is `cmi.v1: yes`.
+//! What the published specification does not ask for has a row here, and so has what takes a call that only
+//! the extension has. A plugin that keeps every published row and knows nothing of these is `cmi.v1: yes`.
 
 use super::Rule;
 
 pub(super) const RULES: &[Rule] = rules! { Provider:
+    "INI-01"     Said   "GetMachineStatus only reads";
+    "INI-11"     Said / Must "InitializeMachine works, or is UNIMPLEMENTED";
+    "INI-12"     Said   "An initialization that fails may answer code 17";
+    "INI-18"     Should / Must "GetMachineStatus answers code 17, with the VM, while it is not initialized";
+    "INI-21"     Said / Must "Every step of the initialization that fails answers code 17";
+    "INI-22"     Said / Must "InitializeMachine can be repeated";
+    "INI-23"     Said / Must "GetMachineStatus compares the VM with what initialization should have \
+                        made of it";
+    "UPD-02"     Said / Must "UpdateMachine works, or is UNIMPLEMENTED";
+    "UPD-03"     Said / Must "UpdateMachine brings the VM from any half-done state to the spec that is given";
+    "DRV-47"     Should "GenerateMachineClassForMigration is recommended"
+                        untested "a recommendation: the report shows whether the call is offered";
+    "DRV-48"     Must   "A driver without migration answers UNIMPLEMENTED";
+    "DRV-49"     Must   "A class that can be migrated is OK";
+    "DRV-50"     Said   "Migration fills the class that is given, and does no more";
+    "DRV-51"     Must   "Migration can be repeated";
+    "DRV-52"     Must   "An error of the migration says in words what is wrong";
+    "DRV-MG-00"  Said   "Migration answers OK when it is done";
+    "DRV-MG-12"  Said   "Migration answers UNIMPLEMENTED when, and only when, it is not offered";
+    "DRV-MG-13"  Said   "Migration answers INTERNAL when the class can't be converted";
     "CAP-01"     Must   "CreateMachine answers ALREADY_EXISTS when the VM of this name has another tag \
                         `capcmi.io/machine`";
     "CAP-02"     Must   "DeleteMachine touches no VM with another tag `capcmi.io/machine`";
