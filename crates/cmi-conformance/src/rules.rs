@@ -72,19 +72,11 @@ pub enum Layer {
 impl Layer {
     /// Every layer, each on top of the one before.
     pub const ALL: [Self; 2] = [Self::Published, Self::Provider];
-
-    /// As the report has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Published => "cmi.v1",
-            Self::Provider => "capcmi",
-        }
-    }
 }
 
 impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.serialize(f)
     }
 }
 

@@ -84,9 +84,9 @@ fn layer(layer: &LayerReport) -> TestCase {
     if !layer.reasons.is_empty() {
         status.set_message(layer.reasons.join("; "));
     }
-    let mut test = TestCase::new(layer.layer.name(), status);
+    let mut test = TestCase::new(layer.layer.to_string(), status);
     test.set_classname("verdict");
-    test.add_property(("compliance", layer.compliance.name()));
+    test.add_property(("compliance", layer.compliance.to_string().as_str()));
     if !layer.missing.is_empty() {
         let missing: Vec<_> = layer.missing.iter().map(String::as_str).collect();
         test.add_property(("not tried without", missing.join(", ").as_str()));

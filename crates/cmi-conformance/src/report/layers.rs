@@ -1,6 +1,7 @@
 //! What a run says of each layer: the published specification, and this provider's own rules on top of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::Serialize;
 
@@ -24,16 +25,9 @@ pub enum Compliance {
     Part,
 }
 
-impl Compliance {
-    /// As the report has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Yes => "yes",
-            Self::Basic => "basic",
-            Self::Full => "full",
-            Self::No => "no",
-            Self::Part => "part",
-        }
+impl fmt::Display for Compliance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -139,12 +139,10 @@ fn verdict(report: &Report) -> String {
 
 /// What is reported of a layer, in a line: `cmi.v1: yes`.
 pub fn compliance(layer: &LayerReport) -> String {
-    let word = layer.compliance.name();
+    let line = format!("{}: {}", layer.layer, layer.compliance);
     match layer.compliance {
-        Compliance::No => format!("{}: {word} ({})", layer.layer, layer.reasons.join("; ")),
-        Compliance::Yes | Compliance::Basic | Compliance::Full | Compliance::Part => {
-            format!("{}: {word}", layer.layer)
-        }
+        Compliance::No => format!("{line} ({})", layer.reasons.join("; ")),
+        Compliance::Yes | Compliance::Basic | Compliance::Full | Compliance::Part => line,
     }
 }
 
