@@ -143,21 +143,15 @@ impl MachineRequest {
     /// where there is no such field, or its name has no letters.
     #[must_use]
     pub fn in_other_case(mut self, place: &JsonPointer) -> Option<Self> {
-        let (object, key) = self.holder(place)?;
-        let renamed = other_case(&key)?;
-        let value = object.remove(&key)?;
-        object.insert(renamed, value);
-        Some(self)
-    }
-
-    /// The object that holds the field of a place, and the field's name.
-    fn holder(&mut self, place: &JsonPointer) -> Option<(&mut Map<String, Value>, String)> {
         let (key, parents) = place.segments().split_last()?;
         let mut object = &mut self.class.provider_spec.0;
         for parent in parents {
             object = object.get_mut(parent)?.as_object_mut()?;
         }
-        Some((object, key.clone()))
+        let renamed = other_case(key)?;
+        let value = object.remove(key)?;
+        object.insert(renamed, value);
+        Some(self)
     }
 
     /// With other credentials, and the bootstrap data of before.
