@@ -45,7 +45,7 @@ impl fmt::Display for Need {
         match self {
             Self::Call(operation) => write!(f, "{operation}"),
             Self::Hook(hook) => write!(f, "{HOOK}`{hook}`"),
-            Self::Setting(setting) => write!(f, "`{}`", setting.path()),
+            Self::Setting(setting) => write!(f, "`{setting}`"),
             Self::Endpoint => f.write_str("an endpoint"),
             Self::SecondVm => f.write_str("no `uniqueNames`"),
             Self::MachineTag => write!(f, "`{}` in `hot_updatable`", tags::MACHINE),

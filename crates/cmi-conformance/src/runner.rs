@@ -450,7 +450,7 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
         Need::Setting(setting) if !test_context.config().can_say(*setting) => {
             "the driver takes no credentials".to_owned()
         }
-        Need::Setting(setting) => format!("the configuration has no `{}`", setting.path()),
+        Need::Setting(setting) => format!("the configuration has no `{setting}`"),
         Need::Endpoint => "the driver is not behind an endpoint".to_owned(),
         Need::SecondVm => "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
         Need::NamedIds => "the driver does not declare `names_provider_ids`".to_owned(),

@@ -342,7 +342,7 @@ mod tests {
             let found = with_capabilities(&config(settings), setting, &capabilities);
             assert_eq!(found.is_some(), wrong.is_some(), "{settings}: {found:?}");
             if let (Some(found), Some(place)) = (found, wrong) {
-                let names = [setting.path(), "hot_updatable", place];
+                let names = [&setting.to_string(), "hot_updatable", place];
                 assert!(names.iter().all(|name| found.contains(name)), "{found}");
             }
         }

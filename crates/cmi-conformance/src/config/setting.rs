@@ -1,7 +1,12 @@
 //! What a configuration may say besides the provider spec.
 
+use std::fmt;
+
+use serde::Serialize;
+
 /// What a configuration may say besides the provider spec.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Setting {
     /// `badSecrets`.
     BadSecrets,
@@ -20,12 +25,15 @@ pub enum Setting {
     /// `hotUpdates`.
     HotUpdates,
     /// `persistentVolumes.own`.
+    #[serde(rename = "persistentVolumes.own")]
     OwnVolumes,
     /// `persistentVolumes.foreign`.
+    #[serde(rename = "persistentVolumes.foreign")]
     ForeignVolumes,
     /// `migration`.
     Migration,
     /// `migration.broken`.
+    #[serde(rename = "migration.broken")]
     BrokenMigration,
     /// `longestName`.
     LongestName,
@@ -35,25 +43,9 @@ pub enum Setting {
     Logs,
 }
 
-impl Setting {
-    /// Where it stands in the configuration.
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::BadSecrets => "badSecrets",
-            Self::RestrictedSecrets => "restrictedSecrets",
-            Self::MandatoryFields => "mandatoryFields",
-            Self::InvalidSpecs => "invalidSpecs",
-            Self::OutOfRangeSpecs => "outOfRangeSpecs",
-            Self::QuotaBreakingSpec => "quotaBreakingSpec",
-            Self::IncompatibleChange => "incompatibleChange",
-            Self::HotUpdates => "hotUpdates",
-            Self::OwnVolumes => "persistentVolumes.own",
-            Self::ForeignVolumes => "persistentVolumes.foreign",
-            Self::Migration => "migration",
-            Self::BrokenMigration => "migration.broken",
-            Self::LongestName => "longestName",
-            Self::ManyMachines => "manyMachines",
-            Self::Logs => "logs",
-        }
+/// As its place in the configuration.
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
