@@ -8,7 +8,7 @@ mod vms;
 mod watch;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
@@ -58,6 +58,11 @@ pub struct Shared {
 /// The secret text in the bootstrap data of a run.
 pub fn canary(run: &str) -> String {
     format!("canary-{run}-of-conformance")
+}
+
+/// What is under a lock here is whole also where a case has panicked.
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a case works with. Clones share the machines.
@@ -136,18 +141,12 @@ impl TestContext {
 
     /// What is worth a look and breaks no rule.
     pub fn warnings(&self) -> Vec<String> {
-        self.warnings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.warnings).clone()
     }
 
     /// Notes what is worth a look and breaks no rule.
     pub fn warn(&self, message: impl Into<String>) {
-        self.warnings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(message.into());
+        lock(&self.warnings).push(message.into());
     }
 
     /// Notes that the case, though it is run, tries less than it could if the configuration said this.
@@ -159,14 +158,12 @@ impl TestContext {
 
     /// Notes that the case, though it is run, tries less than it could, and what has to be added.
     pub fn goes_only_so_far_for_want_of(&self, what: impl Into<String>) {
-        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-        missing.insert(what.into());
+        lock(&self.missing).insert(what.into());
     }
 
     /// The settings for want of which the case has tried less than it could.
     pub fn missing(&self) -> Vec<String> {
-        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-        missing.iter().cloned().collect()
+        lock(&self.missing).iter().cloned().collect()
     }
 
     /// A machine in the case's cluster. Its name is unique over all cases, for back

@@ -53,16 +53,16 @@ async fn like_create(t: TestContext) -> CaseResult {
     Ok(())
 }
 
+async fn not_found(t: &TestContext, request: &MachineRequest, id: Option<&ProviderId>) -> CaseResult {
+    t.status(request, id).await?.refused(Code::NotFound).map(drop)
+}
+
 async fn never_made(t: TestContext) -> CaseResult {
-    t.status(&t.machine_request("a"), None)
-        .await?
-        .refused(Code::NotFound)?;
+    let request = t.machine_request("a");
+    not_found(&t, &request, None).await?;
     // Nor when another VM of the cluster is there.
     t.prepare(&t.machine_request("b")).await?;
-    t.status(&t.machine_request("a"), None)
-        .await?
-        .refused(Code::NotFound)
-        .map(|_| ())
+    not_found(&t, &request, None).await
 }
 
 /// The order in which a controller asks: before each create, and after it.
@@ -70,10 +70,8 @@ async fn after_create(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     for _ in 0..2 {
         // That it is NOT_FOUND is for the cases about that.
-        let before = t.status(&request, None).await?;
-        before
-            .refused(Code::NotFound)
-            .map_err(CaseError::in_preparation)?;
+        let before = t.status(&request, None).await?.refused(Code::NotFound);
+        before.map_err(CaseError::in_preparation)?;
         let id = t.prepare(&request).await?.provider_id;
         for known in [None, Some(&id)] {
             let read = t.status(&request, known).await?.ok()?;
@@ -96,22 +94,16 @@ async fn after_delete(t: TestContext) -> CaseResult {
     let id = t.prepare(&request).await?.provider_id;
     t.remove(&request, Some(&id)).await?;
     t.settle().await;
-    t.status(&request, None).await?.refused(Code::NotFound)?;
-    t.status(&request, Some(&id))
-        .await?
-        .refused(Code::NotFound)
-        .map(|_| ())
+    not_found(&t, &request, None).await?;
+    not_found(&t, &request, Some(&id)).await
 }
 
 async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let id = t.prepare(&there).await?.provider_id;
-    t.status(&here, None).await?.refused(Code::NotFound)?;
-    t.status(&here, Some(&id))
-        .await?
-        .refused(Code::NotFound)
-        .map(|_| ())
+    not_found(&t, &here, None).await?;
+    not_found(&t, &here, Some(&id)).await
 }
 
 async fn other_machine_id(t: TestContext) -> CaseResult {
@@ -133,8 +125,7 @@ async fn other_machine_id(t: TestContext) -> CaseResult {
 async fn other_identity(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
-    let other = request.with_identity("another-machine");
-    t.status(&other, None).await?.refused(Code::NotFound).map(|_| ())
+    not_found(&t, &request.with_identity("another-machine"), None).await
 }
 
 async fn ten_times(t: TestContext) -> CaseResult {
@@ -193,10 +184,7 @@ async fn vanished(t: TestContext) -> CaseResult {
     let id = t.prepare(&request).await?.provider_id;
     t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
-    t.status(&request, Some(&id))
-        .await?
-        .refused(Code::NotFound)
-        .map(|_| ())
+    not_found(&t, &request, Some(&id)).await
 }
 
 async fn several(t: TestContext) -> CaseResult {

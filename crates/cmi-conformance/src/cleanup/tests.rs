@@ -87,6 +87,14 @@ fn machine_request() -> MachineRequest {
     MachineRequest::new(&config(), &Capabilities::minimal(), "c", "a", "canary")
 }
 
+/// A machine whose create was answered so.
+fn tracked(answer: &Result<Machine>) -> Tracker {
+    let tracker = Tracker::default();
+    tracker.record_request(&machine_request());
+    tracker.answered(&machine_request(), answer);
+    tracker
+}
+
 fn made() -> Machine {
     Machine {
         last_known_state: LastKnownState::new(b"seven".to_vec()),
@@ -96,9 +104,7 @@ fn made() -> Machine {
 
 #[tokio::test(start_paused = true)]
 async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
-    let tracker = Tracker::default();
-    tracker.record_request(&machine_request());
-    tracker.answered(&machine_request(), &Ok(made()));
+    let tracker = tracked(&Ok(made()));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
     assert_eq!(left, Vec::<Leftover>::new());
     let ids: Vec<_> = asked.iter().map(|request| request.provider_id.clone()).collect();
@@ -113,10 +119,8 @@ async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
 /// INI-18: code 17 comes with the VM that is there.
 #[tokio::test(start_paused = true)]
 async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
-    let tracker = Tracker::default();
-    tracker.record_request(&machine_request());
     let status = Status::new(Code::Uninitialized, "it is there").with_machine(made());
-    tracker.answered(&machine_request(), &Err(status));
+    let tracker = tracked(&Err(status));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
     assert_eq!(asked[0].provider_id, Some(made().provider_id));
     assert_eq!(left.len(), 1, "what was made is not invalid: {left:?}");
@@ -134,12 +138,7 @@ async fn what_got_no_answer_is_deleted_again_when_it_may_have_been_made() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind() {
-    let tracker = Tracker::default();
-    tracker.record_request(&machine_request());
-    tracker.answered(
-        &machine_request(),
-        &Err(Status::new(Code::InvalidArgument, "no such size")),
-    );
+    let tracker = tracked(&Err(Status::new(Code::InvalidArgument, "no such size")));
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
     assert_eq!((left.len(), asked.len()), (0, 1));
@@ -170,9 +169,7 @@ async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_i
 
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_never_ends_is_reported_once_with_what_it_answers() {
-    let tracker = Tracker::default();
-    tracker.record_request(&machine_request());
-    tracker.answered(&machine_request(), &Ok(made()));
+    let tracker = tracked(&Ok(made()));
     let before = tokio::time::Instant::now();
     let (left, _) = cleared(&tracker, Duration::ZERO, &[Err(Code::Aborted)]).await;
     assert!(
