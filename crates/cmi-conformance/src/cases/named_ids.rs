@@ -62,10 +62,7 @@ async fn stays(t: TestContext) -> CaseResult {
         })
     };
     same(&named(&t, &request).await?, "the second time")?;
-    let made = t.prepare(&request).await?;
-    let removed = t.remove(&request, Some(&made.provider_id)).await;
-    removed.map_err(CaseError::in_preparation)?;
-    t.settle().await;
+    t.prepare_gone(&request).await?;
     same(&named(&t, &request).await?, "when its VM was gone")
 }
 

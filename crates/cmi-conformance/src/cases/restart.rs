@@ -143,10 +143,7 @@ async fn adopts_the_vm(t: TestContext) -> CaseResult {
 async fn deletes_the_vm(t: TestContext) -> CaseResult {
     let (request, gone) = (t.machine_request("a"), t.machine_request("b"));
     let id = t.prepare(&request).await?.provider_id;
-    let gone_id = t.prepare(&gone).await?.provider_id;
-    let removed = t.remove(&gone, Some(&gone_id)).await;
-    removed.map_err(CaseError::in_preparation)?;
-    t.settle().await;
+    t.prepare_gone(&gone).await?;
     restarted(&t).await?;
     t.has_exactly(&request, &[(&request, &id)]).await?;
     t.remove(&request, Some(&id)).await?;

@@ -359,11 +359,7 @@ async fn found_by_the_new_spec(t: TestContext) -> CaseResult {
 async fn never_made(t: TestContext) -> CaseResult {
     let (request, other) = (t.machine_request("a"), t.machine_request("b"));
     // An id of the driver's own kind, whose VM is gone.
-    let id = t.prepare(&other).await?.provider_id;
-    t.remove(&other, Some(&id))
-        .await
-        .map_err(CaseError::in_preparation)?;
-    t.settle().await;
+    let id = t.prepare_gone(&other).await?;
     t.update(&request, &request, &id).await?.refused(Code::NotFound)?;
     t.has_none(&request).await
 }

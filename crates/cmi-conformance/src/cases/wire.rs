@@ -150,21 +150,21 @@ async fn undeclared_calls(t: TestContext) -> CaseResult {
     Ok(())
 }
 
+async fn is_invalid(t: &TestContext, path: &'static str, request: &[u8]) -> CaseResult {
+    raw(t, path, request).await?.is(Grpc::InvalidArgument)
+}
+
 async fn missing_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
         let mut without_spec = Fields::of(&machine_request);
         without_spec.spec.clear();
-        raw(&t, path, &without_spec.request(path))
-            .await?
-            .is(Grpc::InvalidArgument)?;
+        is_invalid(&t, path, &without_spec.request(path)).await?;
         if path != LIST {
             let mut without_name = Fields::of(&machine_request);
             without_name.name.clear();
-            raw(&t, path, &without_name.request(path))
-                .await?
-                .is(Grpc::InvalidArgument)?;
+            is_invalid(&t, path, &without_name.request(path)).await?;
         }
     }
     t.has_none(&machine_request).await
@@ -185,9 +185,7 @@ async fn broken_spec(t: TestContext) -> CaseResult {
         ] {
             let mut fields = Fields::of(&machine_request);
             fields.spec = broken.to_vec();
-            raw(&t, path, &fields.request(path))
-                .await?
-                .is(Grpc::InvalidArgument)?;
+            is_invalid(&t, path, &fields.request(path)).await?;
         }
     }
     t.has_none(&machine_request).await
@@ -208,9 +206,7 @@ async fn broken_volumes(t: TestContext) -> CaseResult {
         b"[null]",
         b"\xff",
     ] {
-        raw(&t, VOLUMES, &volumes(broken))
-            .await?
-            .is(Grpc::InvalidArgument)?;
+        is_invalid(&t, VOLUMES, &volumes(broken)).await?;
     }
     Ok(())
 }

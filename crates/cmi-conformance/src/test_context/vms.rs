@@ -60,6 +60,18 @@ impl TestContext {
         self.make(request).await.map_err(CaseError::in_preparation)
     }
 
+    /// The id of a VM that was there and is gone, where that is only needed for what the case is about.
+    ///
+    /// # Errors
+    /// [`CaseError::Inconclusive`] when it can't be made, or not be deleted.
+    pub async fn prepare_gone(&self, request: &MachineRequest) -> CaseResult<ProviderId> {
+        let id = self.prepare(request).await?.provider_id;
+        let removed = self.remove(request, Some(&id)).await;
+        removed.map_err(CaseError::in_preparation)?;
+        self.settle().await;
+        Ok(id)
+    }
+
     /// Waits as long as the driver says that the back end may answer with the state of before;
     /// not when the run is to end.
     pub async fn settle(&self) {
