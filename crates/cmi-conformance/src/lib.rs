@@ -16,7 +16,6 @@
 
 mod answer;
 mod answer_checker;
-mod answer_metadata;
 mod case;
 pub mod cases;
 mod cleanup;
@@ -38,7 +37,6 @@ mod tracker;
 mod wire;
 
 pub use answer::{Answer, CaseError, CaseResult};
-pub use answer_metadata::AnswerMetadata;
 pub use case::Case;
 pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap, Setting};
 pub use hooks::{CommandHooks, Hook, HookCall, Hooks, NoHooks};
@@ -50,6 +48,6 @@ pub use need::Need;
 pub use report::{CaseReport, Compliance, LayerReport, Report, RuleReport, Verdict};
 pub use rules::{Layer, Level, Rule};
 pub use runner::{Progress, RunError, Selection, run};
-pub use target::Target;
+pub use target::{AnswerMetadata, Target};
 pub use test_context::TestContext;
 pub use wire::{Connect, ConnectionWire, RawResponse, Wire};

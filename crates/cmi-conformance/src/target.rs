@@ -1,11 +1,13 @@
 //! What is tested.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::answer_metadata::AnswerMetadata;
+use http::HeaderMap;
+
 use super::wire::Wire;
 use cmi_driver::{Driver, Operation};
+use cmi_grpc::client::MetadataObserver;
 
 /// The driver under test.
 #[derive(Clone)]
@@ -61,5 +63,27 @@ impl fmt::Debug for Target {
         f.debug_struct("Target")
             .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+/// The headers and trailers of answers, of which the client makes nothing, until they are checked.
+#[derive(Debug, Default)]
+pub struct AnswerMetadata(Mutex<Vec<(Operation, String)>>);
+
+impl AnswerMetadata {
+    /// The values since they were last read, each with the call that it answered.
+    pub(crate) fn take(&self) -> Vec<(Operation, String)> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl MetadataObserver for AnswerMetadata {
+    fn observe(&self, operation: Operation, metadata: &HeaderMap) {
+        let values = metadata.values();
+        let texts = values.map(|value| (operation, String::from_utf8_lossy(value.as_bytes()).into_owned()));
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(texts);
     }
 }
