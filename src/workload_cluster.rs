@@ -65,8 +65,13 @@ pub enum Unreachable {
     #[error(transparent)]
     Secret(#[from] InvalidSecret),
     /// The kubeconfig can't be used.
-    #[error("the kubeconfig of the workload cluster can't be used")]
-    Kubeconfig(#[from] InvalidKubeconfig),
+    #[error("the kubeconfig of the workload cluster, in the Secret `{secret}`, can't be used")]
+    Kubeconfig {
+        /// The Secret that has it.
+        secret: String,
+        /// What is wrong with it.
+        source: InvalidKubeconfig,
+    },
     /// The API server answered too late, or never.
     #[error("the API server of the workload cluster did not answer within {} s", VISIT_TIMEOUT.as_secs())]
     TimedOut,
@@ -137,7 +142,14 @@ impl WorkloadClusters {
             Err(invalid) => return Ok(self.record_failure(uid, invalid.into(), Instant::now())),
         };
         let begun = Instant::now();
-        let made = async { visit(&Connection::new(&document).await?).await };
+        let made = async {
+            let connection = Connection::new(&document).await;
+            let connection = connection.map_err(|source| Unreachable::Kubeconfig {
+                secret: secrets::kubeconfig_name(meta.name()),
+                source,
+            })?;
+            visit(&connection).await
+        };
         let made = timeout(VISIT_TIMEOUT, made).await;
         let now = Instant::now();
         match made.unwrap_or(Err(Unreachable::TimedOut)) {
@@ -247,7 +259,15 @@ impl Drop for Visitor<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
+    use kube::client::Body;
+    use serde_json::json;
+
     use super::*;
+    use cmi_driver::ErrorChain;
 
     fn clusters() -> WorkloadClusters {
         let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
@@ -276,6 +296,28 @@ mod tests {
         assert!(
             !clusters.lock().contains_key("b"),
             "one that is not visited is kept"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_cannot_be_used_is_named_by_its_secret_with_what_is_wrong() {
+        let document = "users: [{name: &a u}]";
+        let secret = json!({"metadata": {}, "data": {"value": BASE64_STANDARD.encode(document)}});
+        let service = tower::service_fn(move |_request: http::Request<Body>| {
+            let body = Body::from(secret.to_string().into_bytes());
+            async { Ok::<_, Infallible>(http::Response::new(body)) }
+        });
+        let clusters = WorkloadClusters::new(Client::new(service, "default"));
+        let cluster = json!({"metadata": {"namespace": "ns", "name": "c", "uid": "u"}, "spec": {}});
+        let cluster = serde_json::from_value(cluster).unwrap();
+        let visit = clusters.visit(&cluster, async |_| Ok(())).await.unwrap();
+        let Visit::Failed { cause, .. } = visit else {
+            panic!("visited")
+        };
+        let why = ErrorChain(&*cause).to_string();
+        assert!(
+            why.contains("in the Secret `c-kubeconfig`, can't be used: it has a YAML anchor"),
+            "{why}"
         );
     }
 

@@ -209,6 +209,11 @@ pub async fn bootstrap_data(
     Ok(Ok(secrets))
 }
 
+/// The Secret with the kubeconfig of a Cluster, by Cluster API's convention.
+pub fn kubeconfig_name(cluster: &str) -> String {
+    format!("{cluster}-kubeconfig")
+}
+
 /// The kubeconfig of the workload cluster of a Cluster, as Cluster API keeps it.
 ///
 /// # Errors
@@ -218,7 +223,7 @@ pub async fn kubeconfig(
     namespace: &str,
     cluster: &str,
 ) -> Result<Result<Vec<u8>, InvalidSecret>, Error> {
-    let (name, action) = (format!("{cluster}-kubeconfig"), "reading the kubeconfig Secret");
+    let (name, action) = (kubeconfig_name(cluster), "reading the kubeconfig Secret");
     let data = match read(client, namespace, &name, "Cluster API's convention", action).await? {
         Ok(secret) => secret.data.unwrap_or_default().remove(VALUE),
         Err(invalid) => return Ok(Err(invalid)),

@@ -114,7 +114,7 @@ fn condition(removal: &Removal, progress: &Progress) -> (ConditionStatus, &'stat
         }
         Progress::Unreachable(cause) => {
             let reason = match **cause {
-                Unreachable::Secret(_) | Unreachable::Kubeconfig(_) => reason::INVALID_KUBECONFIG,
+                Unreachable::Secret(_) | Unreachable::Kubeconfig { .. } => reason::INVALID_KUBECONFIG,
                 Unreachable::TimedOut
                 | Unreachable::Slow
                 | Unreachable::NotAnApiServer

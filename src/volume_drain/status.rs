@@ -115,7 +115,7 @@ pub fn driver_failed(code: &str, message: &str) -> DrainCondition {
 /// The workload cluster can't be visited.
 pub fn unreachable(cause: &Unreachable) -> DrainCondition {
     let reason = match cause {
-        Unreachable::Secret(_) | Unreachable::Kubeconfig(_) => reason::INVALID_KUBECONFIG,
+        Unreachable::Secret(_) | Unreachable::Kubeconfig { .. } => reason::INVALID_KUBECONFIG,
         Unreachable::TimedOut
         | Unreachable::Slow
         | Unreachable::NotAnApiServer

@@ -6,11 +6,22 @@ use std::str::Utf8Error;
 use http::header::{HeaderValue, USER_AGENT};
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_saphyr::budget::BudgetBreach;
 use tower::BoxError;
+
+/// The most that is parsed. One with certificates has some KiB, and what is read of YAML takes many times as
+/// much memory as its text.
+const MAX_BYTES: usize = 256 * 1024;
 
 /// Why a kubeconfig can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidKubeconfig {
+    /// To parse it would take much memory.
+    #[error("it has {0} bytes; at most {MAX_BYTES} are read")]
+    TooLarge(usize),
+    /// A value that is referred to again and again would be copied each time.
+    #[error("it has a YAML anchor, and none is followed: write the value out wherever it is used")]
+    Anchor,
     /// It is no text.
     #[error("it is not UTF-8")]
     NotUtf8(#[source] Utf8Error),
@@ -31,8 +42,7 @@ pub enum InvalidKubeconfig {
 
 /// The configuration of a client.
 pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig> {
-    let text = str::from_utf8(document).map_err(InvalidKubeconfig::NotUtf8)?;
-    let kubeconfig = Kubeconfig::from_yaml(text).map_err(|_quotes| InvalidKubeconfig::NotYaml)?;
+    let kubeconfig = parse(document)?;
     if let Some(field) = leads_elsewhere(&kubeconfig) {
         return Err(InvalidKubeconfig::NotAllowed(field));
     }
@@ -46,6 +56,28 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
     Ok(config)
+}
+
+/// Parses as [`Kubeconfig::from_yaml`] does, within bounds that it has no parameter for.
+fn parse(document: &[u8]) -> Result<Kubeconfig, InvalidKubeconfig> {
+    if document.len() > MAX_BYTES {
+        return Err(InvalidKubeconfig::TooLarge(document.len()));
+    }
+    let text = str::from_utf8(document).map_err(InvalidKubeconfig::NotUtf8)?;
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        budget: serde_saphyr::budget! { max_anchors: 0 },
+    };
+    let documents = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| match error {
+        serde_saphyr::Error::Budget {
+            breach: BudgetBreach::Anchors { .. },
+            ..
+        } => InvalidKubeconfig::Anchor,
+        _quotes => InvalidKubeconfig::NotYaml,
+    })?;
+    let mut documents = documents.into_iter();
+    let merged = documents.try_fold(Kubeconfig::default(), Kubeconfig::merge);
+    merged.map_err(|_quotes| InvalidKubeconfig::NotYaml)
 }
 
 /// The field that names a file, a program or a proxy, if one does.
@@ -142,6 +174,19 @@ mod tests {
             let refused = refusal(&document(&cluster, &token)).await;
             assert!(refused.contains(name), "{refused}");
         }
+    }
+
+    /// Else a Secret of 1 MiB takes 64 MiB of the provider's memory, at each visit.
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_large_or_expands_when_it_is_parsed_is_refused_and_says_what_is_wrong() {
+        let token = "t".repeat(1000);
+        let users = "- {name: u, user: {token: *t}}\n".repeat(70);
+        let expanding = format!("users:\n- {{name: u, user: {{token: &t {token}}}}}\n{users}");
+        let refused = refusal(&expanding).await;
+        assert!(refused.starts_with("it has a YAML anchor"), "{refused}");
+        let padding = MAX_BYTES + 1 - "# ".len();
+        let refused = refusal(&format!("# {}", "x".repeat(padding))).await;
+        assert_eq!(refused, "it has 262145 bytes; at most 262144 are read");
     }
 
     #[tokio::test]
