@@ -806,6 +806,47 @@ fn no_line_is_wider_than_rustfmt_makes_it() {
     assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
+/// A field of that name beside the text of the line gives the line in JSON the key twice.
+#[test]
+fn no_line_of_the_log_has_a_field_named_message() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["src", "crates", "drivers"].map(|folder| files(&root.join(folder)));
+    for file in folders.concat() {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(!logs_message(&text), "{}", file.display());
+    }
+    let logs = |fields: &str| logs_message(&format!("tracing::warn!({fields}, \"said\")"));
+    assert!(logs("a = f(b), message = x") && logs("message") && logs("%message"));
+    assert!(!logs("a = f(b, message), why = message") && !logs("why = status.message()"));
+}
+
+/// Whether a macro of tracing is given a field `message`.
+fn logs_message(text: &str) -> bool {
+    let tokens = tokens(text);
+    tokens.windows(5).enumerate().any(|(at, window)| {
+        if window[..2] != ["tracing", "::"] || window[3..] != ["!", "("] {
+            return false;
+        }
+        let (mut depth, mut before) = (1, "(");
+        for (token, next) in tokens[at + 5..].iter().zip(&tokens[at + 6..]) {
+            let begins = ["(", ",", "%", "?"].contains(&before);
+            if depth == 1 && token == "message" && begins && ["=", ","].contains(&&**next) {
+                return true;
+            }
+            match &**token {
+                "(" | "[" | "{" => depth += 1,
+                ")" | "]" | "}" => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return false;
+            }
+            before = token;
+        }
+        false
+    })
+}
+
 #[test]
 fn a_wide_line_is_seen_by_its_characters() {
     for (text, wide) in [("1234567", vec![]), ("/// 5678\n\"ééééé\"\n12345678", vec![1, 3])] {

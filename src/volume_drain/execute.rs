@@ -288,7 +288,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
                 machine = name,
                 driver = driver.name(),
                 code = status.code().name(),
-                message = status.message(),
+                error = status.message(),
                 "the driver does not name a volume: it is looked for by its own name"
             ),
         }
