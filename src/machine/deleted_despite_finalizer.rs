@@ -49,7 +49,7 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
 /// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more.
 /// `last` is the object as it was at last.
 pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
-    let name = last.metadata.name().to_owned();
+    let name = full_name(&last);
     let (began, mut errors, mut is_reported) = (Instant::now(), 0, false);
     let machine = Arc::new(as_deleted(last));
     loop {
@@ -58,19 +58,25 @@ pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
             Ok(Some(wait)) => wait,
             Err(error) => {
                 errors += 1;
-                tracing::warn!(name, %error, "deleting the VM of an InfraMachine that is gone");
+                tracing::warn!(machine = name, %error, "deleting the VM of an InfraMachine that is gone");
                 error.wait(errors)
             }
         };
         if began.elapsed() + wait > MAX_RETRY_TIME {
             tracing::error!(
-                name,
+                machine = name,
                 "the VM of an InfraMachine that is gone could not be deleted"
             );
             return;
         }
         sleep(wait).await;
     }
+}
+
+/// As logs have it: no reconcile, and so no span, names the object here.
+fn full_name(machine: &InfraMachine) -> String {
+    let meta = &machine.metadata;
+    format!("{}/{}", meta.namespace(), meta.name())
 }
 
 /// As if its deletion had been asked for. The guest gets no time: it has not come up.
@@ -93,7 +99,7 @@ async fn attempt(
     }
     if !std::mem::replace(is_reported, true) {
         tracing::warn!(
-            name = machine.metadata.name,
+            machine = full_name(machine),
             "the InfraMachine went with the finalizer on: its VM is deleted"
         );
     }
@@ -126,6 +132,11 @@ async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, E
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::Mutex;
+
+    use serde_json::Value;
+
     use super::*;
     use crate::machine::fakes::{Server, Vms};
     use crate::machine::fixtures::{MachineFixture, at, machine};
@@ -206,6 +217,39 @@ mod tests {
         };
         let waited = tokio::time::timeout(Duration::from_secs(30), waited).await;
         assert!(waited.is_ok(), "{what}");
+    }
+
+    /// What is written in JSON, a line each.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_names_the_object_with_its_namespace() {
+        let (server, log) = (Server::with(&made().build()), Log::default());
+        let writer = log.clone();
+        let logs = tracing_subscriber::fmt()
+            .json()
+            .with_writer(move || writer.clone());
+        let guard = tracing::subscriber::set_default(logs.finish());
+        server.erase();
+        left_by(&server, &Vms::default()).await;
+        drop(guard);
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.contains("went with the finalizer on"));
+        let line: Value = serde_json::from_str(line.unwrap()).unwrap();
+        assert_eq!(line["fields"]["machine"], "ns1/m1", "{line}");
     }
 
     #[tokio::test]
