@@ -9,7 +9,7 @@ mod labels;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::text;
@@ -20,13 +20,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use self::collectors::{
-    BreakersByState, CountBreakers, CountMachines, CountPermits, Drivers, MachinesByPhase, OrphanCounts,
-    Orphans, PermitsByPriority,
-};
-use self::labels::{
-    CallLabels, ControllerLabel, DriverInfoLabels, DriverLabel, OperationLabels, ReconcileLabels,
-};
+use self::collectors::{Breakers, Drivers, Machines, Orphans, Permits, collect};
+use self::labels::{CallLabels, ControllerLabel, DriverLabel, OperationLabels, ReconcileLabels};
 use cmi_driver::{Code, Operation};
 
 /// The content type of [`Metrics::encode`].
@@ -38,34 +33,77 @@ const PROVISIONING_SECONDS: [f64; 12] = [
     0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0,
 ];
 
-/// What was reconciled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// A machine.
-    InfraMachine,
-    /// A template of machines.
-    InfraMachineTemplate,
-    /// A cluster.
-    InfraCluster,
-    /// The Node of a machine.
-    Node,
-    /// The remediation of a machine.
-    InfraMachineRemediation,
-    /// The Machine of a machine whose volumes are drained.
-    Machine,
+/// Enums of which each value is a value of a label.
+macro_rules! label_values {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $value:ident = $label:literal,)+ })+) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($(#[$of])* $value,)+ }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: [Self; [$($label),+].len()] = [$(Self::$value),+];
+
+            /// The value of the label.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$value => $label,)+ }
+            }
+        }
+    )+ };
 }
 
-/// How a reconcile ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReconcileOutcome {
-    /// Nothing is left to do.
-    Success,
-    /// Something is awaited; it comes back after a while.
-    Requeue,
-    /// It failed.
-    Error,
-    /// The object had been changed meanwhile.
-    Conflict,
+label_values! {
+    /// What was reconciled.
+    Kind {
+        /// A machine.
+        InfraMachine = "InfraMachine",
+        /// A template of machines.
+        InfraMachineTemplate = "InfraMachineTemplate",
+        /// A cluster.
+        InfraCluster = "InfraCluster",
+        /// The Node of a machine.
+        Node = "Node",
+        /// The remediation of a machine.
+        InfraMachineRemediation = "InfraMachineRemediation",
+        /// The Machine of a machine whose volumes are drained.
+        Machine = "Machine",
+    }
+
+    /// How a reconcile ended.
+    ReconcileResult {
+        /// Nothing is left to do.
+        Success = "success",
+        /// Something is awaited; it comes back after a while.
+        Requeue = "requeue",
+        /// It failed.
+        Error = "error",
+        /// The object had been changed meanwhile.
+        Conflict = "conflict",
+    }
+
+    /// What is wrong with a VM that no InfraMachine has as its own.
+    OrphanReason {
+        /// There is no InfraMachine for it.
+        Orphan = "orphan",
+        /// Its InfraMachine has another one.
+        Duplicate = "duplicate",
+    }
+
+    /// Where a machine stands in its life, as machines are counted.
+    MachinePhase {
+        /// Its VM is yet to be handed to Cluster API.
+        Pending = "Pending",
+        /// Its VM was handed over, and is ready.
+        Provisioned = "Provisioned",
+        /// Its VM was handed over, and is not ready.
+        NotReady = "NotReady",
+        /// It has failed for good.
+        Failed = "Failed",
+        /// It is being deleted.
+        Deleting = "Deleting",
+        /// It does not fit its definition.
+        Invalid = "Invalid",
+    }
 }
 
 /// How many permits of a priority of a driver are used and waited for.
@@ -77,56 +115,6 @@ pub struct PermitCount {
     pub in_use: u64,
     /// Objects that wait for one.
     pub waiting: u64,
-}
-
-/// What is wrong with a VM that no InfraMachine has as its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OrphanReason {
-    /// There is no InfraMachine for it.
-    Orphan,
-    /// Its InfraMachine has another one.
-    Duplicate,
-}
-
-/// Where a machine stands in its life, as machines are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MachinePhase {
-    /// Its VM is yet to be handed to Cluster API.
-    Pending,
-    /// Its VM was handed over, and is ready.
-    Provisioned,
-    /// Its VM was handed over, and is not ready.
-    NotReady,
-    /// It has failed for good.
-    Failed,
-    /// It is being deleted.
-    Deleting,
-    /// It does not fit its definition.
-    Invalid,
-}
-
-impl MachinePhase {
-    /// Every phase.
-    pub const ALL: [Self; 6] = [
-        Self::Pending,
-        Self::Provisioned,
-        Self::NotReady,
-        Self::Failed,
-        Self::Deleting,
-        Self::Invalid,
-    ];
-
-    /// The value of the label.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pending => "Pending",
-            Self::Provisioned => "Provisioned",
-            Self::NotReady => "NotReady",
-            Self::Failed => "Failed",
-            Self::Deleting => "Deleting",
-            Self::Invalid => "Invalid",
-        }
-    }
 }
 
 /// Machines that have all of this in common.
@@ -164,59 +152,13 @@ pub struct Metrics {
     call_seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
     provisioning_seconds: Family<DriverLabel, Histogram, fn() -> Histogram>,
     reachable: Family<DriverLabel, Gauge>,
-    drivers: Arc<Mutex<BTreeMap<String, DriverInfoLabels>>>,
-    permits: Arc<Mutex<BTreeMap<String, CountPermits>>>,
-    breakers: Arc<Mutex<BTreeMap<String, CountBreakers>>>,
-    orphans: Arc<Mutex<BTreeMap<String, OrphanCounts>>>,
+    drivers: Arc<Drivers>,
+    permits: Arc<Permits>,
+    breakers: Arc<Breakers>,
+    orphans: Arc<Orphans>,
     leader: Gauge,
     admission_policies_in_force: Gauge,
-    machines: Arc<OnceLock<CountMachines>>,
-}
-
-impl Kind {
-    const ALL: [Self; 6] = [
-        Self::InfraMachine,
-        Self::InfraMachineTemplate,
-        Self::InfraCluster,
-        Self::Node,
-        Self::InfraMachineRemediation,
-        Self::Machine,
-    ];
-
-    /// As the API writes it; the label of metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InfraMachine => "InfraMachine",
-            Self::InfraMachineTemplate => "InfraMachineTemplate",
-            Self::InfraCluster => "InfraCluster",
-            Self::Node => "Node",
-            Self::InfraMachineRemediation => "InfraMachineRemediation",
-            Self::Machine => "Machine",
-        }
-    }
-}
-
-impl OrphanReason {
-    /// The label of metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Orphan => "orphan",
-            Self::Duplicate => "duplicate",
-        }
-    }
-}
-
-impl ReconcileOutcome {
-    const ALL: [Self; 4] = [Self::Success, Self::Requeue, Self::Error, Self::Conflict];
-
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Success => "success",
-            Self::Requeue => "requeue",
-            Self::Error => "error",
-            Self::Conflict => "conflict",
-        }
-    }
+    machines: Arc<Machines>,
 }
 
 impl Default for Metrics {
@@ -226,7 +168,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All metrics, at nought.
+    /// All metrics, at zero.
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("capcmi"),
@@ -269,8 +211,8 @@ impl Metrics {
             Unit::Seconds,
             self.provisioning_seconds.clone(),
         );
-        self.registry
-            .register_collector(Box::new(MachinesByPhase(Arc::clone(&self.machines))));
+        let machines = collect(&self.machines, collectors::machines);
+        self.registry.register_collector(machines);
     }
 
     fn register_driver(&mut self) {
@@ -290,14 +232,14 @@ impl Metrics {
             "1 when the last probe found the driver ready, else 0; only the leader probes",
             self.reachable.clone(),
         );
-        self.registry
-            .register_collector(Box::new(Drivers(Arc::clone(&self.drivers))));
-        self.registry
-            .register_collector(Box::new(PermitsByPriority(Arc::clone(&self.permits))));
-        self.registry
-            .register_collector(Box::new(BreakersByState(Arc::clone(&self.breakers))));
-        self.registry
-            .register_collector(Box::new(Orphans(Arc::clone(&self.orphans))));
+        for collector in [
+            collect(&self.drivers, collectors::drivers),
+            collect(&self.permits, collectors::permits),
+            collect(&self.breakers, collectors::breakers),
+            collect(&self.orphans, collectors::orphans),
+        ] {
+            self.registry.register_collector(collector);
+        }
     }
 
     fn register_process(&mut self) {
@@ -320,17 +262,17 @@ impl Metrics {
     /// increased.
     fn begin_reconciles(&self) {
         for kind in Kind::ALL {
-            for outcome in ReconcileOutcome::ALL {
+            for result in ReconcileResult::ALL {
                 let labels = ReconcileLabels {
                     controller: kind.name(),
-                    result: outcome.label(),
+                    result: result.name(),
                 };
                 drop(self.reconciles.get_or_create(&labels));
             }
         }
     }
 
-    /// A driver is configured: all its calls with all their codes are counted from nought.
+    /// A driver is configured: all its calls with all their codes are counted from zero.
     pub fn driver_configured(&self, driver: &str) {
         let codes = Code::ALL.into_iter().map(Some).chain([None]);
         for (operation, code) in codes.flat_map(|code| Operation::ALL.map(|operation| (operation, code))) {
@@ -339,10 +281,10 @@ impl Metrics {
     }
 
     /// A reconcile ended.
-    pub fn reconciled(&self, kind: Kind, outcome: ReconcileOutcome, took: Duration) {
+    pub fn reconciled(&self, kind: Kind, result: ReconcileResult, took: Duration) {
         let labels = ReconcileLabels {
             controller: kind.name(),
-            result: outcome.label(),
+            result: result.name(),
         };
         self.reconciles.get_or_create(&labels).inc();
         self.reconcile_seconds
@@ -406,15 +348,10 @@ impl Metrics {
 
     /// What a driver says that it is, instead of what it said before.
     pub fn driver_info(&self, driver: &str, name: &str, version: &str) {
-        let labels = DriverInfoLabels {
-            driver: driver.to_owned(),
-            name: name.to_owned(),
-            version: version.to_owned(),
-        };
         self.drivers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(driver.to_owned(), labels);
+            .insert(driver.to_owned(), [name, version].map(str::to_owned));
     }
 
     /// The orphans of a driver by namespace and reason, instead of those of before.
@@ -515,7 +452,7 @@ mod tests {
             &metrics,
             r#"capcmi_machines{phase="Pending",driver="pool",namespace="ns",reason="ResourceExhausted"} 1"#,
         );
-        // One that is not there is no nought, and an alert on a minimum over time would not see the gap.
+        // A missing series is not zero, and an alert on a minimum over time would not see the gap.
         assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 0"#);
     }
 
@@ -622,7 +559,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.reconciled(
             Kind::InfraMachine,
-            ReconcileOutcome::Requeue,
+            ReconcileResult::Requeue,
             Duration::from_millis(2),
         );
         metrics.provisioned("pool", Duration::from_secs(42));

@@ -16,7 +16,7 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
 use crate::caches::NamespacedName;
 use crate::configured_driver::{ConfiguredDrivers, Waker};
-use crate::metrics::{Kind, Metrics, ReconcileOutcome};
+use crate::metrics::{Kind, Metrics, ReconcileResult};
 use crate::retry::{self, Delay, LONG_WAIT, MAX_REQUESTED_DELAY, Stage};
 use cmi_driver::Status;
 
@@ -84,10 +84,10 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     let result = reconcile.await;
     drop(scope);
     let outcome = match &result {
-        Ok(action) if *action == Action::await_change() => ReconcileOutcome::Success,
-        Ok(_) => ReconcileOutcome::Requeue,
-        Err(Error::Conflict { .. }) => ReconcileOutcome::Conflict,
-        Err(_) => ReconcileOutcome::Error,
+        Ok(action) if *action == Action::await_change() => ReconcileResult::Success,
+        Ok(_) => ReconcileResult::Requeue,
+        Err(Error::Conflict { .. }) => ReconcileResult::Conflict,
+        Err(_) => ReconcileResult::Error,
     };
     metrics.reconciled(kind, outcome, started.elapsed());
     result

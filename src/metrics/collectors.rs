@@ -5,187 +5,145 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::labels::{
-    BreakerLabels, DriverInfoLabels, DriverLabel, MachineLabels, OrphanLabels, PermitLabels, PhaseLabel,
-};
 use super::{BreakerCount, MachineCount, MachinePhase, OrphanReason, PermitCount};
 
-/// What the drivers say that they are: the last word of each.
-#[derive(Debug)]
-pub(super) struct Drivers(pub Arc<Mutex<BTreeMap<String, DriverInfoLabels>>>);
+/// What the drivers say that they are, name and version: the last word of each.
+pub(super) type Drivers = Mutex<BTreeMap<String, [String; 2]>>;
+/// Counts the permits of each driver.
+pub(super) type Permits = Mutex<BTreeMap<String, Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>>>;
+/// Counts the circuit breakers of each driver.
+pub(super) type Breakers = Mutex<BTreeMap<String, Box<dyn Fn() -> BreakerCount + Send + Sync>>>;
+/// The orphans of each driver as the last scan found them, by namespace and reason.
+pub(super) type Orphans = Mutex<BTreeMap<String, BTreeMap<(String, OrphanReason), u64>>>;
+/// Counts the machines.
+pub(super) type Machines = OnceLock<Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>>;
 
-pub(super) type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
+/// Encodes what it shares with [`super::Metrics`].
+struct Collect<T>(Arc<T>, fn(&T, DescriptorEncoder<'_>) -> fmt::Result);
 
-/// Counts the permits at each scrape, rather than keeping a count up to date.
-pub(super) struct PermitsByPriority(pub Arc<Mutex<BTreeMap<String, CountPermits>>>);
+pub(super) fn collect<T: Send + Sync + 'static>(
+    source: &Arc<T>,
+    encode: fn(&T, DescriptorEncoder<'_>) -> fmt::Result,
+) -> Box<dyn Collector> {
+    Box::new(Collect(Arc::clone(source), encode))
+}
 
-pub(super) type CountBreakers = Box<dyn Fn() -> BreakerCount + Send + Sync>;
-
-/// Counts the circuit breakers at each scrape, rather than keeping a count up to date.
-pub(super) struct BreakersByState(pub Arc<Mutex<BTreeMap<String, CountBreakers>>>);
-
-/// How many orphans there are, by namespace and reason.
-pub(super) type OrphanCounts = BTreeMap<(String, OrphanReason), u64>;
-
-/// The orphans of each driver as the last scan found them.
-#[derive(Debug)]
-pub(super) struct Orphans(pub Arc<Mutex<BTreeMap<String, OrphanCounts>>>);
-
-pub(super) type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
-
-/// Counts the machines at each scrape, rather than keeping a count up to date.
-pub(super) struct MachinesByPhase(pub Arc<OnceLock<CountMachines>>);
-
-impl Collector for MachinesByPhase {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(count) = self.0.get() else {
-            return Ok(());
-        };
-        let mut family = encoder.encode_descriptor(
-            "machines",
-            "InfraMachines by phase, driver, namespace and reason",
-            None,
-            MetricType::Gauge,
-        )?;
-        // A phase that no machine is in is shown as well: a gap is no nought.
-        for phase in MachinePhase::ALL.map(MachinePhase::name) {
-            ConstGauge::new(0_i64).encode(family.encode_family(&PhaseLabel { phase })?)?;
-        }
-        for machines in count() {
-            let gauge = ConstGauge::new(i64::try_from(machines.count).unwrap_or(i64::MAX));
-            let labels = MachineLabels {
-                phase: machines.phase.name(),
-                driver: machines.driver,
-                namespace: machines.namespace,
-                reason: machines.reason,
-            };
-            gauge.encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
+impl<T: Send + Sync + 'static> Collector for Collect<T> {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        (self.1)(&self.0, encoder)
     }
 }
 
-fn labelled<'a>(
-    counts: &'a [(&'a String, [PermitCount; 2])],
-) -> impl Iterator<Item = (PermitLabels, &'a PermitCount)> {
-    counts.iter().flat_map(|(driver, priorities)| {
-        priorities.iter().map(|count| {
-            let labels = PermitLabels {
-                driver: (*driver).clone(),
-                priority: count.priority,
-            };
-            (labels, count)
-        })
-    })
-}
-
-impl Collector for PermitsByPriority {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
-        let waiting = "Objects that wait for a permit to call a driver, by what the call is for";
-        let mut family = encoder.encode_descriptor("driver_queue", waiting, None, MetricType::Gauge)?;
-        for (labels, count) in labelled(&counts) {
-            let gauge = ConstGauge::new(i64::try_from(count.waiting).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&labels)?)?;
-        }
-        let in_use = "Permits to call a driver that are in use; maxConcurrentCalls is how many there are";
-        let mut family =
-            encoder.encode_descriptor("driver_permits_in_use", in_use, None, MetricType::Gauge)?;
-        for (labels, count) in labelled(&counts) {
-            let gauge = ConstGauge::new(i64::try_from(count.in_use).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-impl Collector for BreakersByState {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
-        let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none \
-            is made, `half-open` where few are, to find out whether there is room";
-        let mut family = encoder.encode_descriptor("driver_breakers", held_back, None, MetricType::Gauge)?;
-        for (driver, count) in &counts {
-            for (state, classes) in [("open", count.open), ("half-open", count.half_open)] {
-                let labels = BreakerLabels {
-                    driver: (*driver).clone(),
-                    state,
-                };
-                let gauge = ConstGauge::new(i64::try_from(classes).unwrap_or(i64::MAX));
-                gauge.encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let waiting = "Machines that wait for capacity, behind the circuit breakers of a driver";
-        let mut family =
-            encoder.encode_descriptor("driver_capacity_queue", waiting, None, MetricType::Gauge)?;
-        for (driver, count) in &counts {
-            let labels = DriverLabel {
-                driver: (*driver).clone(),
-            };
-            let gauge = ConstGauge::new(i64::try_from(count.waiting).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for BreakersByState {
+impl<T> fmt::Debug for Collect<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("BreakersByState")
+        f.write_str("Collect")
     }
 }
 
-impl Collector for Drivers {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut family =
-            encoder.encode_descriptor("driver", "What a driver says that it is", None, MetricType::Info)?;
-        for labels in drivers.values() {
-            family.encode_info(labels)?;
+fn gauge<const N: usize>(
+    family: &mut MetricEncoder<'_>,
+    labels: [(&str, &str); N],
+    count: u64,
+) -> fmt::Result {
+    let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+    gauge.encode(family.encode_family(&labels)?)
+}
+
+pub(super) fn machines(machines: &Machines, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    let Some(count) = machines.get() else {
+        return Ok(());
+    };
+    let help = "InfraMachines by phase, driver, namespace and reason";
+    let mut family = encoder.encode_descriptor("machines", help, None, MetricType::Gauge)?;
+    // A phase that no machine is in is shown as well: a missing series is not zero.
+    for phase in MachinePhase::ALL {
+        gauge(&mut family, [("phase", phase.name())], 0)?;
+    }
+    for machines in count() {
+        let labels = [
+            ("phase", machines.phase.name()),
+            ("driver", &machines.driver),
+            ("namespace", &machines.namespace),
+            ("reason", &machines.reason),
+        ];
+        gauge(&mut family, labels, machines.count)?;
+    }
+    Ok(())
+}
+
+pub(super) fn permits(permits: &Permits, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    let drivers = permits.lock().unwrap_or_else(PoisonError::into_inner);
+    let counts: Vec<_> = drivers.iter().map(|(driver, count)| (driver, count())).collect();
+    let mut encode = |name, help, value: fn(&PermitCount) -> u64| {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (driver, count) in counts
+            .iter()
+            .flat_map(|(driver, all)| all.iter().map(move |one| (driver, one)))
+        {
+            let labels = [("driver", driver.as_str()), ("priority", count.priority)];
+            gauge(&mut family, labels, value(count))?;
         }
         Ok(())
-    }
+    };
+    encode(
+        "driver_queue",
+        "Objects that wait for a permit to call a driver, by what the call is for",
+        |count| count.waiting,
+    )?;
+    encode(
+        "driver_permits_in_use",
+        "Permits to call a driver that are in use; maxConcurrentCalls is how many there are",
+        |count| count.in_use,
+    )
 }
 
-impl fmt::Debug for PermitsByPriority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PermitsByPriority")
-    }
-}
-
-impl Collector for Orphans {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let orphans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut family = encoder.encode_descriptor(
-            "orphans",
-            "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where \
-                there is no InfraMachine, `duplicate` where it has another VM",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (driver, counts) in orphans.iter() {
-            for ((namespace, reason), count) in counts {
-                let labels = OrphanLabels {
-                    driver: driver.clone(),
-                    namespace: namespace.clone(),
-                    reason: reason.name(),
-                };
-                let gauge = ConstGauge::new(i64::try_from(*count).unwrap_or(i64::MAX));
-                gauge.encode(family.encode_family(&labels)?)?;
-            }
+pub(super) fn breakers(breakers: &Breakers, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    let drivers = breakers.lock().unwrap_or_else(PoisonError::into_inner);
+    let counts: Vec<_> = drivers.iter().map(|(driver, count)| (driver, count())).collect();
+    let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none is \
+        made, `half-open` where few are, to find out whether there is room";
+    let mut family = encoder.encode_descriptor("driver_breakers", held_back, None, MetricType::Gauge)?;
+    for (driver, count) in &counts {
+        for (state, classes) in [("open", count.open), ("half-open", count.half_open)] {
+            gauge(&mut family, [("driver", driver), ("state", state)], classes)?;
         }
-        Ok(())
     }
+    let waiting = "Machines that wait for capacity, behind the circuit breakers of a driver";
+    let mut family = encoder.encode_descriptor("driver_capacity_queue", waiting, None, MetricType::Gauge)?;
+    for (driver, count) in &counts {
+        gauge(&mut family, [("driver", driver)], count.waiting)?;
+    }
+    Ok(())
 }
 
-impl fmt::Debug for MachinesByPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MachinesByPhase")
+pub(super) fn drivers(drivers: &Drivers, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    let drivers = drivers.lock().unwrap_or_else(PoisonError::into_inner);
+    let help = "What a driver says that it is";
+    let mut family = encoder.encode_descriptor("driver", help, None, MetricType::Info)?;
+    for (driver, [name, version]) in drivers.iter() {
+        family.encode_info(&[("driver", driver), ("name", name), ("version", version)])?;
     }
+    Ok(())
+}
+
+pub(super) fn orphans(orphans: &Orphans, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    let orphans = orphans.lock().unwrap_or_else(PoisonError::into_inner);
+    let help = "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where \
+        there is no InfraMachine, `duplicate` where it has another VM";
+    let mut family = encoder.encode_descriptor("orphans", help, None, MetricType::Gauge)?;
+    for (driver, counts) in orphans.iter() {
+        for ((namespace, reason), count) in counts {
+            let labels = [
+                ("driver", driver.as_str()),
+                ("namespace", namespace),
+                ("reason", reason.name()),
+            ];
+            gauge(&mut family, labels, *count)?;
+        }
+    }
+    Ok(())
 }
