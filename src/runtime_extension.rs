@@ -18,23 +18,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Json, Router};
 use http_body_util::LengthLimitError;
 use kube::Client;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::hooks::{
-    CanUpdateMachineObjects, CanUpdateMachineSetObjects, CanUpdateRequest, DiscoveryResponse, Hook,
-    Infrastructure, Objects, UpdateMachineRequest, UpdateMachineResponse,
+    CanUpdateMachineObjects, CanUpdateMachineSetObjects, CanUpdateRequest, Hook, Infrastructure, Objects,
+    UpdateMachineRequest, discovered, patched, response, updated,
 };
 use self::progress::{Progress, progress};
 use self::spec_changes::SpecChanges;
@@ -96,7 +95,7 @@ pub fn router(context: Context) -> Router {
 }
 
 async fn discovery() -> Response {
-    answer(&DiscoveryResponse::answer())
+    Json(discovered()).into_response()
 }
 
 async fn can_update_machine_set(State(server): State<Arc<Server>>, body: Body) -> Response {
@@ -116,17 +115,13 @@ async fn update_machine(State(server): State<Arc<Server>>, body: Body) -> Respon
 
 impl Server {
     /// Reads a request and answers it.
-    async fn serve<Q: DeserializeOwned, A: Serialize>(
-        &self,
-        body: Body,
-        run: impl AsyncFnOnce(Q) -> A,
-    ) -> Response {
+    async fn serve<Q: DeserializeOwned>(&self, body: Body, run: impl AsyncFnOnce(Q) -> Value) -> Response {
         // From before it is read until it is answered: that bounds what all of them have in memory.
         let Ok(_permit) = timeout(WAIT_TIMEOUT, self.requests.acquire()).await else {
             return Unread::TooMany.into_response();
         };
         match read(body).await {
-            Ok(request) => answer(&run(request).await),
+            Ok(request) => Json(run(request).await).into_response(),
             Err(unread) => unread.into_response(),
         }
     }
@@ -181,26 +176,13 @@ impl IntoResponse for Unread {
     }
 }
 
-fn answer(response: &impl Serialize) -> Response {
-    match serde_json::to_vec(response) {
-        Ok(json) => {
-            let json_type = HeaderValue::from_static("application/json");
-            ([(header::CONTENT_TYPE, json_type)], json).into_response()
-        }
-        Err(error) => {
-            tracing::error!(%error, "an answer of a runtime hook can't be written");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
-}
-
 /// Whether what is asked about can get the desired spec without being replaced: which fields can, as a patch
 /// of what is there. Cluster API replaces the machine where that leaves a difference.
-async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>) -> T::Response {
+async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>) -> Value {
     let (current, desired) = (request.current.infrastructure(), request.desired.infrastructure());
     if !current.is_ours::<T>() || !desired.is_ours::<T>() {
         // Of another provider: nothing is patched, and so nothing updated in place.
-        return T::unchanged();
+        return patched::<T>(&json_patch::Patch::default());
     }
     let (namespace, object) = (&current.metadata.namespace, &current.metadata.name);
     if !request.current.has_bootstrap_config() || !request.desired.has_bootstrap_config() {
@@ -208,17 +190,17 @@ async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>
             kind = T::KIND, %namespace, %object,
             "not updated in place: Cluster API ends no such update of Machines without bootstrap.configRef"
         );
-        return T::unchanged();
+        return patched::<T>(&json_patch::Patch::default());
     }
     match changes::<T>(context, current, desired).await {
         Ok((changes, patch)) => {
             tracing::info!(kind = T::KIND, %namespace, %object, %changes, "asked for an update in place");
-            T::patched(patch)
+            patched::<T>(&patch)
         }
         Err(why) => {
             tracing::warn!(kind = T::KIND, %namespace, %object, %why,
                 "can't say whether it can be updated in place");
-            T::failed(&why)
+            response(T::HOOK, Err(&why))
         }
     }
 }
@@ -300,21 +282,19 @@ async fn capabilities(
 }
 
 /// Has the VM brought to the desired spec, and says how far that is.
-async fn update(context: &Context, request: &UpdateMachineRequest) -> UpdateMachineResponse {
+async fn update(context: &Context, request: &UpdateMachineRequest) -> Value {
     let wanted = &request.desired.infrastructure_machine;
     if !wanted.is_ours::<CanUpdateMachineObjects>() {
-        return UpdateMachineResponse::failed(format!(
-            "`{}` is of no kind that this provider updates",
-            wanted.kind
-        ));
+        let why = format!("`{}` is of no kind that this provider updates", wanted.kind);
+        return updated(Err(&why));
     }
     match try_update(context, wanted).await {
-        Ok(progress) => UpdateMachineResponse::of(&progress),
+        Ok(progress) => updated(Ok(&progress)),
         Err(error) => {
             let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
             tracing::warn!(%namespace, %name, error = %ErrorChain(error.as_ref()),
                 "an update in place could not go on");
-            UpdateMachineResponse::failed(ErrorChain(error.as_ref()).to_string())
+            updated(Err(&ErrorChain(error.as_ref()).to_string()))
         }
     }
 }

@@ -3,10 +3,10 @@
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use json_patch::jsonptr::Pointer;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::progress::Progress;
 use super::{brief, is_of_group};
@@ -67,81 +67,35 @@ impl Hook {
     }
 }
 
-/// How a call went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum ResponseStatus {
-    /// It is answered.
-    Success,
-    /// It can't be, now: Cluster API asks again.
-    Failure,
-}
-
-/// What every answer begins with.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Common {
-    api_version: &'static str,
-    kind: String,
-    status: ResponseStatus,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    message: String,
-}
-
-impl Common {
-    fn new(hook: Hook, status: ResponseStatus, message: impl Into<String>) -> Self {
-        Self {
-            api_version: API_VERSION,
-            kind: format!("{}Response", hook.name()),
-            status,
-            message: message.into(),
-        }
+/// What every answer has: whether the hook is answered, with a message that may be empty, or can't be now, so
+/// that Cluster API asks again.
+pub fn response(hook: Hook, result: Result<&str, &str>) -> Value {
+    let (status, message) = match result {
+        Ok(message) => ("Success", message),
+        Err(why) => ("Failure", why),
+    };
+    let kind = format!("{}Response", hook.name());
+    let mut response = json!({"apiVersion": API_VERSION, "kind": kind, "status": status});
+    if !message.is_empty() {
+        response["message"] = json!(message);
     }
+    response
 }
 
-/// The answer to Discovery.
-#[derive(Debug, Serialize)]
-pub struct DiscoveryResponse {
-    #[serde(flatten)]
-    common: Common,
-    handlers: Vec<Handler>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Handler {
-    name: &'static str,
-    request_hook: RequestHook,
-    timeout_seconds: u32,
-    failure_policy: &'static str,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct RequestHook {
-    api_version: &'static str,
-    hook: &'static str,
-}
-
-impl DiscoveryResponse {
-    /// All that is served.
-    pub fn answer() -> Self {
-        let handlers = Hook::HANDLED.into_iter().filter_map(|hook| {
-            Some(Handler {
-                name: hook.handler()?,
-                request_hook: RequestHook {
-                    api_version: API_VERSION,
-                    hook: hook.name(),
-                },
-                timeout_seconds: TIMEOUT_SECONDS,
-                // A call that fails is repeated: to ignore it would be to decide without an answer.
-                failure_policy: "Fail",
-            })
-        });
-        Self {
-            common: Common::new(Hook::Discovery, ResponseStatus::Success, ""),
-            handlers: handlers.collect(),
-        }
-    }
+/// The answer to Discovery: all that is served.
+pub fn discovered() -> Value {
+    let handlers = Hook::HANDLED.into_iter().filter_map(|hook| {
+        Some(json!({
+            "name": hook.handler()?,
+            "requestHook": {"apiVersion": API_VERSION, "hook": hook.name()},
+            "timeoutSeconds": TIMEOUT_SECONDS,
+            // A call that fails is repeated: to ignore it would be to decide without an answer.
+            "failurePolicy": "Fail",
+        }))
+    });
+    let mut response = response(Hook::Discovery, Ok(""));
+    response["handlers"] = handlers.collect();
+    response
 }
 
 /// The most that a spec may have, as JSON: the API takes 64 KiB of a provider spec, of which Go writes some
@@ -245,8 +199,10 @@ pub trait Objects {
     const KIND: &'static str;
     /// Where in it the spec of the InfraMachine is, and what a patch may change.
     const SPEC: &'static Pointer;
-    /// What it is answered with.
-    type Response: Serialize;
+    /// The question.
+    const HOOK: Hook;
+    /// The field of the answer that has the patch.
+    const PATCH: &'static str;
 
     /// The infrastructure object.
     fn infrastructure(&self) -> &Infrastructure;
@@ -254,17 +210,17 @@ pub trait Objects {
     /// Whether its machines have a bootstrap configuration. Cluster API's Machine controller calls
     /// UpdateMachine for no other: an update that was begun would never end.
     fn has_bootstrap_config(&self) -> bool;
+}
 
-    /// Nothing of it can be updated in place.
-    fn unchanged() -> Self::Response {
-        Self::patched(json_patch::Patch::default())
+/// The answer that this can be updated in place, and nothing where the patch is empty.
+pub fn patched<T: Objects>(patch: &json_patch::Patch) -> Value {
+    let mut response = response(T::HOOK, Ok(""));
+    if !patch.is_empty() {
+        // Base64, as Go writes bytes.
+        let patch = BASE64_STANDARD.encode(patch.to_string());
+        response[T::PATCH] = json!({"patchType": "JSONPatch", "patch": patch});
     }
-
-    /// This can.
-    fn patched(patch: json_patch::Patch) -> Self::Response;
-
-    /// It is not known now.
-    fn failed(why: &str) -> Self::Response;
+    response
 }
 
 /// What CanUpdateMachineSet is about.
@@ -316,30 +272,11 @@ pub struct CanUpdateMachineObjects {
     infrastructure_machine: Infrastructure,
 }
 
-/// The answer to CanUpdateMachineSet.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CanUpdateMachineSetResponse {
-    #[serde(flatten)]
-    common: Common,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    infrastructure_machine_template_patch: Option<Patch>,
-}
-
-/// The answer to CanUpdateMachine.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CanUpdateMachineResponse {
-    #[serde(flatten)]
-    common: Common,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    infrastructure_machine_patch: Option<Patch>,
-}
-
 impl Objects for CanUpdateMachineSetObjects {
     const KIND: &'static str = "InfraMachineTemplate";
     const SPEC: &'static Pointer = Pointer::from_static("/spec/template/spec");
-    type Response = CanUpdateMachineSetResponse;
+    const HOOK: Hook = Hook::CanUpdateMachineSet;
+    const PATCH: &'static str = "infrastructureMachineTemplatePatch";
 
     fn infrastructure(&self) -> &Infrastructure {
         &self.infrastructure_machine_template
@@ -351,26 +288,13 @@ impl Objects for CanUpdateMachineSetObjects {
             .as_ref()
             .is_some_and(|reference| !reference.name.is_empty())
     }
-
-    fn patched(patch: json_patch::Patch) -> Self::Response {
-        CanUpdateMachineSetResponse {
-            common: Common::new(Hook::CanUpdateMachineSet, ResponseStatus::Success, ""),
-            infrastructure_machine_template_patch: Patch::of(&patch),
-        }
-    }
-
-    fn failed(why: &str) -> Self::Response {
-        CanUpdateMachineSetResponse {
-            common: Common::new(Hook::CanUpdateMachineSet, ResponseStatus::Failure, why),
-            infrastructure_machine_template_patch: None,
-        }
-    }
 }
 
 impl Objects for CanUpdateMachineObjects {
     const KIND: &'static str = "InfraMachine";
     const SPEC: &'static Pointer = Pointer::from_static("/spec");
-    type Response = CanUpdateMachineResponse;
+    const HOOK: Hook = Hook::CanUpdateMachine;
+    const PATCH: &'static str = "infrastructureMachinePatch";
 
     fn infrastructure(&self) -> &Infrastructure {
         &self.infrastructure_machine
@@ -379,38 +303,6 @@ impl Objects for CanUpdateMachineObjects {
     /// Those of a control plane have one each.
     fn has_bootstrap_config(&self) -> bool {
         true
-    }
-
-    fn patched(patch: json_patch::Patch) -> Self::Response {
-        CanUpdateMachineResponse {
-            common: Common::new(Hook::CanUpdateMachine, ResponseStatus::Success, ""),
-            infrastructure_machine_patch: Patch::of(&patch),
-        }
-    }
-
-    fn failed(why: &str) -> Self::Response {
-        CanUpdateMachineResponse {
-            common: Common::new(Hook::CanUpdateMachine, ResponseStatus::Failure, why),
-            infrastructure_machine_patch: None,
-        }
-    }
-}
-
-/// A patch of an object.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Patch {
-    patch_type: &'static str,
-    /// JSON in base64, as Go writes bytes.
-    patch: String,
-}
-
-impl Patch {
-    fn of(patch: &json_patch::Patch) -> Option<Self> {
-        (!patch.is_empty()).then(|| Self {
-            patch_type: "JSONPatch",
-            patch: BASE64_STANDARD.encode(patch.to_string()),
-        })
     }
 }
 
@@ -429,44 +321,25 @@ pub struct UpdateMachineObjects {
     pub infrastructure_machine: Infrastructure,
 }
 
-/// The answer to UpdateMachine.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct UpdateMachineResponse {
-    #[serde(flatten)]
-    common: Common,
-    /// 0 where the update is done.
-    retry_after_seconds: u64,
-}
-
-impl UpdateMachineResponse {
-    /// How far it is. A failure of the driver is no failure of the call: Cluster API shows the message of one
-    /// that goes on in the Machine's condition `Updating`, and that of a failure in its log alone.
-    pub fn of(progress: &Progress) -> Self {
-        let (message, retry_after) = match progress {
-            Progress::Done => (String::new(), 0),
-            Progress::NotRequested => ("the VM is about to be updated".to_owned(), 1),
-            Progress::Updating { message, retry_after } => (message.clone(), retry_after.as_secs().max(1)),
-        };
-        Self {
-            common: Common::new(Hook::UpdateMachine, ResponseStatus::Success, message),
-            retry_after_seconds: retry_after,
-        }
-    }
-
-    /// It is not known how far it is.
-    pub fn failed(why: impl Into<String>) -> Self {
-        Self {
-            common: Common::new(Hook::UpdateMachine, ResponseStatus::Failure, why),
-            retry_after_seconds: 0,
-        }
-    }
+/// The answer to UpdateMachine: how far it is, or why that is not known.
+///
+/// A failure of the driver is no failure of the call: Cluster API shows the message of one that goes on in
+/// the Machine's condition `Updating`, and that of a failure in its log alone.
+pub fn updated(progress: Result<&Progress, &str>) -> Value {
+    let (result, retry_after) = match progress {
+        Ok(Progress::Done) => (Ok(""), 0),
+        Ok(Progress::NotRequested) => (Ok("the VM is about to be updated"), 1),
+        Ok(Progress::Updating { message, retry_after }) => (Ok(&**message), retry_after.as_secs().max(1)),
+        Err(why) => (Err(why), 0),
+    };
+    let mut response = response(Hook::UpdateMachine, result);
+    // 0 where the update is done.
+    response["retryAfterSeconds"] = json!(retry_after);
+    response
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// The answer goes into logs.
@@ -498,7 +371,7 @@ mod tests {
 
     #[test]
     fn every_hook_but_the_discovery_is_discovered() {
-        let answer = serde_json::to_value(DiscoveryResponse::answer()).unwrap();
+        let answer = discovered();
         assert_eq!(
             (&answer["kind"], &answer["status"]),
             (&json!("DiscoveryResponse"), &json!("Success"))
@@ -517,14 +390,14 @@ mod tests {
     fn a_patch_is_a_json_patch_in_base64() {
         let patch = json!([{"op": "add", "path": "/spec/template/spec/shutdownTimeoutSeconds", "value": 5}]);
         let parsed = serde_json::from_value(patch.clone()).unwrap();
-        let answer = serde_json::to_value(CanUpdateMachineSetObjects::patched(parsed)).unwrap();
+        let answer = patched::<CanUpdateMachineSetObjects>(&parsed);
         let answered = &answer["infrastructureMachineTemplatePatch"];
         assert_eq!(answered["patchType"], "JSONPatch");
         let decoded = BASE64_STANDARD
             .decode(answered["patch"].as_str().unwrap())
             .unwrap();
         assert_eq!(serde_json::from_slice::<Value>(&decoded).unwrap(), patch);
-        let unchanged = serde_json::to_value(CanUpdateMachineObjects::unchanged()).unwrap();
+        let unchanged = patched::<CanUpdateMachineObjects>(&json_patch::Patch::default());
         assert!(
             unchanged.get("infrastructureMachinePatch").is_none(),
             "{unchanged}"
