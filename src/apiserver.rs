@@ -15,7 +15,7 @@ pub use error::{Error, in_words};
 #[cfg(test)]
 pub(crate) use events::tests::recorded;
 pub use events::{Events, NewEvent};
-pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_metadata, patch_params};
+pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_annotations, patch_metadata, patch_params};
 pub use outage_log::OutageLog;
 pub use secrets::InvalidSecret;
 pub use status::publish_status;

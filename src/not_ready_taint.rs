@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, Patch};
+use kube::api::Api;
 use serde_json::json;
 
-use self::node::{TaintRemoval, remove_taint};
-use self::plan::{Observed, Plan, Removal, awaits_removal, plan};
+use self::node::remove_taint;
+use self::plan::{Observed, Removal, awaits_removal, plan};
 use self::status::Progress;
 use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, conditions, labels};
-use crate::apiserver::{Error, Events, patch_params, publish_status};
+use crate::apiserver::{Error, Events, patch_annotations, publish_status};
 use crate::caches::Caches;
 use crate::identity;
 use crate::leadership::Leadership;
@@ -127,9 +127,8 @@ async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> R
         cluster: cluster.as_deref(),
         node_changed,
     };
-    let (removal, cluster) = match plan(machine, &observed) {
-        Plan::NoOp => return Ok(Outcome::NotYet),
-        Plan::Remove(removal, cluster) => (removal, cluster),
+    let Some((removal, cluster)) = plan(machine, &observed) else {
+        return Ok(Outcome::NotYet);
     };
     let visit = async |connection: &_| remove_taint(connection, &removal, &ctx.leadership).await;
     let visited = ctx.workload_clusters.visit(cluster, visit).await?;
@@ -150,24 +149,21 @@ async fn publish(
     machine: &InfraMachine,
     ctx: &Context,
     removal: &Removal,
-    visited: Visit<TaintRemoval>,
+    visited: Visit<Option<Progress>>,
 ) -> Result<Outcome, Error> {
     let later = |wait| Outcome::Requeue(Requeue::After(wait));
-    let (progress, outcome) = match visited {
+    let (progress, wait) = match visited {
         Visit::Busy => return Ok(later(workload_cluster::busy_wait(machine.metadata.uid()))),
-        Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), later(retry_after)),
-        Visit::Made(removal) => match removal {
-            TaintRemoval::Raced | TaintRemoval::NotLeading => {
-                return Ok(Outcome::Requeue(Requeue::BackOff(Duration::ZERO)));
-            }
-            TaintRemoval::Removed { node_uid } => (Progress::Removed(node_uid), Outcome::Done),
-            TaintRemoval::NotTainted { node_uid } => (Progress::NotTainted(node_uid), Outcome::Done),
-            TaintRemoval::RemovedBefore => (Progress::RemovedBefore, Outcome::Done),
-            // Cluster API names a Node that is gone; another may come.
-            TaintRemoval::NoNode => (Progress::NoNode, later(LONG_WAIT)),
-            TaintRemoval::ForeignNode(provider_id) => (Progress::ForeignNode(provider_id), later(LONG_WAIT)),
-            TaintRemoval::Refused(why) => (Progress::Refused(why), later(LONG_WAIT)),
-        },
+        Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), retry_after),
+        Visit::Made(None) => return Ok(Outcome::Requeue(Requeue::BackOff(Duration::ZERO))),
+        // Cluster API names a Node that is gone; another may come.
+        Visit::Made(Some(progress)) => (progress, LONG_WAIT),
+    };
+    let outcome = match progress {
+        Progress::Removed(_) | Progress::NotTainted(_) | Progress::RemovedBefore => Outcome::Done,
+        Progress::NoNode | Progress::ForeignNode(_) | Progress::Refused(_) | Progress::Unreachable(_) => {
+            later(wait)
+        }
     };
     if removal.is_done && !matches!(outcome, Outcome::Done) {
         // That a Node can't be looked at says nothing of a taint that is gone.
@@ -181,36 +177,16 @@ async fn publish(
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {
-        record(&mut machine, ctx, &plan::record(node_uid, &removal.key)).await?;
+        // Another may have written the status meanwhile: it is made from the object as it is then.
+        let metadata = json!({
+            "uid": machine.metadata.uid,
+            "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},
+        });
+        let action = "recording the Node that was freed of its taint";
+        machine = patch_annotations(&ctx.client, &machine, &metadata, action).await?;
     }
     let after = status::after(&machine, removal, &progress, Timestamp::now());
-    publish_status(
-        &api(&machine, ctx),
-        &machine.metadata,
-        machine.status.as_ref(),
-        &after,
-    )
-    .await?;
+    let api = Api::<InfraMachine>::namespaced(ctx.client.clone(), machine.metadata.namespace());
+    publish_status(&api, &machine.metadata, machine.status.as_ref(), &after).await?;
     Ok(outcome)
-}
-
-/// Records which Node was freed of which taint, and reads the object as it is then: another may have written
-/// its status meanwhile.
-async fn record(machine: &mut InfraMachine, ctx: &Context, record: &str) -> Result<(), Error> {
-    let action = "recording the Node that was freed of its taint";
-    let body = json!({"metadata": {
-        "uid": machine.metadata.uid,
-        "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: record},
-    }});
-    let name = machine.metadata.name().to_owned();
-    let written = api(machine, ctx)
-        .patch(&name, &patch_params(), &Patch::Merge(&body))
-        .await;
-    *machine = written.map_err(|error| Error::api(action, error))?;
-    Ok(())
-}
-
-fn api(machine: &InfraMachine, ctx: &Context) -> Api<InfraMachine> {
-    let namespace = machine.metadata.namespace();
-    Api::namespaced(ctx.client.clone(), namespace)
 }

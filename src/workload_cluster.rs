@@ -6,6 +6,7 @@
 
 mod connection;
 mod kubeconfig;
+pub mod request;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use tower::BoxError;
 
 use crate::api::ObjectMetaExt as _;
 use crate::api::cluster_api::Cluster;
+use crate::api::conditions::reason;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::retry;
 
@@ -94,6 +96,18 @@ pub enum Unreachable {
     Failed(#[source] BoxError),
 }
 
+impl Unreachable {
+    /// The reason of a condition.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Secret(_) | Self::Kubeconfig { .. } => reason::INVALID_KUBECONFIG,
+            Self::TimedOut | Self::Slow | Self::NotAnApiServer | Self::Refused { .. } | Self::Failed(_) => {
+                reason::WORKLOAD_CLUSTER_UNREACHABLE
+            }
+        }
+    }
+}
+
 /// What came of a visit.
 #[derive(Debug)]
 pub enum Visit<T> {
@@ -135,7 +149,7 @@ impl WorkloadClusters {
         let uid = meta.uid();
         let _visitor = match self.admit(uid, Instant::now()) {
             Ok(visitor) => visitor,
-            Err(not_admitted) => return Ok(not_admitted.into()),
+            Err(not_made) => return Ok(not_made),
         };
         let document = match secrets::kubeconfig(&self.management, meta.namespace(), meta.name()).await? {
             Ok(document) => document,
@@ -165,18 +179,18 @@ impl WorkloadClusters {
         }
     }
 
-    /// A place among the visitors of a workload cluster.
-    fn admit<'a>(&'a self, uid: &str, now: Instant) -> Result<Visitor<'a>, NotAdmitted> {
+    /// A place among the visitors of a workload cluster, else what came of the visit.
+    fn admit<T>(&self, uid: &str, now: Instant) -> Result<Visitor<'_>, Visit<T>> {
         let mut known = self.lock();
         let state = known.entry(uid.to_owned()).or_default();
         if let Some(failure) = state.last_failure.as_ref().filter(|failure| failure.until > now) {
-            return Err(NotAdmitted::BackingOff {
+            return Err(Visit::Failed {
                 cause: Arc::clone(&failure.cause),
                 retry_after: failure.until.saturating_duration_since(now),
             });
         }
         if state.visits >= MAX_VISITS {
-            return Err(NotAdmitted::Busy);
+            return Err(Visit::Busy);
         }
         state.visits += 1;
         Ok(Visitor {
@@ -210,25 +224,6 @@ impl WorkloadClusters {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, State>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Why a visit is not made.
-#[derive(Debug)]
-enum NotAdmitted {
-    Busy,
-    BackingOff {
-        cause: Arc<Unreachable>,
-        retry_after: Duration,
-    },
-}
-
-impl<T> From<NotAdmitted> for Visit<T> {
-    fn from(not_admitted: NotAdmitted) -> Self {
-        match not_admitted {
-            NotAdmitted::Busy => Self::Busy,
-            NotAdmitted::BackingOff { cause, retry_after } => Self::Failed { cause, retry_after },
-        }
     }
 }
 
@@ -286,12 +281,12 @@ mod tests {
     #[tokio::test]
     async fn a_workload_cluster_has_two_visits_at_a_time_and_another_has_its_own() {
         let (clusters, now) = (clusters(), Instant::now());
-        let first = clusters.admit("a", now).unwrap();
-        let _second = clusters.admit("a", now).unwrap();
-        assert!(matches!(clusters.admit("a", now), Err(NotAdmitted::Busy)));
-        let other = clusters.admit("b", now).unwrap();
+        let first = clusters.admit::<()>("a", now).unwrap();
+        let _second = clusters.admit::<()>("a", now).unwrap();
+        assert!(matches!(clusters.admit::<()>("a", now), Err(Visit::Busy)));
+        let other = clusters.admit::<()>("b", now).unwrap();
         drop(first);
-        assert!(clusters.admit("a", now).is_ok());
+        assert!(clusters.admit::<()>("a", now).is_ok());
         drop(other);
         assert!(
             !clusters.lock().contains_key("b"),
@@ -328,12 +323,12 @@ mod tests {
         let first = failed(&clusters, "a", start);
         // A second visit, which began before.
         assert_eq!(failed(&clusters, "a", start), first);
-        let Err(NotAdmitted::BackingOff { cause, retry_after }) = clusters.admit("a", start) else {
+        let Err(Visit::Failed { cause, retry_after }) = clusters.admit::<()>("a", start) else {
             panic!("visited")
         };
         assert!(matches!(*cause, Unreachable::TimedOut) && retry_after == first);
-        assert!(clusters.admit("b", start).is_ok());
-        assert!(clusters.admit("a", start + first).is_ok());
+        assert!(clusters.admit::<()>("b", start).is_ok());
+        assert!(clusters.admit::<()>("a", start + first).is_ok());
         assert!(failed(&clusters, "a", start + first) > first);
         clusters.forget_all_but(|_| false);
         assert!(clusters.lock().is_empty());

@@ -1,11 +1,13 @@
 //! Patches: what changed, and nothing else.
 
-use kube::Resource;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams};
 use kube::core::Request;
-use serde_json::Value;
+use kube::{Client, Resource};
+use serde_json::{Value, json};
 
-use crate::api::MetadataOnly;
+use super::Error;
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{MetadataOnly, ObjectMetaExt as _};
 
 /// Field manager of every write, so that Cluster API's server-side apply leaves our fields alone.
 pub const FIELD_MANAGER: &str = "capcmi";
@@ -35,6 +37,25 @@ pub async fn patch_metadata<K: Clone + Resource>(
     Ok(metadata)
 }
 
+/// Writes annotations of an InfraMachine, where it is the version or the object that `metadata` names beside
+/// them, and answers it as it is then.
+///
+/// # Errors
+/// The API server refused or could not be reached.
+pub async fn patch_annotations(
+    client: &Client,
+    infra: &InfraMachine,
+    metadata: &Value,
+    action: &'static str,
+) -> Result<InfraMachine, Error> {
+    let body = json!({"metadata": metadata});
+    let api = Api::<InfraMachine>::namespaced(client.clone(), infra.metadata.namespace());
+    let written = api
+        .patch(infra.metadata.name(), &patch_params(), &Patch::Merge(&body))
+        .await;
+    written.map_err(|error| Error::api(action, error))
+}
+
 /// The JSON merge patch that makes `old` into `new` (RFC 7386).
 pub fn merge_difference(old: &Value, new: &Value) -> Value {
     let (Some(old_fields), Some(new_fields)) = (old.as_object(), new.as_object()) else {
@@ -56,8 +77,6 @@ pub fn merge_difference(old: &Value, new: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -1,47 +1,22 @@
 //! The Node in the workload cluster: the taint goes, and all else stays as it is.
 
 use http::StatusCode;
-use kube::api::{GetParams, Patch};
+use kube::api::Patch;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::plan::Removal;
+use super::status::Progress;
 use crate::apiserver::patch_params;
 use crate::leadership::Leadership;
-use crate::workload_cluster::{Answer, Connection, Unreachable};
+use crate::workload_cluster::request::text;
+use crate::workload_cluster::{Connection, Unreachable};
 
 /// Where Nodes are.
 const NODES: &str = "/api/v1/nodes";
 /// The most taints of one key: there is one for each effect, of which there are three.
 const MAX_TAINTS: usize = 8;
-
-/// What came of it.
-#[derive(Debug, PartialEq, Eq)]
-pub enum TaintRemoval {
-    /// The Node had the taint, and has it no more.
-    Removed {
-        /// The Node's UID.
-        node_uid: String,
-    },
-    /// The Node has no such taint.
-    NotTainted {
-        /// The Node's UID.
-        node_uid: String,
-    },
-    /// It was removed from this very Node before: one that it has now is another's.
-    RemovedBefore,
-    /// There is no such Node.
-    NoNode,
-    /// The Node is another machine's: its providerID.
-    ForeignNode(Option<String>),
-    /// The API server refuses to change this Node.
-    Refused(String),
-    /// The Node's taints changed meanwhile.
-    Raced,
-    /// This replica does not lead any more.
-    NotLeading,
-}
 
 /// What is read of a Node: a hostile API server may answer a thousand times more.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +27,7 @@ struct Node {
     taints: Vec<(usize, Value)>,
 }
 
-/// Removes the taint.
+/// Removes the taint; `None` where the Node changed meanwhile, or this replica does not lead any more.
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
@@ -60,56 +35,46 @@ pub async fn remove_taint(
     connection: &Connection,
     removal: &Removal,
     leadership: &Leadership,
-) -> Result<TaintRemoval, Unreachable> {
+) -> Result<Option<Progress>, Unreachable> {
     let Some(node) = read(connection, removal).await? else {
-        return Ok(TaintRemoval::NoNode);
+        return Ok(Some(Progress::NoNode));
     };
     if node.provider_id.as_ref() != Some(&removal.provider_id) {
-        return Ok(TaintRemoval::ForeignNode(node.provider_id));
+        return Ok(Some(Progress::ForeignNode(node.provider_id)));
     }
     if removal.removed_from.as_ref() == Some(&node.uid) {
-        return Ok(TaintRemoval::RemovedBefore);
+        return Ok(Some(Progress::RemovedBefore));
     }
     if node.taints.is_empty() {
-        return Ok(TaintRemoval::NotTainted { node_uid: node.uid });
+        return Ok(Some(Progress::NotTainted(node.uid)));
     }
     let patch = serde_json::from_value(patch(&node)).map_err(|_bug| Unreachable::NotAnApiServer)?;
-    let request = kube::core::Request::new(NODES)
-        .patch_metadata(&removal.node, &patch_params(), &Patch::Json::<()>(patch))
-        .map_err(no_request)?;
+    let request = kube::core::Request::new(NODES).patch_metadata(
+        &removal.node,
+        &patch_params(),
+        &Patch::Json::<()>(patch),
+    )?;
     if leadership.check().is_err() {
-        return Ok(TaintRemoval::NotLeading);
+        return Ok(None);
     }
     let answer = connection.send(request).await?;
     match answer.code {
-        StatusCode::OK => Ok(TaintRemoval::Removed { node_uid: node.uid }),
-        StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(TaintRemoval::Raced),
+        StatusCode::OK => Ok(Some(Progress::Removed(node.uid))),
+        StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(None),
         // A test of the patch did not hold, or what admits changes forbids this one.
         StatusCode::UNPROCESSABLE_ENTITY if read(connection, removal).await?.as_ref() != Some(&node) => {
-            Ok(TaintRemoval::Raced)
+            Ok(None)
         }
         StatusCode::UNPROCESSABLE_ENTITY | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => {
-            Ok(TaintRemoval::Refused(answer.refusal().to_string()))
+            Ok(Some(Progress::Refused(answer.refusal().to_string())))
         }
         _ => Err(answer.refusal()),
     }
 }
 
 async fn read(connection: &Connection, removal: &Removal) -> Result<Option<Node>, Unreachable> {
-    let request = kube::core::Request::new(NODES)
-        .get(&removal.node, &GetParams::default())
-        .map_err(no_request)?;
-    let answer: Answer = connection.send(request).await?;
-    match answer.code {
-        StatusCode::OK => parse(&answer.text, &removal.key).map(Some),
-        StatusCode::NOT_FOUND => Ok(None),
-        _ => Err(answer.refusal()),
-    }
-}
-
-/// The name of the Node is a Machine's status, which the API server does not check.
-fn no_request(error: kube::core::request::Error) -> Unreachable {
-    Unreachable::Failed(error.into())
+    let text = text(connection, NODES, &removal.node).await?;
+    text.map(|text| parse(&text, &removal.key)).transpose()
 }
 
 fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {

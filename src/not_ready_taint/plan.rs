@@ -18,15 +18,6 @@ pub struct Observed<'a> {
     pub node_changed: bool,
 }
 
-/// What has to be done.
-#[derive(Debug)]
-pub enum Plan<'a> {
-    /// Nothing is asked for, nothing can be done yet, or all is done.
-    NoOp,
-    /// The taint is removed from the Node, in the workload cluster of this Cluster.
-    Remove(Removal, &'a Cluster),
-}
-
 /// What is removed, and from which Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
@@ -56,41 +47,32 @@ fn is_done(machine: &InfraMachine, key: &str) -> bool {
     removed_from(machine, key).is_some() && holds(machine, conditions::NOT_READY_TAINT_REMOVED)
 }
 
-/// What has to be done for the Node of a machine.
+/// What is removed from the Node of a machine, in the workload cluster of which Cluster; `None` where nothing
+/// is asked for, nothing can be done yet, or all is done.
 ///
 /// # Guarantees
 /// The taint goes when the VM was initialized (INI-05), which is what provisioned says, and is up; not from
 /// the Node of a machine that is paused, on its way out, or that another client gave its providerID.
-pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Plan<'a> {
-    let (Some(taint), Some(owner), Some(cluster)) = (&machine.spec.not_ready_taint, seen.owner, seen.cluster)
-    else {
-        return Plan::NoOp;
-    };
+pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Option<(Removal, &'a Cluster)> {
+    let (taint, owner, cluster) = (machine.spec.not_ready_taint.as_ref()?, seen.owner?, seen.cluster?);
     let is_up = machine.is_provisioned() && holds(machine, conditions::READY);
     let is_leaving =
         machine.metadata.deletion_timestamp.is_some() || owner.metadata.deletion_timestamp.is_some();
     let is_paused = paused_by(machine, cluster.is_paused()).is_some();
     if !is_up || is_leaving || is_paused || MachineId::of(machine).is_none() {
-        return Plan::NoOp;
+        return None;
     }
     if !awaits_removal(machine) && !seen.node_changed {
-        return Plan::NoOp;
+        return None;
     }
-    let node = owner
-        .status
-        .as_ref()
-        .and_then(|status| status.node_name.as_deref());
-    let (Some(node), Some(provider_id)) = (node, &machine.spec.provider_id) else {
-        return Plan::NoOp;
-    };
     let removal = Removal {
         key: taint.key.clone(),
-        node: node.to_owned(),
-        provider_id: provider_id.clone(),
+        node: owner.status.as_ref()?.node_name.as_deref()?.to_owned(),
+        provider_id: machine.spec.provider_id.clone()?,
         removed_from: removed_from(machine, &taint.key).map(str::to_owned),
         is_done: is_done(machine, &taint.key),
     };
-    Plan::Remove(removal, cluster)
+    Some((removal, cluster))
 }
 
 fn holds(machine: &InfraMachine, condition: &str) -> bool {
@@ -160,7 +142,7 @@ mod tests {
             cluster: Some(&cluster),
             node_changed,
         };
-        matches!(plan(&machine, &seen), Plan::Remove(..))
+        plan(&machine, &seen).is_some()
     }
 
     /// INI-05: only from the Node of a machine that is up, and only once.

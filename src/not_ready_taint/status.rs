@@ -11,7 +11,7 @@ use crate::apiserver::NewEvent;
 use crate::workload_cluster::Unreachable;
 use cmi_driver::ErrorChain;
 
-/// How far it has come.
+/// What came of it.
 #[derive(Debug)]
 pub enum Progress {
     /// Removed from the Node of this UID.
@@ -113,19 +113,11 @@ fn condition(removal: &Removal, progress: &Progress) -> (ConditionStatus, &'stat
             (ConditionStatus::False, reason::FOREIGN_NODE, message)
         }
         Progress::Unreachable(cause) => {
-            let reason = match **cause {
-                Unreachable::Secret(_) | Unreachable::Kubeconfig { .. } => reason::INVALID_KUBECONFIG,
-                Unreachable::TimedOut
-                | Unreachable::Slow
-                | Unreachable::NotAnApiServer
-                | Unreachable::Refused { .. }
-                | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
-            };
             let message = format!(
                 "the taint {key} may still be on the Node {node}: {}",
                 ErrorChain(&**cause)
             );
-            (ConditionStatus::False, reason, message)
+            (ConditionStatus::False, cause.reason(), message)
         }
     }
 }

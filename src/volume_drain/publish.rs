@@ -1,7 +1,7 @@
 //! The writes to the InfraMachine: how the drain goes, and which pod is evicted.
 
 use jiff::Timestamp;
-use kube::api::{Api, Patch};
+use kube::api::Api;
 use serde_json::json;
 
 use super::Context;
@@ -10,7 +10,7 @@ use super::record::Eviction;
 use super::status::{self, DrainCondition};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, conditions, labels};
-use crate::apiserver::{Error, NewEvent, patch_params, publish_status};
+use crate::apiserver::{Error, NewEvent, patch_annotations, publish_status};
 use crate::identity;
 
 /// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
@@ -34,7 +34,8 @@ pub async fn show_on(
         record_failure(infra, ctx, event).await;
     }
     let after = status::after(infra, report, Timestamp::now());
-    publish_status(&api(infra, ctx), &infra.metadata, infra.status.as_ref(), &after).await?;
+    let api = Api::<InfraMachine>::namespaced(ctx.client.clone(), infra.metadata.namespace());
+    publish_status(&api, &infra.metadata, infra.status.as_ref(), &after).await?;
     Ok(())
 }
 
@@ -50,18 +51,9 @@ pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent
 pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) -> Result<InfraMachine, Error> {
     let action = "writing down which pod is evicted";
     let text = serde_json::to_string(eviction).map_err(|source| Error::Encode { action, source })?;
-    let body = json!({"metadata": {
+    let metadata = json!({
         "resourceVersion": infra.metadata.resource_version,
         "annotations": {labels::VOLUME_DRAIN_EVICTION: text},
-    }});
-    let name = infra.metadata.name().to_owned();
-    let written = api(infra, ctx)
-        .patch(&name, &patch_params(), &Patch::Merge(&body))
-        .await;
-    written.map_err(|error| Error::api(action, error))
-}
-
-fn api(infra: &InfraMachine, ctx: &Context) -> Api<InfraMachine> {
-    let namespace = infra.metadata.namespace();
-    Api::namespaced(ctx.client.clone(), namespace)
+    });
+    patch_annotations(&ctx.client, infra, &metadata, action).await
 }

@@ -114,20 +114,12 @@ pub fn driver_failed(code: &str, message: &str) -> DrainCondition {
 
 /// The workload cluster can't be visited.
 pub fn unreachable(cause: &Unreachable) -> DrainCondition {
-    let reason = match cause {
-        Unreachable::Secret(_) | Unreachable::Kubeconfig { .. } => reason::INVALID_KUBECONFIG,
-        Unreachable::TimedOut
-        | Unreachable::Slow
-        | Unreachable::NotAnApiServer
-        | Unreachable::Refused { .. }
-        | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
-    };
     let minutes = MAX_OUTAGE.as_secs() / 60;
     let message = format!(
         "the pods with volumes can't be evicted, which is tried for {minutes} min: {}",
         ErrorChain(cause)
     );
-    DrainCondition::warning(reason, message)
+    DrainCondition::warning(cause.reason(), message)
 }
 
 /// An event that the volumes of a pod were not waited for any longer.

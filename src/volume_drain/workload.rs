@@ -2,7 +2,6 @@
 
 mod node;
 mod pods;
-mod request;
 mod volumes;
 
 use std::time::Duration;
@@ -16,7 +15,6 @@ use tokio::time::Instant;
 
 use self::node::{cordon, node};
 use self::pods::pods;
-use self::request::no_request;
 use self::volumes::specs;
 use super::plan::DrainTarget;
 use super::step::{Before, Pod, Step, Waiting, step};
@@ -199,9 +197,12 @@ pub async fn evict(
         dry_run: dry_run == DryRun::Yes,
         ..PostParams::default()
     };
-    let request = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace))
-        .create_subresource("eviction", &pod.name, &params, eviction.to_string().into_bytes())
-        .map_err(no_request)?;
+    let request = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace)).create_subresource(
+        "eviction",
+        &pod.name,
+        &params,
+        eviction.to_string().into_bytes(),
+    )?;
     let answer = connection.send(request).await?;
     match answer.code {
         StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(EvictionResult::Accepted),

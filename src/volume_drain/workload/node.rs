@@ -6,9 +6,9 @@ use kube::core::Request;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::request::{get, no_request};
 use crate::apiserver::patch_params;
 use crate::volume_drain::plan::DrainTarget;
+use crate::workload_cluster::request::get;
 use crate::workload_cluster::{Connection, Unreachable};
 
 const NODES: &str = "/api/v1/nodes";
@@ -94,9 +94,7 @@ pub async fn node(connection: &Connection, target: &DrainTarget) -> Result<Optio
 /// Has the Node take no new pods; `false` when it changed meanwhile.
 pub async fn cordon(connection: &Connection, target: &DrainTarget, uid: &str) -> Result<bool, Unreachable> {
     let body = json!({"metadata": {"uid": uid}, "spec": {"unschedulable": true}});
-    let request = Request::new(NODES)
-        .patch(&target.node, &patch_params(), &Patch::Merge(&body))
-        .map_err(no_request)?;
+    let request = Request::new(NODES).patch(&target.node, &patch_params(), &Patch::Merge(&body))?;
     let answer = connection.send(request).await?;
     match answer.code {
         StatusCode::OK => Ok(true),

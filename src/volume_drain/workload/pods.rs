@@ -8,10 +8,10 @@ use kube::api::ListParams;
 use kube::core::Request;
 use serde::Deserialize;
 
-use super::request::{is_name, no_request, parse};
 use crate::api::labels;
 use crate::volume_drain::drain_rules::DrainRules;
 use crate::volume_drain::step::Pod;
+use crate::workload_cluster::request::{is_name, parse};
 use crate::workload_cluster::{Connection, Unreachable};
 
 /// Pods of one answer, each of some tens of KiB.
@@ -132,7 +132,7 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
         if !token.is_empty() {
             params = params.continue_token(&token);
         }
-        let request = Request::new("/api/v1/pods").list(&params).map_err(no_request)?;
+        let request = Request::new("/api/v1/pods").list(&params)?;
         let answer = connection.send(request).await?;
         if answer.code != StatusCode::OK {
             return Err(answer.refusal());

@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::request::{get, is_name, parse, text};
 use crate::volume_drain::step::{Pod, claims_of_its_own};
+use crate::workload_cluster::request::{get, is_name, parse, text};
 use crate::workload_cluster::{Connection, Unreachable};
 
 /// The largest PersistentVolume that is handed to a driver.

@@ -1,11 +1,11 @@
-//! Requests to the workload cluster by names that its user chooses.
+//! Requests to a workload cluster by names that its user chooses.
 
 use http::StatusCode;
 use kube::api::GetParams;
 use kube::core::Request;
 use serde::de::DeserializeOwned;
 
-use crate::workload_cluster::{Connection, Unreachable};
+use super::{Connection, Unreachable};
 
 /// Whether it may stand in a path.
 pub fn is_name(text: &str) -> bool {
@@ -28,9 +28,7 @@ pub async fn get<T: DeserializeOwned>(
 
 /// The same as it was answered.
 pub async fn text(connection: &Connection, path: &str, name: &str) -> Result<Option<String>, Unreachable> {
-    let request = Request::new(path)
-        .get(name, &GetParams::default())
-        .map_err(no_request)?;
+    let request = Request::new(path).get(name, &GetParams::default())?;
     let answer = connection.send(request).await?;
     match answer.code {
         StatusCode::OK => Ok(Some(answer.text)),
@@ -45,6 +43,8 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Unreachable> {
 }
 
 /// The name of the Node is a Machine's status, which the API server does not check.
-pub fn no_request(error: kube::core::request::Error) -> Unreachable {
-    Unreachable::Failed(error.into())
+impl From<kube::core::request::Error> for Unreachable {
+    fn from(error: kube::core::request::Error) -> Self {
+        Self::Failed(error.into())
+    }
 }
