@@ -71,7 +71,7 @@ pub async fn reconcile(
 async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Requeue, Error> {
     let gathered = gather(queued, ctx).await?;
     let remediation = &gathered.remediation;
-    let plan = plan(remediation, &gathered.observed());
+    let plan = plan(remediation, &gathered.observed);
     tracing::debug!(name = remediation.metadata.name, ?plan, "planned");
     match plan {
         Plan::NoOp => Ok(Requeue::OnChange),

@@ -214,7 +214,7 @@ fn event(outcome: &Outcome) -> NewEvent {
 
 /// The status without the bootstrap data that a driver may have kept from the create (OPS-11).
 async fn without_bootstrap_data(gathered: &Gathered, ctx: &Context, status: Status) -> Status {
-    let machine = gathered.machine();
+    let machine = gathered.observed.owner.machine();
     let Some(name) = machine.and_then(|machine| machine.spec.bootstrap.data_secret_name.as_deref()) else {
         return status;
     };

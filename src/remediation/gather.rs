@@ -11,23 +11,21 @@ use super::Context;
 use super::owner::{RemediatedMachine, owner_reference};
 use super::plan::{Observed, Owner};
 use crate::api::ObjectMetaExt as _;
-use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation};
 use crate::apiserver::Error;
-use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
+use crate::configured_driver::ConfiguredDriver;
 use crate::driver_resolution::driver_of;
 use crate::reconciler::waker;
 
-/// What was read, and keeps alive what [`Observed`] borrows.
+/// What was read.
 pub struct Gathered {
     /// The remediation, as the cache has it now.
     pub remediation: InfraMachineRemediation,
-    named_owner: bool,
-    machine: Option<RemediatedMachine>,
-    cluster: Option<Arc<Cluster>>,
-    infra: Option<InfraMachine>,
-    driver: Option<Result<(Arc<ConfiguredDriver>, DriverState), ResolveError>>,
-    now: Timestamp,
+    /// What a plan is made from.
+    pub observed: Observed,
+    /// The driver that has the VM, where one is configured.
+    driver: Option<Arc<ConfiguredDriver>>,
     /// A moment after all was read but the driver's state.
     pub read_before: Instant,
 }
@@ -36,62 +34,44 @@ pub struct Gathered {
 pub async fn gather(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Gathered, Error> {
     let remediation = cached(queued, ctx);
     let namespace = remediation.metadata.namespace().to_owned();
-    let reference = owner_reference(&remediation.metadata);
-    let machine = match reference {
-        Some(reference) => machine_of(ctx, &namespace, &reference.name, &reference.uid).await?,
-        None => None,
+    let owner = match owner_reference(&remediation.metadata) {
+        Some(reference) => match machine_of(ctx, &namespace, &reference.name, &reference.uid).await? {
+            Some(machine) => Owner::Found(Box::new(machine)),
+            None => Owner::Missing,
+        },
+        None => Owner::None,
     };
-    let cluster = machine
-        .as_ref()
-        .and_then(|machine| ctx.caches.cluster(&namespace, &machine.spec.cluster_name));
-    let infra = machine
-        .as_ref()
-        .and_then(|machine| infra_of(ctx, &namespace, machine));
+    let machine = owner.machine();
+    let cluster = machine.and_then(|machine| ctx.caches.cluster(&namespace, &machine.spec.cluster_name));
+    let infra = machine.and_then(|machine| infra_of(ctx, &namespace, machine));
     let read_before = Instant::now();
-    let driver = match &infra {
-        Some(infra) => Some(resolve(ctx, &remediation, infra).await),
-        None => None,
+    let (driver, state) = match infra.as_ref().map(|infra| driver_of(&ctx.drivers, infra)) {
+        Some(Ok(driver)) => {
+            let waker = waker(&ctx.enqueue, &remediation.metadata);
+            let state = driver.state(remediation.metadata.uid(), waker).await;
+            (Some(driver), Some(Ok(state)))
+        }
+        Some(Err(unresolved)) => (None, Some(Err(unresolved))),
+        None => (None, None),
     };
     Ok(Gathered {
-        named_owner: reference.is_some(),
         remediation,
-        machine,
-        cluster,
-        infra,
+        observed: Observed {
+            owner,
+            cluster,
+            infra,
+            driver: state,
+            now: Timestamp::now(),
+        },
         driver,
-        now: Timestamp::now(),
         read_before,
     })
 }
 
 impl Gathered {
-    /// The view that a plan is made from.
-    pub fn observed(&self) -> Observed<'_> {
-        Observed {
-            owner: match (&self.machine, self.named_owner) {
-                (Some(machine), _) => Owner::Found(machine),
-                (None, true) => Owner::Missing,
-                (None, false) => Owner::None,
-            },
-            cluster: self.cluster.as_deref(),
-            infra: self.infra.as_ref(),
-            driver: self
-                .driver
-                .as_ref()
-                .map(|found| found.as_ref().map(|(_, state)| state)),
-            now: self.now,
-        }
-    }
-
-    /// The Machine, when it is there.
-    pub fn machine(&self) -> Option<&RemediatedMachine> {
-        self.machine.as_ref()
-    }
-
     /// The InfraMachine with the driver that has its VM, when both are there.
     pub fn infra_and_driver(&self) -> Option<(&InfraMachine, &ConfiguredDriver)> {
-        let (driver, _) = self.driver.as_ref()?.as_ref().ok()?;
-        Some((self.infra.as_ref()?, driver))
+        Some((self.observed.infra.as_ref()?, self.driver.as_deref()?))
     }
 
     /// The namespace of all that was read.
@@ -141,17 +121,4 @@ fn infra_of(ctx: &Context, namespace: &str, machine: &RemediatedMachine) -> Opti
         .infra_machines
         .get(&ObjectRef::new(name).within(namespace))?;
     found.0.as_ref().ok().cloned()
-}
-
-async fn resolve(
-    ctx: &Context,
-    remediation: &InfraMachineRemediation,
-    infra: &InfraMachine,
-) -> Result<(Arc<ConfiguredDriver>, DriverState), ResolveError> {
-    let driver = driver_of(&ctx.drivers, infra)?;
-    let key = remediation.metadata.uid();
-    let state = driver
-        .state(key, waker(&ctx.enqueue, &remediation.metadata))
-        .await;
-    Ok((driver, state))
 }

@@ -1,5 +1,6 @@
 //! What has to be done for a remediation. Pure and total.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -31,27 +32,37 @@ const NOTICE: Duration = Duration::from_secs(30);
 const SKEW: Duration = Duration::from_secs(30);
 
 /// What was read for one reconcile.
-pub struct Observed<'a> {
+pub struct Observed {
     /// The Machine that the remediation is for.
-    pub owner: Owner<'a>,
+    pub owner: Owner,
     /// The Cluster that the Machine belongs to, when it is there.
-    pub cluster: Option<&'a Cluster>,
+    pub cluster: Option<Arc<Cluster>>,
     /// The InfraMachine that the Machine refers to, when it is there.
-    pub infra: Option<&'a InfraMachine>,
+    pub infra: Option<InfraMachine>,
     /// What is known of the driver that has its VM; nothing without an InfraMachine.
-    pub driver: Option<Result<&'a DriverState, &'a ResolveError>>,
+    pub driver: Option<Result<DriverState, ResolveError>>,
     /// The wall clock.
     pub now: Timestamp,
 }
 
 /// The Machine that a remediation is for.
-pub enum Owner<'a> {
+pub enum Owner {
     /// None is named.
     None,
     /// One is named and not there.
     Missing,
     /// It is there.
-    Found(&'a RemediatedMachine),
+    Found(Box<RemediatedMachine>),
+}
+
+impl Owner {
+    /// The Machine, when it is there.
+    pub fn machine(&self) -> Option<&RemediatedMachine> {
+        match self {
+            Self::Found(machine) => Some(machine),
+            Self::None | Self::Missing => None,
+        }
+    }
 }
 
 /// What has to be done.
@@ -108,11 +119,11 @@ struct Vm {
 }
 
 /// What has to be done for a remediation.
-pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> Plan {
+pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan {
     if remediation.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
     }
-    let machine = match observed.owner {
+    let machine = match &observed.owner {
         Owner::Found(machine) => machine,
         Owner::None => {
             return waiting(
@@ -127,6 +138,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
             );
         }
     };
+    let infra = observed.infra.as_ref();
     let (own, of) = (&remediation.metadata.name, &machine.metadata.name);
     if own != of {
         let message = format!(
@@ -136,10 +148,10 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
         );
         return waiting(reason::WAITING_FOR_OWNER, &message);
     }
-    let Some(cluster) = observed.cluster else {
+    let Some(cluster) = &observed.cluster else {
         return Plan::Later(Requeue::OnChange);
     };
-    if let Some(by) = paused(remediation, machine, cluster, observed.infra) {
+    if let Some(by) = paused(remediation, machine, cluster, infra) {
         return Plan::Pause(by);
     }
     if machine.metadata.deletion_timestamp.is_some() || machine.is_left_to_its_owner() {
@@ -151,14 +163,14 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     }
     // It may run, and be a Node: in the place of the Machine that is to have it there would be another one.
     let is_to_be_adopted = |infra| Adoption::of(infra) == Adoption::Asked;
-    if observed.infra.is_some_and(is_to_be_adopted) {
+    if infra.is_some_and(is_to_be_adopted) {
         return waiting(
             reason::WAITING_FOR_VIRTUAL_MACHINE,
             "the driver has not confirmed yet that the VM is there which the InfraMachine adopts: nothing is \
                 restarted or replaced before",
         );
     }
-    let vm = match vm_of(machine, observed.infra) {
+    let vm = match vm_of(machine, infra) {
         Ok(vm) => vm,
         Err(why) => return without_vm(remediation, machine, why, observed.now),
     };
@@ -173,7 +185,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed<'_>) -> P
     if record.count >= remediation.spec.retry_limit() {
         return exhausted(remediation, machine, observed.now);
     }
-    let driver = match observed.driver {
+    let driver = match &observed.driver {
         Some(Ok(DriverState::Known(driver))) => driver,
         Some(Ok(DriverState::Unknown(status))) => {
             let message = format!("nothing is known of the driver: {}", status.message());

@@ -27,7 +27,7 @@ pub async fn publish(
     record: Record,
     outcome: &Outcome,
 ) -> Result<(), Error> {
-    if let (Some(machine), Some(verdict)) = (gathered.machine(), &outcome.verdict) {
+    if let (Some(machine), Some(verdict)) = (gathered.observed.owner.machine(), &outcome.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
         if is_new && verdict.owner_must_remediate {
             record_failure(gathered, ctx, failure_event(outcome)).await;

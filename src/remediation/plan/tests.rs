@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
@@ -25,7 +23,7 @@ struct World {
     machine: Option<Value>,
     cluster: Option<Cluster>,
     infra: Option<InfraMachine>,
-    driver: Result<DriverState, ResolveError>,
+    driver: fn() -> Result<DriverState, ResolveError>,
 }
 
 fn world() -> World {
@@ -67,7 +65,7 @@ fn world() -> World {
         machine: Some(machine),
         cluster: Some(Cluster::new("c", ClusterSpec::default())),
         infra: Some(serde_json::from_value(infra).unwrap()),
-        driver: Ok(driver(true, true)),
+        driver: || Ok(driver(true, true)),
     }
 }
 
@@ -102,20 +100,16 @@ impl World {
     }
 
     fn plan(&self, now: i64) -> Plan {
-        let machine: Option<RemediatedMachine> = self
-            .machine
-            .clone()
-            .map(|machine| serde_json::from_value(machine).unwrap());
-        plan(
-            &self.remediation,
-            &Observed {
-                owner: machine.as_ref().map_or(Owner::Missing, Owner::Found),
-                cluster: self.cluster.as_ref(),
-                infra: self.infra.as_ref(),
-                driver: Some(self.driver.as_ref()),
-                now: at(now),
-            },
-        )
+        let machine = self.machine.clone();
+        let machine = machine.map(|machine| Box::new(serde_json::from_value(machine).unwrap()));
+        let observed = Observed {
+            owner: machine.map_or(Owner::Missing, Owner::Found),
+            cluster: self.cluster.clone().map(Arc::new),
+            infra: self.infra.clone(),
+            driver: Some((self.driver)()),
+            now: at(now),
+        };
+        plan(&self.remediation, &observed)
     }
 
     /// Phase, reason, and whether it is the owner's turn.
@@ -328,20 +322,20 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
 
 #[test]
 fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_away_does_not() {
-    let of = |driver| World { driver, ..world() };
+    let of = |driver: fn() -> _| World { driver, ..world() };
     let now = CREATED + 1;
     assert_eq!(
-        of(Ok(driver(false, true))).outcome(now),
+        of(|| Ok(driver(false, true))).outcome(now),
         replaced_for(reason::RESTART_NOT_POSSIBLE)
     );
     let wait = Plan::Later(Requeue::After(PERMIT_WAIT));
-    assert_eq!(of(Ok(driver(false, false))).plan(now), wait);
-    assert_eq!(of(Ok(DriverState::Pending)).plan(now), wait);
-    let away = Status::new(Code::Unavailable, "connection refused");
-    assert_eq!(
-        of(Ok(DriverState::Unknown(away))).outcome(now),
-        waiting_for("Unavailable")
-    );
+    assert_eq!(of(|| Ok(driver(false, false))).plan(now), wait);
+    assert_eq!(of(|| Ok(DriverState::Pending)).plan(now), wait);
+    let away = || {
+        let status = Status::new(Code::Unavailable, "connection refused");
+        Ok(DriverState::Unknown(status))
+    };
+    assert_eq!(of(away).outcome(now), waiting_for("Unavailable"));
 }
 
 /// The MachineHealthCheck may be about to find it healthy.
