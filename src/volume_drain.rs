@@ -130,20 +130,20 @@ pub async fn reconcile(machine: Arc<Machine>, ctx: Arc<Context>) -> Result<Actio
 }
 
 async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Requeue, Error> {
-    let Some(gathered) = gather(queued, ctx).await? else {
+    let Some(observed) = gather(queued, ctx).await? else {
         return Ok(Requeue::OnChange);
     };
-    let plan = plan(&gathered.observed());
-    tracing::debug!(name = gathered.machine.metadata.name, ?plan, "planned");
+    let plan = plan(&observed);
+    tracing::debug!(name = observed.machine.metadata.name, ?plan, "planned");
     match plan {
         Plan::NoOp => Ok(Requeue::OnChange),
         Plan::Wait(time) => Ok(Requeue::After(time)),
         Plan::Show(report) => {
-            publish::show(&gathered, ctx, report.as_ref()).await?;
+            publish::show(&observed, ctx, report.as_ref()).await?;
             Ok(Requeue::OnChange)
         }
-        Plan::SetHook => execute::set_hook(&gathered, ctx).await,
-        Plan::Release(end) => execute::release(&gathered, ctx, &end).await,
-        Plan::Drain(target, cluster) => execute::drain(&gathered, ctx, &target, cluster).await,
+        Plan::SetHook => execute::set_hook(&observed, ctx).await,
+        Plan::Release(end) => execute::release(&observed, ctx, &end).await,
+        Plan::Drain(target, cluster) => execute::drain(&observed, ctx, &target, cluster).await,
     }
 }

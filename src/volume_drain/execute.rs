@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::end::End;
-use super::gather::Gathered;
-use super::plan::DrainTarget;
+use super::plan::{DrainTarget, Observed};
 use super::record::Eviction;
 use super::step::{Before, Waiting};
 use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, observe};
@@ -37,36 +36,36 @@ const DRIVER_FAILED: Duration = Duration::from_secs(10);
 const MAX_IDS: usize = 8;
 
 /// Has Cluster API wait for the provider before it drains the Node of a Machine.
-pub async fn set_hook(gathered: &Gathered, ctx: &Context) -> Result<Requeue, Error> {
-    if write_hook(gathered, ctx, &json!(labels::VOLUME_DRAIN_HOOK_OWNER)).await? {
+pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Error> {
+    if write_hook(observed, ctx, &json!(labels::VOLUME_DRAIN_HOOK_OWNER)).await? {
         return Ok(Requeue::OnChange);
     }
-    let (_, name, _) = gathered.machine_names();
-    publish::show(gathered, ctx, Some(&status::hook_not_permitted(name, true))).await?;
+    let (_, name, _) = observed.machine_names();
+    publish::show(observed, ctx, Some(&status::hook_not_permitted(name, true))).await?;
     Ok(Requeue::After(LONG_WAIT))
 }
 
 /// Lets Cluster API go on. What is to be reported of it is reported before: the object may be gone then.
-pub async fn release(gathered: &Gathered, ctx: &Context, end: &End) -> Result<Requeue, Error> {
-    let (_, name, uid) = gathered.machine_names();
+pub async fn release(observed: &Observed, ctx: &Context, end: &End) -> Result<Requeue, Error> {
+    let (_, name, uid) = observed.machine_names();
     // Not even a status that is refused holds the deletion up.
-    if let Err(error) = publish::show(gathered, ctx, status::ended(end).as_ref()).await {
+    if let Err(error) = publish::show(observed, ctx, status::ended(end).as_ref()).await {
         tracing::warn!(machine = name, %error, "how the drain ended is not shown");
     }
-    if write_hook(gathered, ctx, &Value::Null).await? {
+    if write_hook(observed, ctx, &Value::Null).await? {
         ctx.outages.end(uid);
         tracing::info!(machine = name, ?end, "the hook was taken away");
         return Ok(Requeue::OnChange);
     }
     let report = status::hook_not_permitted(name, false);
     tracing::error!(machine = name, "{}", report.message);
-    publish::show(gathered, ctx, Some(&report)).await?;
+    publish::show(observed, ctx, Some(&report)).await?;
     Ok(Requeue::After(LONG_WAIT))
 }
 
 /// Writes the hook of this very Machine; whether that is permitted.
-async fn write_hook(gathered: &Gathered, ctx: &Context, value: &Value) -> Result<bool, Error> {
-    let (namespace, name, uid) = gathered.machine_names();
+async fn write_hook(observed: &Observed, ctx: &Context, value: &Value) -> Result<bool, Error> {
+    let (namespace, name, uid) = observed.machine_names();
     let body = json!({"metadata": {
         "uid": uid, "annotations": {labels::VOLUME_DRAIN_HOOK: value},
     }});
@@ -80,15 +79,15 @@ async fn write_hook(gathered: &Gathered, ctx: &Context, value: &Value) -> Result
 
 /// Takes the next step of a drain, if it is time.
 pub async fn drain(
-    gathered: &Gathered,
+    observed: &Observed,
     ctx: &Context,
     target: &DrainTarget,
     cluster: &Cluster,
 ) -> Result<Requeue, Error> {
-    let Some(infra) = gathered.infra() else {
+    let Some(infra) = observed.infra() else {
         return Ok(Requeue::OnChange);
     };
-    let (_, _, uid) = gathered.machine_names();
+    let (_, _, uid) = observed.machine_names();
     let now = Timestamp::now();
     let visit = async |connection: &_| observe(connection, target, &ctx.leadership, now).await;
     let observation = match ctx.workload_clusters.visit(cluster, visit).await? {
@@ -101,43 +100,43 @@ pub async fn drain(
     ctx.outages.end(uid);
     match observation {
         DrainObservation::Raced => Ok(Requeue::BackOff(Duration::ZERO)),
-        DrainObservation::NoNode => release(gathered, ctx, &End::Skipped("the Node is gone")).await,
+        DrainObservation::NoNode => release(observed, ctx, &End::Skipped("the Node is gone")).await,
         DrainObservation::SilentNode => {
-            release(gathered, ctx, &End::Skipped("the Node is unreachable")).await
+            release(observed, ctx, &End::Skipped("the Node is unreachable")).await
         }
-        DrainObservation::ForeignNode(found) => release(gathered, ctx, &End::ForeignNode(found)).await,
+        DrainObservation::ForeignNode(found) => release(observed, ctx, &End::ForeignNode(found)).await,
         DrainObservation::Done(before) => {
             ensure_current(infra, ctx).await?;
             tell_of(infra, ctx, before).await;
-            release(gathered, ctx, &End::Drained).await
+            release(observed, ctx, &End::Drained).await
         }
         DrainObservation::Waiting(waiting) => {
-            publish::show(gathered, ctx, Some(&status::waiting(&waiting))).await?;
+            publish::show(observed, ctx, Some(&status::waiting(&waiting))).await?;
             Ok(Requeue::After(pause(target, &waiting, now)))
         }
         DrainObservation::Blocked { pod, why, left } => {
-            publish::show(gathered, ctx, Some(&status::blocked(&pod, &why, left))).await?;
+            publish::show(observed, ctx, Some(&status::blocked(&pod, &why, left))).await?;
             Ok(Requeue::After(until_deadline(target, BLOCKED)))
         }
-        DrainObservation::Next(next) => evict_next(gathered, infra, ctx, (target, cluster), next).await,
+        DrainObservation::Next(next) => evict_next(observed, infra, ctx, (target, cluster), next).await,
     }
 }
 
 async fn evict_next(
-    gathered: &Gathered,
+    observed: &Observed,
     infra: &InfraMachine,
     ctx: &Context,
     (target, cluster): (&DrainTarget, &Cluster),
     next: Next,
 ) -> Result<Requeue, Error> {
-    let (_, _, uid) = gathered.machine_names();
-    let ids = match volume_ids(gathered, infra, ctx, &next.specs).await {
+    let (_, _, uid) = observed.machine_names();
+    let ids = match volume_ids(observed, infra, ctx, &next.specs).await {
         Ids::Known(ids) => ids,
         Ids::Busy => return Ok(Requeue::After(until_deadline(target, PERMIT_WAIT))),
         Ids::Failed(failure) => {
             let message = format!("{}: {}", Operation::GetVolumeIds, failure.message());
             let report = status::driver_failed(failure.code().name(), &message);
-            publish::show(gathered, ctx, Some(&report)).await?;
+            publish::show(observed, ctx, Some(&report)).await?;
             let asked = retry::requested_delay(&failure).unwrap_or_default();
             return Ok(Requeue::After(until_deadline(target, asked.max(DRIVER_FAILED))));
         }
@@ -246,11 +245,11 @@ enum Ids {
 
 /// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others. It
 /// is no [`crate::driver_query`]: the call has no class, and so no credentials.
-async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
+async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
     if specs.is_empty() {
         return Ids::Known(Vec::new());
     }
-    let (namespace, name, uid) = gathered.machine_names();
+    let (namespace, name, uid) = observed.machine_names();
     let driver = match driver_of(&ctx.drivers, infra) {
         Ok(driver) => driver,
         Err(error) => {
@@ -262,7 +261,7 @@ async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, sp
             return Ids::Known(Vec::new());
         }
     };
-    let waker = waker(&ctx.enqueue, gathered.machine_metadata());
+    let waker = waker(&ctx.enqueue, &observed.machine.metadata);
     let requester = Requester::new(uid, namespace);
     let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
         return Ids::Busy;

@@ -2,10 +2,9 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::{Api, GetParams, ListParams, ObjectMeta};
+use kube::api::{Api, GetParams, ListParams};
 use kube::core::Request;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
@@ -13,7 +12,7 @@ use kube::{Resource as _, ResourceExt as _};
 use super::drain_rules::{DrainRules, MachineDrainRule};
 use super::plan::{DrainedMachine, Infra, Observed};
 use super::{Context, has_hook};
-use crate::api::cluster_api::{self, Cluster, Machine};
+use crate::api::cluster_api::{self, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, pages};
@@ -21,38 +20,22 @@ use crate::apiserver::{Error, pages};
 /// The most MachineDrainRules of a namespace that are looked at.
 const MAX_RULES: usize = 64;
 
-/// What was read, and keeps alive what [`Observed`] borrows.
-pub struct Gathered {
-    enabled: bool,
-    /// The Machine, as the cache has it now.
-    pub machine: Arc<Machine>,
-    infra: FoundInfra,
-    cluster: Option<Arc<Cluster>>,
-    live: Option<DrainedMachine>,
-    rules: Option<DrainRules>,
-    outage: Option<Duration>,
-    now: Timestamp,
-}
-
-enum FoundInfra {
-    Found(Arc<DeserializeGuard<InfraMachine>>),
-    Gone,
-    Unknown,
-}
-
 /// Reads; `None` of a Machine that is gone, or never has to do with this.
-pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Gathered>, Error> {
+pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Observed>, Error> {
     let Some(machine) = ctx.caches.machines.current(&queued.metadata) else {
         return Ok(None);
     };
     let namespace = machine.namespace().unwrap_or_default();
     let infra = match cached_infra(ctx, &machine) {
-        Some(found) => FoundInfra::Found(found),
+        Some(found) => match &found.0 {
+            Ok(infra) => Infra::Found(Box::new(infra.clone())),
+            Err(_) => Infra::Unreadable,
+        },
         None if has_hook(&machine) => missing_infra(ctx, &machine).await?,
-        None => FoundInfra::Unknown,
+        None => Infra::Unknown,
     };
     let is_waiting = has_hook(&machine) && machine.metadata.deletion_timestamp.is_some();
-    let is_others = matches!(infra, FoundInfra::Unknown);
+    let is_others = matches!(infra, Infra::Unknown);
     let live = if is_waiting && (ctx.enabled || is_others) {
         match live(ctx, &machine).await {
             // Without the feature there is no right to it, and another replica looks after this machine.
@@ -66,7 +49,7 @@ pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Gathered>,
         Some(live) if !is_others => Some(drain_rules(ctx, &namespace, live).await?),
         Some(_) | None => None,
     };
-    Ok(Some(Gathered {
+    Ok(Some(Observed {
         enabled: ctx.enabled,
         infra,
         cluster: ctx.caches.cluster(&namespace, &machine.spec.cluster_name),
@@ -76,45 +59,6 @@ pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Gathered>,
         now: Timestamp::now(),
         machine,
     }))
-}
-
-impl Gathered {
-    /// The view that a plan is made from.
-    pub fn observed(&self) -> Observed<'_> {
-        Observed {
-            enabled: self.enabled,
-            machine: &self.machine,
-            infra: match &self.infra {
-                FoundInfra::Found(object) => object.0.as_ref().map_or(Infra::Unreadable, Infra::Found),
-                FoundInfra::Gone => Infra::Gone,
-                FoundInfra::Unknown => Infra::Unknown,
-            },
-            cluster: self.cluster.as_deref(),
-            live: self.live.as_ref(),
-            rules: self.rules.as_ref(),
-            outage: self.outage,
-            now: self.now,
-        }
-    }
-
-    /// The InfraMachine, when it is there.
-    pub fn infra(&self) -> Option<&InfraMachine> {
-        match &self.infra {
-            FoundInfra::Found(object) => object.0.as_ref().ok(),
-            FoundInfra::Gone | FoundInfra::Unknown => None,
-        }
-    }
-
-    /// The Machine's metadata.
-    pub fn machine_metadata(&self) -> &ObjectMeta {
-        &self.machine.metadata
-    }
-
-    /// The Machine's namespace, name and UID.
-    pub fn machine_names(&self) -> (&str, &str, &str) {
-        let meta = &self.machine.metadata;
-        (meta.namespace(), meta.name(), meta.uid())
-    }
 }
 
 /// The InfraMachine that a Machine refers to and owns, if this replica watches it.
@@ -130,10 +74,10 @@ pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeG
 }
 
 /// Whether an InfraMachine that is not cached is gone: it may be another replica's to look after.
-async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<FoundInfra, Error> {
+async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<Infra, Error> {
     let infra = &machine.spec.infrastructure_ref;
     if !infra.is_to::<InfraMachine>() {
-        return Ok(FoundInfra::Unknown);
+        return Ok(Infra::Unknown);
     }
     let namespace = machine.namespace().unwrap_or_default();
     let found = Api::<InfraMachine>::namespaced(ctx.client.clone(), &namespace)
@@ -141,8 +85,8 @@ async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<FoundInfra, E
         .await
         .map_err(|error| Error::api("looking for the InfraMachine of a Machine with a hook", error))?;
     Ok(match found {
-        Some(_) => FoundInfra::Unknown,
-        None => FoundInfra::Gone,
+        Some(_) => Infra::Unknown,
+        None => Infra::Gone,
     })
 }
 

@@ -1,5 +1,6 @@
 //! What has to be done about the hook of a Machine. Pure.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -14,25 +15,24 @@ use super::status::{self, DrainCondition};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{labels, paused_by};
+use crate::api::{ObjectMetaExt as _, labels, paused_by};
 use crate::identity::{self, MachineId};
 use crate::wall_clock::until;
 
 /// What was read for one reconcile.
-#[derive(Clone, Copy)]
-pub struct Observed<'a> {
+pub struct Observed {
     /// Whether machines may ask for it.
     pub enabled: bool,
     /// The Machine, as it is cached.
-    pub machine: &'a Machine,
+    pub machine: Arc<Machine>,
     /// What it refers to.
-    pub infra: Infra<'a>,
+    pub infra: Infra,
     /// The Cluster it belongs to, when it is there.
-    pub cluster: Option<&'a Cluster>,
+    pub cluster: Option<Arc<Cluster>>,
     /// The Machine at the API server; only of one that is deleted and has the hook.
-    pub live: Option<&'a DrainedMachine>,
+    pub live: Option<DrainedMachine>,
     /// The rules for its drain, as far as they are read with it.
-    pub rules: Option<&'a DrainRules>,
+    pub rules: Option<DrainRules>,
     /// For how long the workload cluster has been away.
     pub outage: Option<Duration>,
     /// The wall clock.
@@ -40,16 +40,31 @@ pub struct Observed<'a> {
 }
 
 /// The InfraMachine of a Machine.
-#[derive(Clone, Copy)]
-pub enum Infra<'a> {
+pub enum Infra {
     /// This one.
-    Found(&'a InfraMachine),
+    Found(Box<InfraMachine>),
     /// It is gone.
     Gone,
     /// It can't be read.
     Unreadable,
     /// It is another provider's, another replica's, or another Machine's.
     Unknown,
+}
+
+impl Observed {
+    /// The InfraMachine, when it is there.
+    pub fn infra(&self) -> Option<&InfraMachine> {
+        match &self.infra {
+            Infra::Found(infra) => Some(infra),
+            Infra::Gone | Infra::Unreadable | Infra::Unknown => None,
+        }
+    }
+
+    /// The Machine's namespace, name and UID.
+    pub fn machine_names(&self) -> (&str, &str, &str) {
+        let meta = &self.machine.metadata;
+        (meta.namespace(), meta.name(), meta.uid())
+    }
 }
 
 /// What counts of a Machine that is deleted.
@@ -201,19 +216,19 @@ pub struct DrainTarget {
 ///   may be past it.
 /// * Pods are evicted only while Cluster API says that it waits. It does not where it would not drain, such
 ///   as when the whole Cluster is deleted.
-pub fn plan<'a>(observed: &Observed<'a>) -> Plan<'a> {
-    let has_hook = super::has_hook(observed.machine);
+pub fn plan(observed: &Observed) -> Plan<'_> {
+    let has_hook = super::has_hook(&observed.machine);
     let is_leaving = observed.machine.metadata.deletion_timestamp.is_some();
-    let infra = match observed.infra {
+    let infra = match &observed.infra {
         Infra::Unknown => return release_in_the_end(observed),
         Infra::Unreadable if is_leaving => {
             return release_if(has_hook, End::Skipped("the InfraMachine can't be read"));
         }
         Infra::Unreadable => return Plan::NoOp,
         Infra::Gone => return release_if(has_hook, End::NoInfraMachine),
-        Infra::Found(infra) => infra,
+        Infra::Found(infra) => &**infra,
     };
-    if paused_by(infra, observed.cluster.is_some_and(Cluster::is_paused)).is_some() {
+    if paused_by(infra, observed.cluster.as_deref().is_some_and(Cluster::is_paused)).is_some() {
         return Plan::NoOp;
     }
     if infra.metadata.deletion_timestamp.is_some() {
@@ -242,12 +257,12 @@ pub fn plan<'a>(observed: &Observed<'a>) -> Plan<'a> {
 /// The hook of a Machine whose InfraMachine is for another to look after: it may hold a deletion up for as
 /// long as any, since the other may be no more. Where Cluster API does not say since when it waits, the time
 /// counts from the deletion.
-fn release_in_the_end(observed: &Observed<'_>) -> Plan<'static> {
+fn release_in_the_end(observed: &Observed) -> Plan<'static> {
     let end = |machine: &DrainedMachine| {
         let Time(begun) = machine.metadata.deletion_timestamp.as_ref()?;
         Some(machine.limit_from(machine.waiting_since().unwrap_or(*begun)))
     };
-    let Some((deadline, limit)) = observed.live.and_then(end) else {
+    let Some((deadline, limit)) = observed.live.as_ref().and_then(end) else {
         return Plan::NoOp;
     };
     let left = until(deadline, observed.now);
@@ -268,8 +283,8 @@ pub fn awaits_vm(infra: &InfraMachine) -> bool {
     identity::is_id_unconfirmed(infra) && !infra.has_vanished()
 }
 
-fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
-    let (Some(cluster), Some(machine)) = (observed.cluster, observed.live) else {
+fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
+    let (Some(cluster), Some(machine)) = (&observed.cluster, &observed.live) else {
         return Plan::NoOp;
     };
     if machine.has_annotation(labels::PAUSED) {
@@ -315,7 +330,7 @@ fn drain<'a>(observed: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -
         timeout: machine.bounded(timeout),
         last: Eviction::of(infra),
         deadline,
-        rules: observed.rules.cloned().unwrap_or_else(DrainRules::unknown),
+        rules: observed.rules.clone().unwrap_or_else(DrainRules::unknown),
     };
     Plan::Drain(target, cluster)
 }

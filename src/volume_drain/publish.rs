@@ -5,7 +5,7 @@ use kube::api::Api;
 use serde_json::json;
 
 use super::Context;
-use super::gather::Gathered;
+use super::plan::Observed;
 use super::record::Eviction;
 use super::status::{self, DrainCondition};
 use crate::api::v1alpha1::InfraMachine;
@@ -14,8 +14,8 @@ use crate::apiserver::{Error, NewEvent, patch_annotations, publish_status};
 use crate::identity;
 
 /// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
-pub async fn show(gathered: &Gathered, ctx: &Context, report: Option<&DrainCondition>) -> Result<(), Error> {
-    match gathered.infra() {
+pub async fn show(observed: &Observed, ctx: &Context, report: Option<&DrainCondition>) -> Result<(), Error> {
+    match observed.infra() {
         Some(infra) => show_on(infra, ctx, report).await,
         None => Ok(()),
     }

@@ -60,17 +60,16 @@ impl Seen {
 
     /// The plan, in a word.
     fn plan(&self) -> String {
-        self.plan_with(Infra::Found(&self.infra))
+        self.plan_with(Infra::Found(Box::new(self.infra.clone())))
     }
 
-    fn plan_with(&self, infra: Infra<'_>) -> String {
-        let live: DrainedMachine = serde_json::from_value(self.live.clone()).unwrap();
+    fn plan_with(&self, infra: Infra) -> String {
         let observed = Observed {
             enabled: self.enabled,
-            machine: &self.machine,
+            machine: Arc::new(self.machine.clone()),
             infra,
-            cluster: Some(&self.cluster),
-            live: Some(&live),
+            cluster: Some(Arc::new(self.cluster.clone())),
+            live: serde_json::from_value(self.live.clone()).unwrap(),
             rules: None,
             outage: self.outage,
             now: now(),
