@@ -132,7 +132,7 @@ pub fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("capcmi: {}", failure.message());
+            terminal::complain(&failure.message());
             failure.exit_code()
         }
     }

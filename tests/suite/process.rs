@@ -1,6 +1,6 @@
 //! The process: how it starts, ends, says how it is, and goes on beside an object that it can't read.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -139,6 +139,28 @@ fn a_misconfigured_provider_ends_at_once_and_names_file_and_field() -> Result<()
             "{text}: {said}"
         );
     }
+    Ok(())
+}
+
+/// A message may quote what a driver has said.
+#[test]
+fn an_error_commands_no_terminal_and_keeps_its_exit_code_where_nothing_reads_it() -> Result<()> {
+    let run = |stderr: Stdio| {
+        Command::new(env!("CARGO_BIN_EXE_capcmi"))
+            .arg("run")
+            .arg("--drivers-config=/nowhere/\u{1b}[2J.yaml")
+            .stderr(stderr)
+            .spawn()?
+            .wait_with_output()
+    };
+    let said = String::from_utf8(run(Stdio::piped())?.stderr)?;
+    ensure!(
+        said.contains("/nowhere/\\u001b[2J.yaml") && !said.contains('\u{1b}'),
+        "{said:?}"
+    );
+    let (_, gone) = std::io::pipe()?;
+    let code = run(gone.into())?.status.code();
+    ensure!(code == Some(2), "{code:?}");
     Ok(())
 }
 
