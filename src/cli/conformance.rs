@@ -164,7 +164,7 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
         return Ok(());
     }
     let subject = subject(&args)?;
-    let open = |path: &Option<PathBuf>| path.as_deref().map(ReportFile::create).transpose();
+    let open = |path: &Option<PathBuf>| path.as_deref().map(ReportFile::open).transpose();
     let junit = open(&args.junit).map_err(CommandError::Misconfigured)?;
     let json = open(&args.json).map_err(CommandError::Misconfigured)?;
     args.plugin.awaited().await?;
