@@ -196,10 +196,6 @@ enum Orphans {
 /// Runs the manager until it is stopped.
 pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let drivers = drivers::load(&args.drivers_config)?;
-    if drivers.is_empty() {
-        tracing::warn!(file = %args.drivers_config.display(),
-            "no driver is configured: no machine will be made");
-    }
     let api_server = api_server(args.kubeconfig)
         .await
         .map_err(CommandError::Misconfigured)?;
