@@ -22,8 +22,9 @@ pub(super) fn files(paths: &[PathBuf], namespace: Option<&str>) -> anyhow::Resul
 
 fn file(path: &Path, namespace: Option<&str>, source: &mut Source) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path)?;
-    // A snippet of the file is not shown: a Secret may stand beside the mistake.
-    let options = serde_saphyr::options! { with_snippet: false };
+    // A snippet of the file is not shown: a Secret may stand beside the mistake. The parser's budget is for
+    // files of strangers, and this one is the operator's own: a list of a fleet has millions of nodes.
+    let options = serde_saphyr::options! { with_snippet: false, budget: None };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&text, options)?;
     for document in documents.into_iter().filter(|document| !document.is_null()) {
         source
@@ -102,4 +103,24 @@ fn add(source: &mut Source, kind: &str, object: DynamicObject) -> anyhow::Result
 fn api(client: &Client, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
     Api::namespaced_with(client.clone(), namespace, &resource)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machines(text: &str) -> usize {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let source = files(&[file.path().to_owned()], None).unwrap();
+        source.machines.len()
+    }
+
+    #[test]
+    fn a_file_of_a_large_fleet_is_read_as_one_list_or_as_a_document_for_each_machine() {
+        let machine = "{kind: Machine, apiVersion: machine.sapcloud.io/v1alpha1, metadata: {name: m}}";
+        let of_list = format!("items:\n{}", format!("- {machine}\n").repeat(40_000));
+        assert_eq!(machines(&of_list), 40_000);
+        assert_eq!(machines(&format!("---\n{machine}\n").repeat(1_500)), 1_500);
+    }
 }
