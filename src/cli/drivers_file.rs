@@ -83,7 +83,7 @@ struct CredentialsEntry {
     directory: PathBuf,
 }
 
-/// A kind without a word on it, `simulated:`, is one that has all its defaults.
+/// A kind with no settings, `simulated:`, is one that has all its defaults.
 fn with_defaults<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de> + Default,
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_without_a_word_on_it_has_its_defaults() {
+    fn a_kind_with_no_settings_has_its_defaults() {
         let drivers = parse("drivers:\n- name: a\n  simulated:\n- name: b\n  grpc:\n").unwrap();
         assert!(matches!(drivers[0].kind, DriverKind::Simulated(_)));
         assert!(matches!(drivers[1].kind, DriverKind::Grpc(_)));

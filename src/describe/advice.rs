@@ -145,11 +145,11 @@ fn of_silence(machine: &InfraMachine, now: Timestamp) -> String {
             .as_ref()
             .map_or(0, |created| now.duration_since(created.0).as_secs());
         if age < 120 {
-            return "Wait: it is new, and the provider has said nothing of it yet.".to_owned();
+            return "Wait: it is new, and the provider has not reported on it yet.".to_owned();
         }
-        return "No provider says anything of it. See that the provider runs and leads (`kubectl -n \
-            capcmi-system get lease,pods`), that it looks at this namespace and object (--namespace, \
-            --watch-filter), and that the Cluster is there."
+        return "The provider has not reported on this object. Check that the provider runs and leads \
+            (`kubectl -n capcmi-system get lease,pods`), that it looks at this namespace and object \
+            (--namespace, --watch-filter), and that the Cluster is there."
             .to_owned();
     }
     if status
@@ -210,7 +210,7 @@ const fn of_code(code: Code) -> &'static str {
             "The driver does not offer this call: upgrade the driver, or take back what asks for it."
         }
         Code::Unavailable | Code::DeadlineExceeded => {
-            "The driver or its back end does not answer: see that the plugin runs and reaches its back end \
+            "The driver or its back end does not answer: check that the plugin runs and reaches its back end \
                 (`capcmi describe driver NAME`). The provider goes on when it is back."
         }
         Code::Canceled | Code::Unknown | Code::Aborted | Code::NotFound | Code::Uninitialized => {
@@ -286,7 +286,7 @@ fn of_own_reason(why: &str) -> Option<&'static str> {
         reason::INVALID_KUBECONFIG
         | reason::WORKLOAD_CLUSTER_UNREACHABLE
         | reason::WORKLOAD_CLUSTER_REFUSED => {
-            "See that the workload cluster's API server answers the provider with the kubeconfig in the \
+            "Check that the workload cluster's API server answers the provider with the kubeconfig in the \
                 Secret <cluster>-kubeconfig."
         }
         reason::NODE_NOT_FOUND | reason::FOREIGN_NODE => {

@@ -112,7 +112,7 @@ fn steps(facts: &DriverReport) -> Vec<String> {
     }
     if value("capcmi_driver_reachable").is_some_and(|reachable| reachable < 1.0) {
         steps.push(
-            "The provider can't reach it: see that the plugin runs, and the provider's log.".to_owned(),
+            "The provider can't reach it: check that the plugin runs, and the provider's log.".to_owned(),
         );
     }
     if steps.is_empty() {

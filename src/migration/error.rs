@@ -19,7 +19,7 @@ pub enum WriteError {
     /// Cluster API does not take the Machines over.
     #[error(
         "Cluster API's core manager has not made MachineSet `{set}` the owner of all its Machines; left are: \
-            {left}; see that it runs and the Cluster is not paused, and run the command again"
+            {left}; check that it runs and the Cluster is not paused, and run the command again"
     )]
     NotTakenOver {
         /// The MachineSet.
@@ -51,7 +51,7 @@ pub enum WriteError {
     /// VMs that the provider does not see.
     #[error(
         "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; \
-            see that it runs, repair what it says, and run the command again, which goes on from here"
+            check that it runs, repair what it says, and run the command again, which goes on from here"
     )]
     NotAdopted(String),
     /// The way back was begun.
@@ -62,7 +62,7 @@ pub enum WriteError {
     BeingUndone(String),
     /// Cluster API goes on working on what is to be deleted.
     #[error(
-        "Cluster API's core manager has not paused {0}; see that it runs and nothing takes the pause away, \
+        "Cluster API's core manager has not paused {0}; check that it runs and nothing takes the pause away, \
             and run the command again, which goes on from here"
     )]
     NotPaused(String),
@@ -104,8 +104,8 @@ pub enum WriteError {
     NotForced(String),
     /// Objects that stay although they are deleted.
     #[error(
-        "these objects are deleted and have not gone, but no VM was touched: {0}; see that the provider runs \
-            and what holds them, and run the command again, which goes on from here"
+        "these objects are deleted and have not gone, but no VM was touched: {0}; check that the provider \
+            runs and what holds them, and run the command again, which goes on from here"
     )]
     NotGone(String),
     /// An object that can't be sent.

@@ -464,7 +464,7 @@ fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() 
     assert!(
         not_adopted("m1", &json!({}))
             .unwrap()
-            .contains("not said anything")
+            .contains("not reported")
     );
 }
 

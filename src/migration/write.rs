@@ -373,7 +373,7 @@ pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
         .flatten()
         .find(|condition| condition["type"] == "Ready");
     let why = ready.map_or_else(
-        || "the provider has not said anything of it".to_owned(),
+        || "the provider has not reported on it".to_owned(),
         |ready| format!("{}: {}", text(ready, "/reason"), text(ready, "/message")),
     );
     Some(format!("{name} ({why})"))
