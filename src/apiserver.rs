@@ -1,6 +1,7 @@
 //! Reading and writing at the API server: errors by what they lead to, merge patches, statuses, events,
 //! secrets, lists read page by page.
 
+mod dynamic;
 mod error;
 mod events;
 mod merge_patch;
@@ -11,6 +12,7 @@ mod status;
 
 use http::header::HeaderValue;
 
+pub use dynamic::dynamic;
 pub use error::{Error, in_words};
 #[cfg(test)]
 pub(crate) use events::tests::recorded;

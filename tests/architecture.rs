@@ -204,7 +204,7 @@ const MAP: &[Rule] = &[
         &[WIRE],
     ),
     // Layer 3: what puts them together, and runs them. Still no concrete driver.
-    rule("migration", &["api", "identity"], &[WIRE]),
+    rule("migration", &["api", "apiserver", "identity"], &[WIRE]),
     rule(
         "runtime_extension",
         &[
@@ -274,6 +274,7 @@ const MAP: &[Rule] = &[
         "cli",
         &[
             "api",
+            "apiserver",
             "describe",
             "configured_driver",
             "metrics",

@@ -1,10 +1,10 @@
 //! The chain of owners of a machine, up to its Cluster.
 
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta};
+use kube::api::ObjectMeta;
 
 use crate::api::ObjectMetaExt as _;
-use crate::apiserver::in_words;
+use crate::apiserver::{dynamic, in_words};
 
 /// No chain of Cluster API is longer.
 const MAX_CHAIN: usize = 8;
@@ -51,8 +51,7 @@ pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
             .api_version
             .split_once('/')
             .unwrap_or(("", &owner.api_version));
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &owner.kind));
-        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &namespace, &resource);
+        let api = dynamic(client, &namespace, group, version, &owner.kind);
         let (state, above) = match api.get_opt(&owner.name).await {
             Ok(Some(found)) if found.metadata.uid.as_deref() == Some(owner.uid.as_str()) => {
                 let phase = found.data["status"]["phase"].as_str().map(str::to_owned);

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kube::api::{Api, DynamicObject, ListParams};
-use kube::core::{ApiResource, GroupVersionKind, Selector, SelectorExt as _};
+use kube::api::{DynamicObject, ListParams};
+use kube::core::{Selector, SelectorExt as _};
 use kube::{Client, ResourceExt as _};
 use serde::Deserialize;
 
 use super::error::WriteError;
 use super::plan::{Destination, Migration};
 use super::write::MigrationProgress;
-use crate::api::labels;
+use crate::api::{cluster_api, labels};
+use crate::apiserver::dynamic;
 
 /// The MachineHealthChecks that are at work on Machines of groups that are not done.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,9 +56,8 @@ pub async fn health_checks(
     if machines.is_empty() {
         return Ok(HealthChecks::Known(Vec::new()));
     }
-    let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), &target.namespace, &ApiResource::from_gvk(&kind));
+    let kind = "MachineHealthCheck";
+    let api = dynamic(client, &target.namespace, cluster_api::GROUP, "v1beta2", kind);
     match api.list(&ListParams::default()).await {
         Ok(all) => {
             let at_work = all.iter().filter_map(|check| at_work(check, &machines, target));

@@ -8,7 +8,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::core::ObjectList;
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
@@ -17,16 +17,9 @@ pub use self::release::{pause, release};
 use super::error::WriteError;
 use super::plan::{Destination, Group, MIGRATED_FROM, Migration, Object, UNDOING};
 use super::source::text;
-use super::write::{self, differences_at, marker, read};
-use crate::api::{self, conditions, labels};
-
-/// What machine-controller-manager would take the VM for, which has to be what it is.
-const OF_VMS: [&str; 4] = [
-    "/spec/driver",
-    "/spec/providerID",
-    "/spec/providerSpec",
-    "/spec/secretRef/name",
-];
+use super::write::{self, OF_INFRA_MACHINES, differences_at, marker, read};
+use crate::api::{self, cluster_api, conditions, labels};
+use crate::apiserver::dynamic;
 
 /// What the driver says of the VM of a Machine of machine-controller-manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,13 +71,8 @@ impl Remains {
         }
         let of_cluster =
             ListParams::default().labels(&format!("{}={}", labels::CLUSTER_NAME, target.cluster));
-        let list = async |kind: Kind| {
-            let all = kind.api(client, &target.namespace).list(&of_cluster).await;
-            all.map_err(|error| {
-                WriteError::api(format!("listing the {}s of the Cluster", kind.name()), error)
-            })
-        };
-        for set in list(Kind::MachineSet).await? {
+        let list = async |kind| list(client, target, kind, &of_cluster).await;
+        for set in list("MachineSet").await? {
             let name = set.name_any();
             let makes_machines = set.data["spec"]["replicas"] != 0;
             if let Some(group) = remains.keeper(migration, &set)
@@ -94,7 +82,7 @@ impl Remains {
                 remains.rolled_out.push((name, group.from.clone()));
             }
         }
-        for machine in list(Kind::Machine).await? {
+        for machine in list("Machine").await? {
             let name = machine.name_any();
             if let Some(group) = remains.keeper(migration, &machine)
                 && !is_planned(&group.machines, "Machine", &name)
@@ -103,7 +91,7 @@ impl Remains {
             }
         }
         let begins = machines_begin(migration);
-        for infra in list(Kind::InfraMachine).await? {
+        for infra in list("InfraMachine").await? {
             let name = infra.name_any();
             let from = infra.annotations().get(MIGRATED_FROM);
             let is_known = migration
@@ -256,7 +244,7 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
             labels::PAUSED
         ));
     }
-    let differ = differences_at(&OF_VMS, object, &found.data);
+    let differ = differences_at(&OF_INFRA_MACHINES, object, &found.data);
     all.extend(differ.into_iter().map(|difference| {
         format!(
             "{difference}: machine-controller-manager has the VM as it was at the migration; change it back, \
@@ -306,39 +294,21 @@ fn machines_begin(migration: &Migration) -> BTreeSet<String> {
         .collect()
 }
 
-/// The kinds that are listed.
-#[derive(Clone, Copy)]
-enum Kind {
-    Machine,
-    MachineSet,
-    MachineDeployment,
-    InfraMachine,
-    InfraMachineTemplate,
-    InfraCluster,
-}
-
-impl Kind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Machine => "Machine",
-            Self::MachineSet => "MachineSet",
-            Self::MachineDeployment => "MachineDeployment",
-            Self::InfraMachine => "InfraMachine",
-            Self::InfraMachineTemplate => "InfraMachineTemplate",
-            Self::InfraCluster => "InfraCluster",
-        }
-    }
-
-    fn api(self, client: &Client, namespace: &str) -> Api<DynamicObject> {
-        let (group, version) = match self {
-            Self::Machine | Self::MachineSet | Self::MachineDeployment => ("cluster.x-k8s.io", "v1beta2"),
-            Self::InfraMachine | Self::InfraMachineTemplate | Self::InfraCluster => {
-                (api::GROUP, api::VERSION)
-            }
-        };
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, self.name()));
-        Api::namespaced_with(client.clone(), namespace, &resource)
-    }
+/// The objects of a kind of Cluster API or of this provider in the namespace of the Cluster.
+async fn list(
+    client: &Client,
+    target: &Destination,
+    kind: &str,
+    params: &ListParams,
+) -> Result<ObjectList<DynamicObject>, WriteError> {
+    let (group, version) = if kind.starts_with("Infra") {
+        (api::GROUP, api::VERSION)
+    } else {
+        (cluster_api::GROUP, "v1beta2")
+    };
+    let api = dynamic(client, &target.namespace, group, version, kind);
+    let all = api.list(params).await;
+    all.map_err(|error| WriteError::api(format!("listing the {kind}s"), error))
 }
 
 /// The API of the objects that are like this one.

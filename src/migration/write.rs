@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
@@ -16,9 +15,13 @@ use super::plan::{
 };
 use super::source::{GROUP, VERSION, text};
 use crate::api::labels;
+use crate::apiserver::dynamic;
 
-/// How long core gets to take over Machines, and the provider to adopt one more VM.
+/// How long core gets to take over Machines or to pause one more, and the provider to adopt one more VM or
+/// to let go of it.
 const TAKE_OVER: Duration = Duration::from_mins(2);
+/// Between two looks at what is left.
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// What is there already.
 #[derive(Debug, Default)]
@@ -150,8 +153,8 @@ const OF_SETS: [&str; 11] = [
     "/spec/template/spec/minReadySeconds",
 ];
 /// What has to be as planned, so that the VM is the one that is meant, and found and deleted by what it was
-/// made from.
-const OF_INFRA_MACHINES: [&str; 4] = [
+/// made from; and as it was at the migration, so that machine-controller-manager has the VM again as it is.
+pub(super) const OF_INFRA_MACHINES: [&str; 4] = [
     "/spec/driver",
     "/spec/providerID",
     "/spec/providerSpec",
@@ -338,17 +341,29 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
     let cluster = text(&first.body, "/metadata/labels/cluster.x-k8s.io~1cluster-name");
     let of_cluster = ListParams::default().labels(&format!("{}={cluster}", labels::CLUSTER_NAME));
     let names: BTreeSet<_> = infra.iter().map(|object| object.name.as_str()).collect();
-    let (mut before, mut deadline) = (usize::MAX, Instant::now() + TAKE_OVER);
-    loop {
+    let left = async || {
         let all = api(client, &first.body).list(&of_cluster).await;
         let all = all.map_err(|error| WriteError::api("listing the InfraMachines", error))?;
         // One that is gone has been deleted by an operator.
         let own = all
             .iter()
             .filter(|found| names.contains(found.name_any().as_str()));
-        let left: Vec<_> = own
+        Ok(own
             .filter_map(|found| not_adopted(&found.name_any(), &found.data))
-            .collect();
+            .collect())
+    };
+    until_none(PAUSE, left, |left| WriteError::NotAdopted(left.join("; "))).await
+}
+
+/// Waits until nothing is left. What is late is more than [`TAKE_OVER`] without one less.
+pub(super) async fn until_none(
+    pause: Duration,
+    mut left: impl AsyncFnMut() -> Result<Vec<String>, WriteError>,
+    late: impl FnOnce(Vec<String>) -> WriteError,
+) -> Result<(), WriteError> {
+    let (mut before, mut deadline) = (usize::MAX, Instant::now() + TAKE_OVER);
+    loop {
+        let left = left().await?;
         if left.is_empty() {
             return Ok(());
         }
@@ -356,9 +371,9 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
             (before, deadline) = (left.len(), Instant::now() + TAKE_OVER);
         }
         if Instant::now() >= deadline {
-            return Err(WriteError::NotAdopted(left.join("; ")));
+            return Err(late(left));
         }
-        sleep(Duration::from_millis(500)).await;
+        sleep(pause).await;
     }
 }
 
@@ -455,7 +470,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
                 left: left.join(", "),
             });
         }
-        sleep(Duration::from_millis(500)).await;
+        sleep(PAUSE).await;
     }
 }
 
@@ -537,8 +552,7 @@ async fn mark_one(
 
 /// The API of a kind of machine-controller-manager.
 fn old_api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
-    Api::namespaced_with(client.clone(), namespace, &resource)
+    dynamic(client, namespace, GROUP, VERSION, kind)
 }
 
 /// The mark of an object, if it is there and has one.
@@ -579,6 +593,6 @@ pub(super) fn marker(body: &Value) -> String {
 pub(super) fn api(client: &Client, body: &Value) -> Api<DynamicObject> {
     let version = text(body, "/apiVersion");
     let (group, version) = version.split_once('/').unwrap_or(("", &version));
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &text(body, "/kind")));
-    Api::namespaced_with(client.clone(), &text(body, "/metadata/namespace"), &resource)
+    let (namespace, kind) = (text(body, "/metadata/namespace"), text(body, "/kind"));
+    dynamic(client, &namespace, group, version, &kind)
 }

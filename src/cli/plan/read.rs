@@ -15,19 +15,15 @@ use super::core_gate;
 use super::forecast::{Gathered, template_of};
 use crate::api::GROUP;
 use crate::api::cluster_api;
+use crate::apiserver::dynamic;
 
 /// Label of a Machine: the MachineDeployment that it is of.
 const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
 
-fn objects(client: &Client, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    Api::namespaced_with(client.clone(), namespace, &resource)
-}
-
 /// All that a forecast is made from.
 pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> anyhow::Result<Gathered> {
-    let core = |kind| objects(client, namespace, cluster_api::GROUP, "v1beta2", kind);
-    let ours = |kind| objects(client, namespace, GROUP, "v1alpha1", kind);
+    let core = |kind| dynamic(client, namespace, cluster_api::GROUP, "v1beta2", kind);
+    let ours = |kind| dynamic(client, namespace, GROUP, "v1alpha1", kind);
     let name = &args.machinedeployment;
     let deployment = core("MachineDeployment").get(name).await.with_context(|| {
         format!("reading the MachineDeployment `{name}` of namespace `{namespace}` failed")

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 
-use super::{Kind, api_of, this};
+use super::{api_of, list, this};
 use crate::api::labels;
 use crate::migration::error::WriteError;
 use crate::migration::plan::{Class, Destination, MIGRATED_FROM, Object};
@@ -63,18 +63,14 @@ async fn drop_unused(
 async fn names_in_use(client: &Client, target: &Destination) -> Result<BTreeSet<String>, WriteError> {
     let mut used = BTreeSet::new();
     for kind in [
-        Kind::Machine,
-        Kind::MachineSet,
-        Kind::MachineDeployment,
-        Kind::InfraMachine,
-        Kind::InfraMachineTemplate,
-        Kind::InfraCluster,
+        "Machine",
+        "MachineSet",
+        "MachineDeployment",
+        "InfraMachine",
+        "InfraMachineTemplate",
+        "InfraCluster",
     ] {
-        let all = kind
-            .api(client, &target.namespace)
-            .list(&ListParams::default())
-            .await;
-        let all = all.map_err(|error| WriteError::api(format!("listing the {}s", kind.name()), error))?;
+        let all = list(client, target, kind, &ListParams::default()).await?;
         for found in all
             .into_iter()
             .filter(|found| found.metadata.deletion_timestamp.is_none())

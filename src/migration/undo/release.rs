@@ -5,19 +5,16 @@ use std::time::Duration;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
 
 use super::class::drop_class;
-use super::{Kind, OF_VMS, Remains, api_of, this};
+use super::{Remains, api_of, list, this};
 use crate::api::{conditions, labels};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
 use crate::migration::plan::{Destination, Group, Migration, Object, UNDOING};
 use crate::migration::source::text;
-use crate::migration::write::{differences_at, read, unmark_one};
+use crate::migration::write::{OF_INFRA_MACHINES, PAUSE, differences_at, read, unmark_one, until_none};
 
-/// How long core gets to pause, and the provider to let go of one more object.
-const LET_GO: Duration = Duration::from_mins(2);
 /// How often a write is repeated that another's has come before.
 const TRIES: u32 = 20;
 
@@ -46,28 +43,17 @@ pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) ->
                 patch(client, object, &body, "pausing").await?;
             }
         }
-        let (mut before, mut deadline) = (usize::MAX, Instant::now() + LET_GO);
-        loop {
+        let left = async || {
             let mut left = Vec::new();
             for object in own() {
-                if read(client, object)
-                    .await?
-                    .is_some_and(|found| !is_paused(&found))
-                {
+                let found = read(client, object).await?;
+                if found.is_some_and(|found| !is_paused(&found)) {
                     left.push(format!("{} {}", object.kind, object.name));
                 }
             }
-            if left.is_empty() {
-                break;
-            }
-            if left.len() < before {
-                (before, deadline) = (left.len(), Instant::now() + LET_GO);
-            }
-            if Instant::now() >= deadline {
-                return Err(WriteError::NotPaused(left.join(", ")));
-            }
-            sleep(Duration::from_millis(500)).await;
-        }
+            Ok(left)
+        };
+        until_none(PAUSE, left, |left| WriteError::NotPaused(left.join(", "))).await?;
     }
     Ok(())
 }
@@ -164,7 +150,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
             (false, true) => return Err(WriteError::BeingDeleted(format!("InfraMachine {name}"))),
             (true | false, false) => {}
         }
-        let differ = differences_at(&OF_VMS, object, &marked.data);
+        let differ = differences_at(&OF_INFRA_MACHINES, object, &marked.data);
         if !differ.is_empty() {
             return Err(WriteError::Changed(differ.join("; ")));
         }
@@ -203,8 +189,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
 
 /// Waits until objects that are deleted are gone.
 async fn gone(client: &Client, objects: &[&Object]) -> Result<(), WriteError> {
-    let (mut before, mut deadline) = (usize::MAX, Instant::now() + LET_GO);
-    loop {
+    let left = async || {
         let mut left = Vec::new();
         for object in objects {
             if let Some(found) = read(client, object).await? {
@@ -212,17 +197,10 @@ async fn gone(client: &Client, objects: &[&Object]) -> Result<(), WriteError> {
                 left.push(format!("{} {} ({why})", object.kind, object.name));
             }
         }
-        if left.is_empty() {
-            return Ok(());
-        }
-        if left.len() < before {
-            (before, deadline) = (left.len(), Instant::now() + LET_GO);
-        }
-        if Instant::now() >= deadline {
-            return Err(WriteError::NotGone(left.join("; ")));
-        }
-        sleep(Duration::from_millis(200)).await;
-    }
+        Ok(left)
+    };
+    let pause = Duration::from_millis(200);
+    until_none(pause, left, |left| WriteError::NotGone(left.join("; "))).await
 }
 
 /// What keeps an object that is deleted.
@@ -284,12 +262,8 @@ async fn keeps_nothing(
     what: &str,
     target: &Destination,
 ) -> Result<(), WriteError> {
-    for kind in [Kind::Machine, Kind::MachineSet] {
-        let all = kind
-            .api(client, &target.namespace)
-            .list(&ListParams::default())
-            .await;
-        let all = all.map_err(|error| WriteError::api(format!("listing the {}s", kind.name()), error))?;
+    for kind in ["Machine", "MachineSet"] {
+        let all = list(client, target, kind, &ListParams::default()).await?;
         let kept = all.into_iter().filter(|found| {
             let owners = found.owner_references();
             let is_kept = owners
@@ -298,9 +272,7 @@ async fn keeps_nothing(
             // A MachineSet of an earlier template has none any more.
             is_kept && found.data["spec"]["replicas"] != 0
         });
-        let names: Vec<_> = kept
-            .map(|found| format!("{} {}", kind.name(), found.name_any()))
-            .collect();
+        let names: Vec<_> = kept.map(|found| format!("{kind} {}", found.name_any())).collect();
         if !names.is_empty() {
             return Err(WriteError::Keeps {
                 keeper: what.to_owned(),
