@@ -9,16 +9,16 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use kube::api::{Api, DynamicObject};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::DynamicObject;
 use kube::{Client, Config, ResourceExt as _};
 use serde_json::Value;
 
-use self::print::described;
+use self::print::{described, listed};
 use super::run::api_server;
 use super::{CommandError, drivers};
-use crate::api::labels;
-use crate::cli::terminal::{printable, say};
+use crate::api::{cluster_api, labels};
+use crate::apiserver::dynamic;
+use crate::cli::terminal::say;
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
 use crate::migration::health_checks::health_checks;
@@ -125,13 +125,9 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     };
     ensure_cluster_exists(&client, &target).await?;
     let migration = plan(&source, &target, &capabilities).map_err(|problems| {
-        let list: Vec<_> = problems
-            .iter()
-            .map(|problem| format!("\n  {}", printable(problem)))
-            .collect();
         CommandError::Misconfigured(anyhow!(
             "nothing was written, since this can't be migrated:{}",
-            list.concat()
+            listed(&problems)
         ))
     })?;
     if args.undo {
@@ -290,9 +286,13 @@ async fn convert(
 
 /// The machines become part of a Cluster that is there, with all that Cluster API wants of it.
 async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<(), CommandError> {
-    let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "Cluster");
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), &target.namespace, &ApiResource::from_gvk(&kind));
+    let api = dynamic(
+        client,
+        &target.namespace,
+        cluster_api::GROUP,
+        "v1beta2",
+        "Cluster",
+    );
     let what = format!("Cluster {}/{}", target.namespace, target.cluster);
     let found = api.get_opt(&target.cluster).await;
     let found = found

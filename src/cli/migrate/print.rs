@@ -21,17 +21,19 @@ pub(super) fn described(
         "Cluster {}/{}, driver {}: {vms} VMs are adopted\n",
         target.namespace, target.cluster, target.driver
     );
-    for class in migration
-        .classes
-        .iter()
-        .filter(|class| progress.needs(migration, &class.key))
-    {
-        headed(
-            &mut text,
-            &format!("{} {}", class.key.kind, class.key.name),
-            class.objects.iter(),
-            progress,
-        );
+    let line = |object: &Object| {
+        let what = if progress.has(object) {
+            "is there"
+        } else {
+            "create  "
+        };
+        let colon = if object.note.is_empty() { "" } else { ": " };
+        format!("{what} {} {}{colon}{}", object.kind, object.name, object.note)
+    };
+    let classes = migration.classes.iter();
+    for class in classes.filter(|class| progress.needs(migration, &class.key)) {
+        let from = format!("{} {}", class.key.kind, class.key.name);
+        headed(&mut text, &from, class.objects.iter(), line);
     }
     for group in &migration.groups {
         if progress.is_done(group) {
@@ -46,7 +48,7 @@ pub(super) fn described(
             }
             continue;
         }
-        headed(&mut text, &group.from, group.objects(), progress);
+        headed(&mut text, &group.from, group.objects(), line);
         for note in &group.notes {
             let _infallible = writeln!(text, "  note: {}", printable(note));
         }
@@ -83,27 +85,25 @@ fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destin
     }
 }
 
-fn headed<'a>(
+/// A line for each of the objects that are, or come, in the place of `from`.
+pub(super) fn headed<'a>(
     text: &mut String,
     from: &str,
     objects: impl Iterator<Item = &'a Object>,
-    progress: &MigrationProgress,
+    line: impl Fn(&Object) -> String,
 ) {
     let _infallible = writeln!(text, "\n{}", printable(from));
     for object in objects {
-        let what = if progress.has(object) {
-            "is there"
-        } else {
-            "create  "
-        };
-        let note = if object.note.is_empty() {
-            String::new()
-        } else {
-            format!(": {}", object.note)
-        };
-        let line = format!("{} {}{note}", object.kind, object.name);
-        let _infallible = writeln!(text, "  {what} {}", printable(&line));
+        let _infallible = writeln!(text, "  {}", printable(&line(object)));
     }
+}
+
+/// Problems as the end of an error, each in a line.
+pub(super) fn listed(problems: &[String]) -> String {
+    let lines = problems
+        .iter()
+        .map(|problem| format!("\n  {}", printable(problem)));
+    lines.collect()
 }
 
 #[cfg(test)]

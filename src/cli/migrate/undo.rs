@@ -1,14 +1,14 @@
 //! `capcmi migrate --undo`: back to machine-controller-manager.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use anyhow::{Context as _, anyhow};
 use kube::Client;
 
+use super::print::{headed, listed};
 use super::{MigrateArgs, Origin, failed};
 use crate::api::labels;
-use crate::cli::terminal::{printable, say};
+use crate::cli::terminal::say;
 use crate::cli::{CommandError, drivers};
 use crate::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
 use crate::migration::plan::{Destination, Migration, Object};
@@ -75,13 +75,9 @@ impl Undo<'_> {
         if problems.is_empty() {
             return Ok(remains);
         }
-        let list: Vec<_> = problems
-            .iter()
-            .map(|problem| format!("\n  {}", printable(problem)))
-            .collect();
         Err(CommandError::Misconfigured(anyhow!(
             "{so_far}, since not all is as the migration has left it:{}",
-            list.concat()
+            listed(&problems)
         )))
     }
 
@@ -137,12 +133,20 @@ impl Undo<'_> {
             "Cluster {namespace}/{cluster}, driver {driver}: {released} VMs are released, and stay as they \
                 are\n"
         );
+        let line = |object: &Object| {
+            let what = match (remains.has(object), object.kind) {
+                (false, _) => "is gone ",
+                (true, "InfraMachine") => "release ",
+                (true, _) => "delete  ",
+            };
+            format!("{what} {} {}", object.kind, object.name)
+        };
         for group in &self.migration.groups {
-            headed(&mut text, &group.from, group.objects(), remains);
+            headed(&mut text, &group.from, group.objects(), line);
         }
         for class in &self.migration.classes {
             let from = format!("{} {}", class.key.kind, class.key.name);
-            headed(&mut text, &from, class.objects.iter(), remains);
+            headed(&mut text, &from, class.objects.iter(), line);
         }
         text
     }
@@ -156,19 +160,6 @@ fn parsed(applied: &str) -> Result<ProviderSpec, String> {
             labels::APPLIED_PROVIDER_SPEC
         )
     })
-}
-
-fn headed<'a>(text: &mut String, from: &str, objects: impl Iterator<Item = &'a Object>, remains: &Remains) {
-    let _infallible = writeln!(text, "\n{}", printable(from));
-    for object in objects {
-        let what = match (remains.has(object), object.kind) {
-            (false, _) => "is gone ",
-            (true, "InfraMachine") => "release ",
-            (true, _) => "delete  ",
-        };
-        let line = format!("{} {}", object.kind, object.name);
-        let _infallible = writeln!(text, "  {what} {}", printable(&line));
-    }
 }
 
 /// The provider's own where the class has none, as the provider does it.
