@@ -22,7 +22,7 @@ use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::manifests::Manifests;
@@ -82,15 +82,25 @@ enum CommandError {
     Failed(anyhow::Error),
 }
 
-impl CommandError {
-    fn misconfigured(error: impl Into<anyhow::Error>) -> Self {
-        Self::Misconfigured(error.into())
-    }
-
-    fn failed(error: impl Into<anyhow::Error>) -> Self {
+/// `?` says that it was tried; [`ResultExt::misconfigured`] before it, that something has to change first.
+impl<E: Into<anyhow::Error>> From<E> for CommandError {
+    fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
+}
 
+trait ResultExt<T> {
+    /// As [`CommandError::Misconfigured`].
+    fn misconfigured(self) -> Result<T, CommandError>;
+}
+
+impl<T, E: Into<anyhow::Error>> ResultExt<T> for Result<T, E> {
+    fn misconfigured(self) -> Result<T, CommandError> {
+        self.map_err(|error| CommandError::Misconfigured(error.into()))
+    }
+}
+
+impl CommandError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Misconfigured(_) => ExitCode::from(2),
@@ -123,7 +133,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => block_on(&log.of_command(), plan::execute(*args)),
         Command::Migrate(args) => block_on(&log.of_command(), migrate::execute(*args)),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
-        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::Failed),
+        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::from),
         Command::Version => {
             terminal::say(concat!("capcmi ", env!("CARGO_PKG_VERSION")));
             Ok(())
@@ -151,13 +161,14 @@ fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
         return Ok(cores.min(MAX_WORKER_THREADS));
     };
     let threads: Option<NonZeroUsize> = wanted.to_str().and_then(|text| text.parse().ok());
-    threads.map(usize::from).ok_or_else(|| {
+    let threads = threads.map(usize::from).with_context(|| {
         let wanted = wanted.display();
-        CommandError::misconfigured(anyhow!(
+        format!(
             "the environment variable {WORKER_THREADS} is `{wanted}`, and not a number of threads from 1: \
              correct or unset it"
-        ))
-    })
+        )
+    });
+    threads.misconfigured()
 }
 
 /// Runs a command that logs to its end; what it has left running is not waited for.
@@ -165,15 +176,13 @@ fn block_on(
     log: &LogArgs,
     future: impl Future<Output = Result<(), CommandError>>,
 ) -> Result<(), CommandError> {
-    telemetry::init(log).map_err(CommandError::misconfigured)?;
+    telemetry::init(log).misconfigured()?;
     let threads = worker_threads(std::env::var_os(WORKER_THREADS).as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .enable_all()
         .build()
-        .map_err(|error| {
-            CommandError::failed(anyhow::Error::new(error).context("starting the runtime failed"))
-        })?;
+        .context("starting the runtime failed")?;
     let outcome = runtime.block_on(future);
     runtime.shutdown_background();
     outcome

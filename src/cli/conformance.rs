@@ -15,8 +15,8 @@ use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::CommandError;
 use super::plugin_args::PluginArgs;
+use super::{CommandError, ResultExt as _};
 use crate::cli::terminal::say;
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
@@ -165,11 +165,11 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
     }
     let subject = subject(&args)?;
     let open = |path: &Option<PathBuf>| path.as_deref().map(ReportFile::open).transpose();
-    let junit = open(&args.junit).map_err(CommandError::Misconfigured)?;
-    let json = open(&args.json).map_err(CommandError::Misconfigured)?;
+    let junit = open(&args.junit).misconfigured()?;
+    let json = open(&args.json).misconfigured()?;
     args.plugin.awaited().await?;
     let (stop, lines) = (CancellationToken::new(), Lines::default());
-    let signals = Signals::listen().map_err(CommandError::failed)?;
+    let signals = Signals::listen()?;
     let signalled = signals.end(stop.clone(), Arc::clone(&lines.ledger));
     let waiting = AbortOnDropHandle::new(tokio::spawn(signalled));
     let selection = Selection { only: args.only };
@@ -180,7 +180,7 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
     } = subject;
     let report = run(target, config, hooks, &selection, &lines, stop)
         .await
-        .map_err(CommandError::misconfigured)?;
+        .misconfigured()?;
     drop(waiting);
     say(&format!("\n{}", report::text(&report).trim_end()));
     let unmet = args.require.unmet(&report);
@@ -189,29 +189,22 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
             what: args.require.name(),
             unmet: unmet.as_deref(),
         };
-        let xml = report::junit(&report, required).map_err(CommandError::failed)?;
-        file.write(&xml).map_err(CommandError::Failed)?;
+        file.write(&report::junit(&report, required)?)?;
     }
     if let Some(file) = json {
-        let json = serde_json::to_string_pretty(&report).map_err(CommandError::failed)?;
-        file.write(&json).map_err(CommandError::Failed)?;
+        file.write(&serde_json::to_string_pretty(&report)?)?;
     }
     match unmet {
         None => Ok(()),
-        Some(reason) => Err(CommandError::Failed(anyhow::anyhow!(reason))),
+        Some(reason) => Err(anyhow::anyhow!(reason).into()),
     }
 }
 
 fn subject(args: &ConformanceArgs) -> Result<Subject, CommandError> {
-    let configured = args
-        .config
-        .as_deref()
-        .map(read)
-        .transpose()
-        .map_err(CommandError::Misconfigured)?;
+    let configured = args.config.as_deref().map(read).transpose().misconfigured()?;
     match args.driver {
         Some(BuiltIn::Simulated) => {
-            let simulated = simulated::Simulated::new().map_err(CommandError::Failed)?;
+            let simulated = simulated::Simulated::new()?;
             let hooks = configured.as_ref().and_then(commands);
             Ok(Subject {
                 target: Target::in_process("simulated", simulated.driver.clone()),
@@ -220,10 +213,8 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, CommandError> {
             })
         }
         None => {
-            let config = configured.ok_or_else(|| {
-                CommandError::Misconfigured(anyhow::anyhow!("--config is missing: what makes a VM there?"))
-            })?;
-            plugin(&args.plugin, config)
+            let config = configured.context("--config is missing: what makes a VM there?");
+            plugin(&args.plugin, config.misconfigured()?)
         }
     }
 }

@@ -6,14 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::Client;
 
-use super::run::api_server;
-use super::{CommandError, drivers};
+use super::run::reading_client;
+use super::{CommandError, ResultExt as _, drivers};
 use crate::cli::terminal::say;
 use crate::configured_driver::ConfiguredDrivers;
 use crate::describe::{self, Scrape};
-use crate::manager;
 
 /// Print what is known of a machine or a driver, and what to do next, on one page. Changes nothing.
 #[derive(Debug, Subcommand)]
@@ -67,16 +65,6 @@ impl Sources {
         let file = self.drivers_config.as_deref();
         file.map(drivers::load_unelected).transpose()
     }
-
-    /// The API server, and the namespace of the kubeconfig.
-    async fn client(&self) -> Result<(Client, String), CommandError> {
-        let config = api_server(self.kubeconfig.clone())
-            .await
-            .map_err(CommandError::Misconfigured)?;
-        let namespace = config.default_namespace.clone();
-        let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
-        Ok((client, namespace))
-    }
 }
 
 pub(super) async fn execute(command: DescribeCommand) -> Result<(), CommandError> {
@@ -88,10 +76,10 @@ pub(super) async fn execute(command: DescribeCommand) -> Result<(), CommandError
 
 async fn machine(args: MachineArgs) -> Result<(), CommandError> {
     let drivers = args.sources.drivers()?;
-    let (client, own) = args.sources.client().await?;
+    let (client, own) = reading_client(args.sources.kubeconfig).await?;
     let namespace = args.namespace.unwrap_or(own);
     let gathered = describe::gather_machine(&client, drivers.as_ref(), &namespace, &args.name);
-    let facts = gathered.await.map_err(CommandError::failed)?;
+    let facts = gathered.await?;
     say(describe::machine_page(&facts, Timestamp::now()).trim_end());
     Ok(())
 }
@@ -99,10 +87,10 @@ async fn machine(args: MachineArgs) -> Result<(), CommandError> {
 async fn driver(args: DriverArgs) -> Result<(), CommandError> {
     let drivers = args.sources.drivers()?;
     let scrape = args.metrics.as_deref().map(scrape).transpose()?;
-    let (client, _) = args.sources.client().await?;
+    let (client, _) = reading_client(args.sources.kubeconfig).await?;
     let namespace = args.namespace.as_deref();
     let gathered = describe::gather_driver(&client, drivers.as_ref(), namespace, &args.name, scrape);
-    let facts = gathered.await.map_err(CommandError::failed)?;
+    let facts = gathered.await?;
     say(describe::driver_page(&facts, Timestamp::now()).trim_end());
     Ok(())
 }
@@ -119,5 +107,5 @@ fn scrape(path: &Path) -> Result<Scrape, CommandError> {
         Ok(Scrape::read(&text)?)
     };
     let what = || format!("the metrics of {} can't be used", path.display());
-    read().with_context(what).map_err(CommandError::Misconfigured)
+    read().with_context(what).misconfigured()
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
-use super::CommandError;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
+use super::{CommandError, ResultExt as _};
 use crate::cli::terminal::say;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Introspection, Priority, Settings};
 use crate::leadership::Leadership;
@@ -52,12 +52,12 @@ pub(super) fn load_unelected(path: &Path) -> Result<ConfiguredDrivers, CommandEr
     let drivers = load(path)?.into_iter().map(|(settings, driver)| {
         ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
     });
-    ConfiguredDrivers::new(drivers.collect()).map_err(CommandError::misconfigured)
+    ConfiguredDrivers::new(drivers.collect()).misconfigured()
 }
 
 /// Reads the file.
 pub(super) fn configured(path: &Path) -> Result<Vec<DriverConfig>, CommandError> {
-    drivers_file::load(path).map_err(CommandError::misconfigured)
+    drivers_file::load(path).misconfigured()
 }
 
 /// Builds a driver of the file.
@@ -66,14 +66,11 @@ pub(super) fn build(
     settings: &Settings,
     kind: DriverKind,
 ) -> Result<Arc<dyn Driver>, CommandError> {
-    with_credentials(settings, kind).map_err(|error| {
-        let what = format!(
-            "the driver `{}` of {} can't be created",
-            settings.name,
-            path.display()
-        );
-        CommandError::Misconfigured(error.context(what))
-    })
+    let (name, path) = (&settings.name, path.display());
+    let built = with_credentials(settings, kind);
+    built
+        .with_context(|| format!("the driver `{name}` of {path} can't be created"))
+        .misconfigured()
 }
 
 /// Credentials that can't be read are found here, before a machine waits for them.
@@ -119,10 +116,7 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
     if failed.is_empty() {
         return Ok(());
     }
-    Err(CommandError::Failed(anyhow::anyhow!(
-        "not ready: {}",
-        failed.join(", ")
-    )))
+    Err(anyhow::anyhow!("not ready: {}", failed.join(", ")).into())
 }
 
 /// Checks what the file says. The credentials that it names are where the provider runs, and maybe not here.

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use kube::api::DynamicObject;
-use kube::{Client, Config, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
 use self::print::{described, listed};
 use super::run::api_server;
-use super::{CommandError, drivers};
+use super::{CommandError, ResultExt as _, drivers};
 use crate::api::{cluster_api, labels};
 use crate::apiserver::dynamic;
 use crate::cli::terminal::say;
@@ -85,27 +85,20 @@ pub(super) struct MigrateArgs {
 pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     let (driver_name, driver) = driver(&args)?;
     let capabilities = driver.get_plugin_capabilities().await;
-    let capabilities = capabilities
-        .with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))
-        .map_err(CommandError::Failed)?;
+    let capabilities =
+        capabilities.with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))?;
     if !capabilities.supports(Operation::GetMachineStatus) {
         return Err(CommandError::Misconfigured(anyhow!(
             "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the \
                 VMs that are to be adopted"
         )));
     }
-    let config = api_server(args.kubeconfig.clone()).await;
-    let config = config.map_err(CommandError::Misconfigured)?;
-    let client = client(config)?;
+    let client = client(args.kubeconfig.clone()).await?;
     let from = Origin::of(&args, &client).await?;
     let mut source = match &from {
-        Origin::Files(paths) => {
-            read::files(paths, args.from_namespace.as_deref()).map_err(CommandError::Misconfigured)?
-        }
+        Origin::Files(paths) => read::files(paths, args.from_namespace.as_deref()).misconfigured()?,
         Origin::Cluster { client, namespace } => {
-            read::cluster(client, namespace, args.secrets_of_other_namespaces)
-                .await
-                .map_err(CommandError::Failed)?
+            read::cluster(client, namespace, args.secrets_of_other_namespaces).await?
         }
     };
     if source.machines.is_empty() && source.sets.is_empty() && source.deployments.is_empty() {
@@ -140,12 +133,9 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
         };
         return undo.run().await;
     }
-    let progress = write::progress(&client, &migration, matches!(from, Origin::Cluster { .. }))
-        .await
-        .map_err(CommandError::failed)?;
-    let checks = health_checks(&client, &migration, &progress, &target)
-        .await
-        .map_err(CommandError::failed)?;
+    let marks = matches!(from, Origin::Cluster { .. });
+    let progress = write::progress(&client, &migration, marks).await?;
+    let checks = health_checks(&client, &migration, &progress, &target).await?;
     say(described(&migration, &progress, &target, &checks).trim_end());
     if args.dry_run {
         say("\nNothing was written (--dry-run).");
@@ -161,9 +151,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
             .map_err(failed)?;
     }
     if let Origin::Cluster { client, namespace } = &from {
-        write::mark(client, namespace, &migration, &target.mark())
-            .await
-            .map_err(CommandError::failed)?;
+        write::mark(client, namespace, &migration, &target.mark()).await?;
     }
     say(
         "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, \
@@ -186,10 +174,7 @@ impl Origin {
         let namespace = args.from_namespace.as_ref().unwrap_or(&args.namespace).clone();
         let client = match &args.from_kubeconfig {
             None => target.clone(),
-            Some(path) => {
-                let config = api_server(Some(path.clone())).await;
-                client(config.map_err(CommandError::Misconfigured)?)?
-            }
+            Some(path) => client(Some(path.clone())).await?,
         };
         Ok(Self::Cluster { client, namespace })
     }
@@ -219,8 +204,8 @@ impl Origin {
     }
 }
 
-fn client(config: Config) -> Result<Client, CommandError> {
-    Client::try_from(config).map_err(CommandError::misconfigured)
+async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, CommandError> {
+    Client::try_from(api_server(kubeconfig).await?).misconfigured()
 }
 
 fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError> {
@@ -237,12 +222,11 @@ fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError>
         }
     };
     let found = all.into_iter().find(|(settings, _)| *settings.name == *wanted);
-    found.map(|(_, driver)| (wanted.clone(), driver)).ok_or_else(|| {
-        CommandError::Misconfigured(anyhow!(
-            "{} has no driver `{wanted}`",
-            args.drivers_config.display()
-        ))
-    })
+    let found = found.map(|(_, driver)| (wanted.clone(), driver));
+    let file = args.drivers_config.display();
+    found
+        .with_context(|| format!("{file} has no driver `{wanted}`"))
+        .misconfigured()
 }
 
 /// Has the driver convert the classes of its own kind, as the specification has it.
@@ -275,8 +259,7 @@ async fn convert(
             },
         };
         let class = driver.generate_machine_class_for_migration(request).await;
-        let class = class.with_context(|| format!("the driver `{name}` can't convert {what}"));
-        let mut class = class.map_err(CommandError::Failed)?;
+        let mut class = class.with_context(|| format!("the driver `{name}` can't convert {what}"))?;
         // Which object it is, is not the driver's to say.
         class.insert("metadata".to_owned(), metadata);
         source.classes.insert(key, class);
@@ -295,9 +278,7 @@ async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<
     );
     let what = format!("Cluster {}/{}", target.namespace, target.cluster);
     let found = api.get_opt(&target.cluster).await;
-    let found = found
-        .with_context(|| format!("reading {what} failed"))
-        .map_err(CommandError::Failed)?;
+    let found = found.with_context(|| format!("reading {what} failed"))?;
     let Some(found) = found else {
         return Err(CommandError::Misconfigured(anyhow!(
             "there is no {what}: create it first, with an InfraCluster, the endpoint of the control plane, \
@@ -328,8 +309,8 @@ fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
 
 fn failed(error: WriteError) -> CommandError {
     match error {
-        WriteError::Running(_) => CommandError::misconfigured(error),
-        other => CommandError::failed(other),
+        WriteError::Running(_) => CommandError::Misconfigured(error.into()),
+        other => other.into(),
     }
 }
 

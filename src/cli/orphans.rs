@@ -7,11 +7,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::run::api_server;
+use super::run::reading_client;
 use super::table::table;
 use super::{CommandError, drivers};
 use crate::cli::terminal::say;
-use crate::manager;
+use crate::describe::span;
 use crate::orphans::plan::Finding;
 use crate::orphans::{self, Found, Scan};
 
@@ -82,17 +82,9 @@ pub(super) async fn execute(command: OrphansCommand) -> Result<(), CommandError>
 
 async fn list(args: ListArgs) -> Result<(), CommandError> {
     let drivers = drivers::load_unelected(&args.drivers_config)?;
-    let config = api_server(args.kubeconfig)
-        .await
-        .map_err(CommandError::Misconfigured)?;
-    let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
-    let scans = orphans::scan(
-        &client,
-        &drivers,
-        args.namespace.as_deref(),
-        args.watch_filter.as_deref(),
-    );
-    let scans = scans.await.map_err(CommandError::failed)?;
+    let (client, _) = reading_client(args.kubeconfig).await?;
+    let (namespace, filter) = (args.namespace.as_deref(), args.watch_filter.as_deref());
+    let scans = orphans::scan(&client, &drivers, namespace, filter).await?;
     let rows = rows(&scans, args.all);
     let failures: Vec<_> = scans
         .iter()
@@ -103,13 +95,13 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
         Output::Table if rows.is_empty() && !failures.is_empty() => {}
         Output::Table if rows.is_empty() => say(none(args.all)),
         Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
-        Output::Json => say(&serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?),
+        Output::Json => say(&serde_json::to_string_pretty(&rows)?),
     }
     if failures.is_empty() {
         return Ok(());
     }
-    let what = format!("not everything could be looked at: {}", failures.join("; "));
-    Err(CommandError::Failed(anyhow::anyhow!(what)))
+    let failures = failures.join("; ");
+    Err(anyhow::anyhow!("not everything could be looked at: {failures}").into())
 }
 
 /// What is printed where there are no rows.
@@ -186,7 +178,8 @@ fn text(rows: &[Row], now: Timestamp) -> String {
             row.namespace.clone(),
             row.cluster.clone(),
             or_unknown(&row.name),
-            row.created_at.map_or_else(unknown, |made| age(made, now)),
+            row.created_at
+                .map_or_else(unknown, |made| span(now.duration_since(made).as_secs())),
             row.provider_id.clone(),
             row.machine_id.clone().unwrap_or_else(unknown),
             row.why.join("; "),
@@ -205,17 +198,6 @@ fn or_unknown(text: &str) -> String {
 
 fn unknown() -> String {
     "<unknown>".to_owned()
-}
-
-/// How old, in the largest unit that fits.
-fn age(made: Timestamp, now: Timestamp) -> String {
-    let seconds = now.duration_since(made).as_secs().max(0);
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7_200 => format!("{}m", seconds / 60),
-        7_200..172_800 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
 }
 
 #[cfg(test)]
@@ -279,13 +261,6 @@ mod tests {
              orphan      pool     ns          c         left   2h    sim://left    m          \
              the driver does not list the VM's tag capcmi.io/machine\n"
         );
-        assert_eq!(
-            age(Timestamp::UNIX_EPOCH, Timestamp::from_second(61).unwrap()),
-            "61s"
-        );
-        assert_eq!(
-            age(Timestamp::UNIX_EPOCH, Timestamp::from_second(86_400 * 9).unwrap()),
-            "9d"
-        );
+        assert_eq!([span(61), span(86_400 * 9)], ["61s", "9d"]);
     }
 }

@@ -14,11 +14,10 @@ use clap::{Args, ValueEnum};
 use self::forecast::{Action, Gathered, forecast, spec_of};
 use self::print::text;
 use self::read::read;
-use super::run::api_server;
+use super::run::reading_client;
 use super::{CommandError, drivers};
 use crate::cli::terminal::say;
 use crate::configured_driver::{ConfiguredDrivers, Priority};
-use crate::manager;
 use cmi_driver::Capabilities;
 
 /// Print what it means to point a MachineDeployment at another InfraMachineTemplate, field by field and
@@ -56,31 +55,22 @@ enum Output {
 
 pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
     let drivers = drivers::load_unelected(&args.drivers_config)?;
-    let config = api_server(args.kubeconfig.clone())
-        .await
-        .map_err(CommandError::Misconfigured)?;
-    let namespace = args
-        .namespace
-        .clone()
-        .unwrap_or_else(|| config.default_namespace.clone());
-    let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
-    let gathered = read(&client, &namespace, &args)
-        .await
-        .map_err(CommandError::Failed)?;
-    let capabilities = capabilities(&drivers, &gathered, &namespace, &args.template)
-        .await
-        .map_err(CommandError::Failed)?;
+    let (client, own) = reading_client(args.kubeconfig.clone()).await?;
+    let namespace = args.namespace.clone().unwrap_or(own);
+    let gathered = read(&client, &namespace, &args).await?;
+    let capabilities = capabilities(&drivers, &gathered, &namespace, &args.template).await?;
     let forecast = forecast(&gathered, &args.template, &capabilities);
     match args.output {
         Output::Table => say(text(&forecast).trim_end()),
-        Output::Json => say(&serde_json::to_string_pretty(&forecast).map_err(CommandError::failed)?),
+        Output::Json => say(&serde_json::to_string_pretty(&forecast)?),
     }
     let mut actions = forecast.fields.iter().map(|field| field.action);
     if forecast.refused.is_some() || actions.any(|action| action == Action::Refused) {
-        return Err(CommandError::Failed(anyhow::anyhow!(
+        return Err(anyhow::anyhow!(
             "no machine can be made from the InfraMachineTemplate `{}`: see above",
             args.template
-        )));
+        )
+        .into());
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::time::{sleep, timeout};
 
-use super::{CommandError, driver_kind};
+use super::{CommandError, ResultExt as _, driver_kind};
 use crate::configured_driver::Timeouts;
 use cmi_grpc::cli::duration;
 use cmi_grpc::client::{ConfigError, Connector, GrpcConfig, GrpcDriver, TlsConfig};
@@ -65,7 +65,7 @@ impl PluginArgs {
         driver_kind::client(&self.config(), timeouts)
             .map_err(|error| anyhow!(with_flags(&error)))
             .context("the plugin can't be called")
-            .map_err(CommandError::Misconfigured)
+            .misconfigured()
     }
 
     /// What makes bare connections to the plugin.
@@ -77,7 +77,7 @@ impl PluginArgs {
             .connector()
             .map_err(|error| anyhow!(with_flags(&error)))
             .context("the plugin can't be reached")
-            .map_err(CommandError::Misconfigured)
+            .misconfigured()
     }
 
     /// Waits until the plugin takes connections, if that was asked for, or until the time is up: what the

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
+use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use sha2::{Digest as _, Sha256};
 
 use super::address::BindAddress;
-use super::{CommandError, drivers};
+use super::{CommandError, ResultExt as _, drivers};
 use crate::manager::{
     self, ControllerOptions, Diagnostics, Election, OrphanOptions, Protocol, RuntimeExtension, Setup, Timing,
 };
@@ -196,14 +197,10 @@ enum Orphans {
 /// Runs the manager until it is stopped.
 pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let drivers = drivers::load(&args.drivers_config)?;
-    let api_server = api_server(args.kubeconfig)
-        .await
-        .map_err(CommandError::Misconfigured)?;
+    let api_server = api_server(args.kubeconfig).await?;
     let lease = lease(&args.namespace, &args.watch_filter);
     let election = args.election.election(&api_server.default_namespace, lease)?;
-    let stop = signals::asked_to_stop()
-        .context("listening for signals failed")
-        .map_err(CommandError::Failed)?;
+    let stop = signals::asked_to_stop().context("listening for signals failed")?;
     let setup = Setup {
         api_server,
         protocol: if args.kube_api_http2 {
@@ -214,32 +211,36 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
         drivers,
         election,
         options: args.work.options(args.namespace, args.watch_filter),
-        health: args
-            .servers
-            .health_addr
-            .bind()
-            .await
-            .map_err(CommandError::Failed)?,
-        diagnostics: args.servers.diagnostics().await.map_err(CommandError::Failed)?,
+        health: args.servers.health_addr.bind().await?,
+        diagnostics: args.servers.diagnostics().await?,
         runtime_extension: args.runtime_extension.listen().await?,
         grace: args.work.graceful_shutdown_timeout,
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
-    manager::run(setup, stop).await.map_err(CommandError::failed)
+    Ok(manager::run(setup, stop).await?)
 }
 
 /// How to reach the API server.
-pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config> {
+pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Config, CommandError> {
     let Some(path) = kubeconfig else {
         return kube::Config::infer()
             .await
-            .context("finding out how to reach the API server failed: give --kubeconfig, or run in a pod");
+            .context("finding out how to reach the API server failed: give --kubeconfig, or run in a pod")
+            .misconfigured();
     };
     let what = || format!("reading the kubeconfig {} failed", path.display());
-    let kubeconfig = Kubeconfig::read_from(&path).with_context(what)?;
+    let kubeconfig = Kubeconfig::read_from(&path).with_context(what).misconfigured()?;
     kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .with_context(what)
+        .misconfigured()
+}
+
+/// The API server for a command that reads, and the namespace of the kubeconfig.
+pub(super) async fn reading_client(kubeconfig: Option<PathBuf>) -> Result<(Client, String), CommandError> {
+    let config = api_server(kubeconfig).await?;
+    let namespace = config.default_namespace.clone();
+    Ok((manager::reading_client(config).misconfigured()?, namespace))
 }
 
 /// The Lease of a provider: one for all replicas that look at the same objects. Those that look at others
@@ -261,7 +262,7 @@ impl ElectionArgs {
     fn election(self, default_namespace: &str, lease: String) -> Result<Option<Election>, CommandError> {
         let timing = Timing::new(self.lease_duration, self.renew_deadline, self.retry_period)
             .context("the times of --leader-elect-* do not fit together")
-            .map_err(CommandError::Misconfigured)?;
+            .misconfigured()?;
         if !self.wanted {
             return Ok(None);
         }
@@ -300,8 +301,8 @@ impl RuntimeExtensionArgs {
         });
         tls.check()
             .context("the certificates of the Runtime Extension can't be used")
-            .map_err(CommandError::Misconfigured)?;
-        let listener = address.bind().await.map_err(CommandError::Failed)?;
+            .misconfigured()?;
+        let listener = address.bind().await?;
         Ok(Some(RuntimeExtension { listener, tls }))
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn ago(then: Timestamp, now: Timestamp) -> String {
 }
 
 /// Between two moments, in the largest unit that fits.
-pub(super) fn span(seconds: i64) -> String {
+pub fn span(seconds: i64) -> String {
     match seconds.max(0) {
         seconds @ 0..120 => format!("{seconds}s"),
         seconds @ 120..7_200 => format!("{}m", seconds / 60),

@@ -461,11 +461,7 @@ fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() 
         not_adopted("m1", &waiting).unwrap(),
         "m1 (AdoptionUnconfirmed: no VM)"
     );
-    assert!(
-        not_adopted("m1", &json!({}))
-            .unwrap()
-            .contains("not reported")
-    );
+    assert!(not_adopted("m1", &json!({})).unwrap().contains("not reported"));
 }
 
 /// What is known of MachineHealthChecks where the API server answers this to a list of them.

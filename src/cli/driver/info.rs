@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::super::drivers_file::DriverConfig;
 use super::super::plugin_args::PluginArgs;
-use super::super::{CommandError, drivers};
+use super::super::{CommandError, ResultExt as _, drivers};
 use crate::cli::terminal::say;
 use crate::configured_driver::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Status};
@@ -80,10 +80,7 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
     if failed.is_empty() {
         return Ok(());
     }
-    Err(CommandError::Failed(anyhow::anyhow!(
-        "no answer from {}",
-        failed.join(", ")
-    )))
+    Err(anyhow::anyhow!("no answer from {}", failed.join(", ")).into())
 }
 
 /// The drivers to ask.
@@ -107,7 +104,7 @@ fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
     all.into_iter()
         .map(|DriverConfig { settings, kind }| {
             Ok(ChosenDriver {
-                connector: kind.connector().map_err(CommandError::misconfigured)?,
+                connector: kind.connector().misconfigured()?,
                 driver: drivers::build(&file, &settings, kind)?,
                 name: settings.name,
             })

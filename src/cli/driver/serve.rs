@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::cli::{CommandError, yaml};
+use crate::cli::{CommandError, ResultExt as _, yaml};
 use cmi_driver::Driver;
 use cmi_grpc::cli::ServerArgs;
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
@@ -54,16 +54,9 @@ impl ServedKind {
 
 /// Serves until it is stopped. What is configured wrongly is reported before anything is served (CMI-188).
 pub(super) async fn serve(args: ServeArgs) -> Result<(), CommandError> {
-    let driver = args
-        .kind
-        .build(args.config.as_deref())
-        .map_err(CommandError::Misconfigured)?;
-    let served = args.server.serve(driver, env!("CARGO_PKG_VERSION")).await;
-    served.map_err(|error| {
-        if error.is_misconfigured() {
-            CommandError::misconfigured(error)
-        } else {
-            CommandError::failed(error)
-        }
-    })
+    let driver = args.kind.build(args.config.as_deref()).misconfigured()?;
+    match args.server.serve(driver, env!("CARGO_PKG_VERSION")).await {
+        Err(error) if error.is_misconfigured() => Err(error).misconfigured(),
+        served => Ok(served?),
+    }
 }

@@ -9,7 +9,7 @@ use super::print::{headed, listed};
 use super::{MigrateArgs, Origin, failed};
 use crate::api::labels;
 use crate::cli::terminal::say;
-use crate::cli::{CommandError, drivers};
+use crate::cli::{CommandError, ResultExt as _, drivers};
 use crate::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
@@ -30,8 +30,9 @@ impl Undo<'_> {
         let drivers = drivers::load_unelected(&self.args.drivers_config)?;
         let name = &self.target.driver;
         let driver = drivers.iter().find(|driver| driver.name() == name.as_str());
-        let driver = driver.with_context(|| format!("the drivers file has no driver `{name}`"));
-        let driver = driver.map_err(CommandError::Misconfigured)?;
+        let driver = driver
+            .with_context(|| format!("the drivers file has no driver `{name}`"))
+            .misconfigured()?;
         let remains = self.examined(driver, "nothing was undone by this run").await?;
         if remains.is_nothing(self.migration) {
             say("Nothing of this migration is there, so there is nothing to undo.");
@@ -43,8 +44,9 @@ impl Undo<'_> {
             return Ok(());
         }
         let old = self.from.stopped(self.args).await?;
-        let old = old.context("the objects of machine-controller-manager are read from files");
-        let old = old.map_err(CommandError::Misconfigured)?;
+        let old = old
+            .context("the objects of machine-controller-manager are read from files")
+            .misconfigured()?;
         say("");
         undo::pause(self.client, self.migration, &remains)
             .await
