@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::run::reading_client;
-use super::table::table;
+use super::table::{Output, table};
 use super::{CommandError, drivers};
 use crate::cli::terminal::say;
 use crate::describe::span;
@@ -45,14 +45,6 @@ pub(super) struct ListArgs {
     /// How to print them.
     #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// Columns.
-    Table,
-    /// A JSON array.
-    Json,
 }
 
 /// A VM as it is printed.

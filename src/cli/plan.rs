@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use self::forecast::{Action, Gathered, forecast, spec_of};
 use self::print::text;
 use self::read::read;
 use super::run::reading_client;
+use super::table::Output;
 use super::{CommandError, drivers};
 use crate::cli::terminal::say;
 use crate::configured_driver::{ConfiguredDrivers, Priority};
@@ -43,14 +44,6 @@ pub(super) struct PlanArgs {
     /// How to print it.
     #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// Columns.
-    Table,
-    /// A JSON object.
-    Json,
 }
 
 pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {

@@ -1,6 +1,17 @@
 //! Columns as kubectl has them.
 
+use clap::ValueEnum;
+
 use super::terminal::printable;
+
+/// How a command prints what it has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Output {
+    /// Columns.
+    Table,
+    /// JSON.
+    Json,
+}
 
 /// The lines, the titles first, with every column as wide as its widest cell.
 pub(super) fn table<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {

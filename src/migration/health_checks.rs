@@ -73,9 +73,7 @@ pub async fn health_checks(
 /// The labels of the Machines whose VMs may not be adopted yet.
 fn machines(migration: &Migration, progress: &MigrationProgress) -> Vec<Labels> {
     let left = migration.groups.iter().filter(|group| !progress.is_done(group));
-    let machines = left.flat_map(|group| &group.machines);
-    machines
-        .filter(|object| object.kind == "Machine")
+    left.flat_map(|group| group.of_kind("Machine"))
         .map(|object| Labels::deserialize(&object.body["metadata"]["labels"]).unwrap_or_default())
         .collect()
 }

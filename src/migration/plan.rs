@@ -7,6 +7,7 @@ mod objects;
 mod secrets;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
@@ -110,6 +111,13 @@ pub struct Object {
     pub body: Value,
 }
 
+/// Its kind and name.
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
+}
+
 impl Object {
     fn new(kind: &'static str, name: impl Into<String>, note: impl Into<String>, body: Value) -> Self {
         Self {
@@ -169,6 +177,11 @@ impl Group {
     /// What holds the others, and says whether the group is done.
     pub fn head(&self) -> Option<&Object> {
         self.deployment.as_ref().or(self.set.as_ref())
+    }
+
+    /// Its InfraMachines, or its Machines.
+    pub fn of_kind(&self, kind: &'static str) -> impl Iterator<Item = &Object> {
+        self.machines.iter().filter(move |object| object.kind == kind)
     }
 
     /// All of its objects, in the order in which they are made: core reads the MachineDeployment of a

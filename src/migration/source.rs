@@ -248,6 +248,12 @@ pub fn text(object: &Value, pointer: &str) -> String {
     found.unwrap_or_default().to_owned()
 }
 
+/// A condition of an object.
+pub fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    conditions.iter().find(|condition| condition["type"] == type_)
+}
+
 fn read<T: DeserializeOwned>(object: Value, kind: &str) -> Result<T, String> {
     let name = text(&object, "/metadata/name");
     serde_json::from_value(object).map_err(|error| format!("{kind} `{name}` can't be read: {error}"))

@@ -10,13 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::ObjectList;
 use kube::{Client, ResourceExt as _};
-use serde_json::Value;
 
 pub use self::release::{pause, release};
 
 use super::error::WriteError;
 use super::plan::{Destination, Group, MIGRATED_FROM, Migration, Object, UNDOING};
-use super::source::text;
+use super::source::{condition, text};
 use super::write::{self, OF_INFRA_MACHINES, differences_at, marker, read};
 use crate::api::{self, cluster_api, conditions, labels};
 use crate::apiserver::dynamic;
@@ -65,7 +64,7 @@ impl Remains {
                 Some(found) if found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body)) => {
                     remains.made.insert((object.kind, object.name.clone()), found);
                 }
-                Some(_) => remains.foreign.push(format!("{} {}", object.kind, object.name)),
+                Some(_) => remains.foreign.push(object.to_string()),
                 None => {}
             }
         }
@@ -220,7 +219,7 @@ impl Remains {
 
 /// What became of an object that the migration has made.
 fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
-    let what = format!("{} {}", object.kind, object.name);
+    let what = object.to_string();
     let annotations = found.annotations();
     let is_ours = annotations.contains_key(UNDOING)
         || annotations
@@ -251,11 +250,8 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
                 and let the provider update the VM, or replace the Machine"
         )
     }));
-    let conditions = found.data.pointer("/status/conditions").and_then(Value::as_array);
-    let behind = conditions.into_iter().flatten().find(|condition| {
-        condition["type"] == conditions::VIRTUAL_MACHINE_UP_TO_DATE && condition["status"] == "False"
-    });
-    if let Some(behind) = behind {
+    let up_to_date = condition(&found.data, conditions::VIRTUAL_MACHINE_UP_TO_DATE);
+    if let Some(behind) = up_to_date.filter(|up_to_date| up_to_date["status"] == "False") {
         all.push(format!(
             "{what} has an update that is not done ({}: {}): let it end first",
             text(behind, "/reason"),

@@ -13,7 +13,7 @@ use super::error::WriteError;
 use super::plan::{
     DISABLE_MACHINE_CREATE, Group, MIGRATED_FROM, MIGRATED_TO, Migration, Object, UNDOING, UNFINISHED,
 };
-use super::source::{GROUP, VERSION, text};
+use super::source::{GROUP, VERSION, condition, text};
 use crate::api::labels;
 use crate::apiserver::dynamic;
 
@@ -85,7 +85,7 @@ pub async fn progress(
             if let Some(found) = find(client, object, &mut progress, &mut taken).await? {
                 is_unfinished |= found.annotations().contains_key(UNFINISHED);
                 if found.annotations().contains_key(UNDOING) {
-                    undone.push(format!("{} {}", object.kind, object.name));
+                    undone.push(object.to_string());
                 }
                 of_group.extend(differences(object, &found.data));
             }
@@ -102,11 +102,9 @@ pub async fn progress(
             continue;
         }
         progress.done.insert(group.from.clone());
-        let infra = group
-            .machines
-            .iter()
-            .filter(|object| object.kind == "InfraMachine");
-        let lost = infra.filter(|object| !progress.has(object) && !group.has_marked(&object.name));
+        let lost = group
+            .of_kind("InfraMachine")
+            .filter(|object| !progress.has(object) && !group.has_marked(&object.name));
         let lost: Vec<_> = lost.map(|object| object.name.clone()).collect();
         if marks {
             late.extend(lost);
@@ -210,12 +208,7 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
             let text =
                 |value: Option<Value>| value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
             let place = place.trim_start_matches('/').replace('/', ".");
-            let (kind, name) = (object.kind, &object.name);
-            all.push(format!(
-                "{kind} {name}: {place} is {}, not {}",
-                text(is),
-                text(wanted)
-            ));
+            all.push(format!("{object}: {place} is {}, not {}", text(is), text(wanted)));
         }
     }
     let labels = "/spec/template/metadata/labels";
@@ -228,10 +221,7 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
     {
         // Others are of no matter.
         if live.pointer(labels).and_then(|labels| labels.get(label)) != Some(wanted) {
-            let (kind, name) = (object.kind, &object.name);
-            all.push(format!(
-                "{kind} {name}: the template has no label {label}: {wanted}"
-            ));
+            all.push(format!("{object}: the template has no label {label}: {wanted}"));
         }
     }
     all
@@ -248,7 +238,7 @@ async fn find(
         if found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body)) {
             progress.made.insert((object.kind, object.name.clone()));
         } else {
-            taken.push(format!("{} {}", object.kind, object.name));
+            taken.push(object.to_string());
         }
     }
     Ok(found)
@@ -256,7 +246,7 @@ async fn find(
 
 pub(super) async fn read(client: &Client, object: &Object) -> Result<Option<DynamicObject>, WriteError> {
     let found = api(client, &object.body).get_opt(&object.name).await;
-    found.map_err(|error| WriteError::api(format!("looking for {} {}", object.kind, object.name), error))
+    found.map_err(|error| WriteError::api(format!("looking for {object}"), error))
 }
 
 /// Makes what is not there yet; `say` tells of each object. With `old`, what was migrated is marked there as
@@ -318,7 +308,7 @@ async fn unchanged(client: &Client, group: &Group) -> Result<(), WriteError> {
     for object in group.deployment.iter().chain(&group.set) {
         match read(client, object).await? {
             Some(found) => differ.extend(differences(object, &found.data)),
-            None => differ.push(format!("{} {} is gone", object.kind, object.name)),
+            None => differ.push(format!("{object} is gone")),
         }
     }
     if differ.is_empty() {
@@ -330,11 +320,7 @@ async fn unchanged(client: &Client, group: &Group) -> Result<(), WriteError> {
 /// Waits until the provider has adopted the VM of every InfraMachine: a Machine without is replaced as soon
 /// as Cluster API may.
 async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
-    let infra = group
-        .machines
-        .iter()
-        .filter(|object| object.kind == "InfraMachine");
-    let infra: Vec<_> = infra.collect();
+    let infra: Vec<_> = group.of_kind("InfraMachine").collect();
     let Some(first) = infra.first() else {
         return Ok(());
     };
@@ -382,12 +368,7 @@ pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
     if infra.pointer("/status/initialization/provisioned") == Some(&Value::Bool(true)) {
         return None;
     }
-    let conditions = infra.pointer("/status/conditions").and_then(Value::as_array);
-    let ready = conditions
-        .into_iter()
-        .flatten()
-        .find(|condition| condition["type"] == "Ready");
-    let why = ready.map_or_else(
+    let why = condition(infra, "Ready").map_or_else(
         || "the provider has not reported on it".to_owned(),
         |ready| format!("{}: {}", text(ready, "/reason"), text(ready, "/message")),
     );
@@ -409,7 +390,7 @@ async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
     let patched = api(client, &head.body)
         .patch(&head.name, &params, &Patch::Merge(&body))
         .await;
-    let action = || format!("letting Cluster API work on {} {}", head.kind, head.name);
+    let action = || format!("letting Cluster API work on {head}");
     patched
         .map(drop)
         .map_err(|error| WriteError::api(action(), error))
@@ -424,7 +405,7 @@ async fn create(
     if progress.has(object) {
         return Ok(());
     }
-    let name = format!("{} {}", object.kind, object.name);
+    let name = object.to_string();
     let body = serde_json::from_value(object.body.clone());
     let body: DynamicObject = body.map_err(|source| WriteError::Encode {
         name: name.clone(),
@@ -443,7 +424,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
     let deadline = Instant::now() + TAKE_OVER;
     loop {
         let mut left = Vec::new();
-        for machine in group.machines.iter().filter(|object| object.kind == "Machine") {
+        for machine in group.of_kind("Machine") {
             let found = api(client, &machine.body).get_opt(&machine.name).await;
             let found =
                 found.map_err(|error| WriteError::api(format!("reading Machine {}", machine.name), error))?;

@@ -15,8 +15,8 @@ pub(super) fn described(
     target: &Destination,
     checks: &HealthChecks,
 ) -> String {
-    let vms = migration.groups.iter().flat_map(|group| &group.machines);
-    let vms = vms.filter(|object| object.kind == "InfraMachine").count();
+    let groups = migration.groups.iter();
+    let vms = groups.flat_map(|group| group.of_kind("InfraMachine")).count();
     let mut text = format!(
         "Cluster {}/{}, driver {}: {vms} VMs are adopted\n",
         target.namespace, target.cluster, target.driver
@@ -28,7 +28,7 @@ pub(super) fn described(
             "create  "
         };
         let colon = if object.note.is_empty() { "" } else { ": " };
-        format!("{what} {} {}{colon}{}", object.kind, object.name, object.note)
+        format!("{what} {object}{colon}{}", object.note)
     };
     let classes = migration.classes.iter();
     for class in classes.filter(|class| progress.needs(migration, &class.key)) {

@@ -86,9 +86,9 @@ impl Undo<'_> {
     /// What the driver says of every VM: an InfraMachine that is not there may have been released by an
     /// earlier run, or have gone with its VM.
     async fn vms(&self, driver: &ConfiguredDriver, remains: &Remains) -> BTreeMap<String, Vm> {
-        let machines = self.migration.groups.iter().flat_map(|group| &group.machines);
+        let groups = self.migration.groups.iter();
         let mut vms = BTreeMap::new();
-        for object in machines.filter(|object| object.kind == "InfraMachine") {
+        for object in groups.flat_map(|group| group.of_kind("InfraMachine")) {
             let class = match self.class_of(object, remains) {
                 Ok(class) => with_credentials(driver, class).await,
                 Err(why) => Err(why),
@@ -121,10 +121,9 @@ impl Undo<'_> {
     }
 
     fn described(&self, remains: &Remains) -> String {
-        let machines = self.migration.groups.iter().flat_map(|group| &group.machines);
-        let released = machines
-            .filter(|object| object.kind == "InfraMachine" && remains.has(object))
-            .count();
+        let groups = self.migration.groups.iter();
+        let machines = groups.flat_map(|group| group.of_kind("InfraMachine"));
+        let released = machines.filter(|object| remains.has(object)).count();
         let Destination {
             namespace,
             cluster,
@@ -141,7 +140,7 @@ impl Undo<'_> {
                 (true, "InfraMachine") => "release ",
                 (true, _) => "delete  ",
             };
-            format!("{what} {} {}", object.kind, object.name)
+            format!("{what} {object}")
         };
         for group in &self.migration.groups {
             headed(&mut text, &group.from, group.objects(), line);

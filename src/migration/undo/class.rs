@@ -45,7 +45,7 @@ async fn drop_unused(
     if found.annotations().get(MIGRATED_FROM) != Some(&marker(&object.body)) {
         return Ok(());
     }
-    let what = format!("{} {}", object.kind, object.name);
+    let what = object.to_string();
     if used.contains(&object.name) {
         say(&format!("kept {what}: objects that were made since use it"));
         return Ok(());

@@ -12,7 +12,7 @@ use crate::api::{conditions, labels};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
 use crate::migration::plan::{Destination, Group, Migration, Object, UNDOING};
-use crate::migration::source::text;
+use crate::migration::source::{condition, text};
 use crate::migration::write::{OF_INFRA_MACHINES, PAUSE, differences_at, read, unmark_one, until_none};
 
 /// How often a write is repeated that another's has come before.
@@ -36,8 +36,7 @@ pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) ->
             if let Some(found) = found.filter(is_new) {
                 // Marked, it would be taken for one that the way back deletes.
                 if found.metadata.deletion_timestamp.is_some() {
-                    let what = format!("{} {}", object.kind, object.name);
-                    return Err(WriteError::BeingDeleted(what));
+                    return Err(WriteError::BeingDeleted(object.to_string()));
                 }
                 let body = json!({"metadata": {"annotations": {labels::PAUSED: "true", UNDOING: "true"}}});
                 patch(client, object, &body, "pausing").await?;
@@ -48,7 +47,7 @@ pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) ->
             for object in own() {
                 let found = read(client, object).await?;
                 if found.is_some_and(|found| !is_paused(&found)) {
-                    left.push(format!("{} {}", object.kind, object.name));
+                    left.push(object.to_string());
                 }
             }
             Ok(left)
@@ -60,16 +59,12 @@ pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) ->
 
 /// What core works on of a group; what keeps the others comes first.
 fn paused_of(group: &Group) -> impl Iterator<Item = &Object> {
-    let machines = group.machines.iter().filter(|object| object.kind == "Machine");
-    group.deployment.iter().chain(&group.set).chain(machines)
+    let keepers = group.deployment.iter().chain(&group.set);
+    keepers.chain(group.of_kind("Machine"))
 }
 
 fn is_paused(found: &DynamicObject) -> bool {
-    let conditions = found.data.pointer("/status/conditions").and_then(Value::as_array);
-    conditions
-        .into_iter()
-        .flatten()
-        .any(|condition| condition["type"] == conditions::PAUSED && condition["status"] == "True")
+    condition(&found.data, conditions::PAUSED).is_some_and(|paused| paused["status"] == "True")
 }
 
 /// Lets go of the VMs and deletes what the migration has made; `say` tells of each object. The objects of
@@ -94,9 +89,7 @@ pub async fn release(
     };
     for group in &migration.groups {
         old.confirm().await?;
-        let of_kind = |kind| group.machines.iter().filter(move |object| object.kind == kind);
-        let (infra, machines): (Vec<_>, Vec<_>) =
-            (of_kind("InfraMachine").collect(), of_kind("Machine").collect());
+        let infra: Vec<_> = group.of_kind("InfraMachine").collect();
         for object in &infra {
             if let_go(client, object).await? {
                 say(&format!("released {}", object.name));
@@ -104,8 +97,7 @@ pub async fn release(
         }
         gone(client, &infra).await?;
         // What says that the group is being undone stays to the end.
-        let mut rest = Vec::new();
-        rest.extend(machines);
+        let mut rest: Vec<_> = group.of_kind("Machine").collect();
         rest.extend(&group.set);
         rest.extend(&group.deployment);
         let last = if group.head().is_some() { rest.len() - 1 } else { 0 };
@@ -194,7 +186,7 @@ async fn gone(client: &Client, objects: &[&Object]) -> Result<(), WriteError> {
         for object in objects {
             if let Some(found) = read(client, object).await? {
                 let why = held_by(&found);
-                left.push(format!("{} {} ({why})", object.kind, object.name));
+                left.push(format!("{object} ({why})"));
             }
         }
         Ok(left)
@@ -205,14 +197,11 @@ async fn gone(client: &Client, objects: &[&Object]) -> Result<(), WriteError> {
 
 /// What keeps an object that is deleted.
 fn held_by(found: &DynamicObject) -> String {
-    let conditions = found.data.pointer("/status/conditions").and_then(Value::as_array);
-    let mut conditions = conditions.into_iter().flatten();
     let finalizers = format!("finalizers {}", found.finalizers().join(", "));
-    conditions
-        .find(|condition| condition["type"] == conditions::DELETING)
-        .map_or(finalizers.clone(), |deleting| {
-            format!("{finalizers}; {}", text(deleting, "/message"))
-        })
+    match condition(&found.data, conditions::DELETING) {
+        Some(deleting) => format!("{finalizers}; {}", text(deleting, "/message")),
+        None => finalizers,
+    }
 }
 
 /// Deletes an object of core that is paused, whose finalizer core therefore never takes away.
@@ -225,7 +214,7 @@ async fn delete(
     let Some(found) = read(client, object).await? else {
         return Ok(());
     };
-    let what = format!("{} {}", object.kind, object.name);
+    let what = object.to_string();
     if !is_paused(&found) || !found.annotations().contains_key(UNDOING) {
         return Err(WriteError::NotPaused(what));
     }
@@ -300,5 +289,5 @@ async fn patch(
     let patched = api_of(client, object)
         .patch(&object.name, &PatchParams::default(), &Patch::Merge(body))
         .await;
-    patched.map_err(|error| WriteError::api(format!("{doing} {} {}", object.kind, object.name), error))
+    patched.map_err(|error| WriteError::api(format!("{doing} {object}"), error))
 }
