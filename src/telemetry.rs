@@ -96,7 +96,9 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(std::io::stderr().is_terminal())
+        // A line that nothing reads any more is lost: to report that it is would end the process.
+        .log_internal_errors(false);
     match args.logging_format {
         LogFormat::Text => logs.try_init(),
         LogFormat::Json => logs.json().flatten_event(true).try_init(),

@@ -164,6 +164,31 @@ fn an_error_commands_no_terminal_and_keeps_its_exit_code_where_nothing_reads_it(
     Ok(())
 }
 
+/// `capcmi driver serve … 2>&1 | head -1`
+#[tokio::test]
+async fn a_process_whose_log_nothing_reads_any_more_goes_on() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let endpoint = format!("unix://{}", folder.path().join("driver.sock").display());
+    let (_, gone) = std::io::pipe()?;
+    let mut served = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args(["driver", "serve", "simulated", "-v=4", "--endpoint"])
+        .arg(&endpoint)
+        .stderr(gone)
+        .kill_on_drop(true)
+        .spawn()?;
+    eventually(DEADLINE, "an answer of the driver", async || {
+        if let Some(status) = served.try_wait()? {
+            anyhow::bail!("it ended with {status}");
+        }
+        let mut info = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+        run(info
+            .args(["driver", "info", "--endpoint", &endpoint])
+            .env_remove("CMI_ENDPOINT"))
+        .map(drop)
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_provider_is_alive_and_names_the_cache_that_it_waits_for_before_it_is_ready() -> Result<()> {
     let world = World::new("cold").await?;
