@@ -15,6 +15,8 @@ use super::{Code, ProviderSpec, Status};
 const MAX_LISTED: usize = 5;
 /// The most steps back that a pattern with look-around or back-references may take.
 const MAX_BACKTRACKS: usize = 20_000;
+/// The most bytes of a compiled pattern. There may be as many patterns as the bounds of a schema say.
+const MAX_PATTERN_SIZE: usize = 512 * 1024;
 /// The most values of an enumeration that one message names.
 const MAX_VALUES: usize = 64;
 
@@ -93,7 +95,11 @@ fn compile(schema: &Value) -> Result<Validator, String> {
     jsonschema::options()
         .with_retriever(NothingIsFetched)
         // The pattern is the driver's, and the text the user's.
-        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
+        .with_pattern_options(
+            PatternOptions::fancy_regex()
+                .backtrack_limit(MAX_BACKTRACKS)
+                .size_limit(MAX_PATTERN_SIZE),
+        )
         .build(schema)
         .map_err(|error| error.to_string())
 }
@@ -183,6 +189,23 @@ mod tests {
         let schema = SpecSchema::new(json!({"$ref": "http://127.0.0.1:1/schema.json"}));
         assert!(schema.validate().is_err());
         assert!(schema.check(&spec(&json!({}))).is_ok());
+    }
+
+    #[test]
+    fn a_pattern_that_takes_megabytes_makes_a_schema_with_which_nothing_is_checked() {
+        for (pattern, is_valid) in [
+            (r"\pL{80}", false),
+            (r"^.{1,255}$", true),
+            (r"^[\pL\pN -]+$", true),
+        ] {
+            let schema = SpecSchema::new(json!({"properties": {"a": {"pattern": pattern}}}));
+            assert_eq!(
+                schema.validate().is_ok(),
+                is_valid,
+                "{pattern}: {:?}",
+                schema.validate()
+            );
+        }
     }
 
     /// A text of 40 letters would take it 2^40 steps.

@@ -1,5 +1,7 @@
 //! What a schema may cost. It is the driver's, and checked in the provider: one that refers to itself, or
-//! that its references multiply, would take a process's stack, or all of its time.
+//! that its references multiply, would take a process's stack, or all of its time, and its patterns all memory.
+
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
@@ -9,6 +11,14 @@ const MAX_SUBSCHEMAS: usize = 1024;
 const MAX_DEPTH: usize = 64;
 /// The most keywords that look at their siblings' results: nested in each other, each doubles the work.
 const MAX_UNEVALUATED: usize = 4;
+/// The most patterns, each counted once, and once more for every piece of it. One that looks around or goes back
+/// is compiled in pieces, each of which may get as large as a whole pattern.
+const MAX_PATTERNS: usize = 128;
+/// The bytes of a piece of a pattern, and of one that looks around or goes back.
+const PIECE: usize = 512;
+const HARD_PIECE: usize = 8;
+/// The longest pattern, in bytes.
+const MAX_PATTERN: usize = 4096;
 /// The versions of JSON Schema in which `#/…` means what it says, whatever `id` is beside it.
 const DIALECTS: [&str; 4] = [
     "json-schema.org/draft-06/schema",
@@ -34,6 +44,8 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
         root: schema,
         subschemas: 0,
         unevaluated: 0,
+        seen: BTreeSet::new(),
+        patterns: 0,
     };
     measure.add(schema, 0)
 }
@@ -42,10 +54,12 @@ struct Measure<'a> {
     root: &'a Value,
     subschemas: usize,
     unevaluated: usize,
+    seen: BTreeSet<&'a str>,
+    patterns: usize,
 }
 
-impl Measure<'_> {
-    fn add(&mut self, value: &Value, depth: usize) -> Result<(), String> {
+impl<'a> Measure<'a> {
+    fn add(&mut self, value: &'a Value, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
             return Err(format!(
                 "it is nested more than {MAX_DEPTH} levels deep, or refers to itself"
@@ -58,7 +72,7 @@ impl Measure<'_> {
         }
     }
 
-    fn add_object(&mut self, object: &Map<String, Value>, depth: usize) -> Result<(), String> {
+    fn add_object(&mut self, object: &'a Map<String, Value>, depth: usize) -> Result<(), String> {
         self.subschemas += 1;
         if self.subschemas > MAX_SUBSCHEMAS {
             return Err(format!(
@@ -75,6 +89,13 @@ impl Measure<'_> {
                 }
                 ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
                     return Err(format!("`{keyword}` is not followed"));
+                }
+                ("pattern", Value::String(pattern)) => self.add_pattern(pattern)?,
+                ("patternProperties", Value::Object(properties)) => {
+                    properties
+                        .keys()
+                        .try_for_each(|pattern| self.add_pattern(pattern))?;
+                    self.add(value, depth + 1)?;
                 }
                 // It gives `#/…` another meaning.
                 ("$id", Value::String(_)) if depth > 0 => {
@@ -94,6 +115,33 @@ impl Measure<'_> {
         }
         Ok(())
     }
+
+    fn add_pattern(&mut self, pattern: &'a str) -> Result<(), String> {
+        if pattern.len() > MAX_PATTERN {
+            return Err(format!("it has a pattern of more than {MAX_PATTERN} bytes"));
+        }
+        if self.seen.insert(pattern) {
+            let piece = if is_plain(pattern) { PIECE } else { HARD_PIECE };
+            self.patterns += 1 + pattern.len() / piece;
+        }
+        if self.patterns > MAX_PATTERNS {
+            return Err(format!(
+                "it has more than {MAX_PATTERNS} patterns, where a pattern counts once more for every {PIECE} \
+                    bytes, and for every {HARD_PIECE} where it looks around or goes back"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a pattern is compiled in one piece. No is a safe answer.
+fn is_plain(pattern: &str) -> bool {
+    let cuts = |pair: &[u8]| match pair {
+        [b'\\', escape] => escape.is_ascii_alphanumeric() && !b"bBdDfnpPrsStuvwWx".contains(escape),
+        [quantifier, b'+'] => b"*+?}".contains(quantifier),
+        _ => false,
+    };
+    !pattern.replace("(?:", "(").contains("(?") && !pattern.as_bytes().windows(2).any(cuts)
 }
 
 #[cfg(test)]
@@ -150,6 +198,37 @@ mod tests {
             let error = check(&schema).unwrap_err();
             assert!(error.contains(why), "no `{why}` in: {error}");
         }
+    }
+
+    /// `patternProperties` whose values are no objects, with as many patterns.
+    fn patterns(patterns: usize, of: &str) -> Value {
+        let properties = (0..patterns).map(|number| (format!("{of}{number}"), json!(true)));
+        json!({"patternProperties": properties.collect::<Map<_, _>>()})
+    }
+
+    #[test]
+    fn a_schema_whose_patterns_would_take_all_memory_is_refused() {
+        let strings: Vec<_> = (0..300).map(|n| json!({"pattern": n.to_string()})).collect();
+        for schema in [
+            patterns(50_000, "a"),
+            json!({"allOf": strings}),
+            patterns(1, &r"(?=\pL{4})".repeat(300)),
+            patterns(1, &r"\pL{4}++".repeat(300)),
+            patterns(1, &r"(a)\1|\pL{4}".repeat(300)),
+            patterns(1, &r"\pL".repeat(2000)),
+        ] {
+            let error = check(&schema).unwrap_err();
+            assert!(error.contains("pattern"), "{error}");
+        }
+    }
+
+    #[test]
+    fn patterns_as_people_write_them_are_taken() {
+        let name = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+        assert_eq!(check(&patterns(MAX_PATTERNS, name)), Ok(()));
+        assert_eq!(check(&patterns(12, r"^(?!.*--)(?:[\w.+-]+|\$\{\w+\})$")), Ok(()));
+        let same: Vec<_> = (0..1000).map(|_| json!({"pattern": name})).collect();
+        assert_eq!(check(&json!({"allOf": same})), Ok(()));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use tonic::Response;
 
@@ -78,7 +79,12 @@ impl Handshake {
             plugin: declared,
             extension: extended,
         };
-        let capabilities = Capabilities::try_from(declaration)
+        // The patterns of a schema take up to a fifth of a second to compile.
+        let capabilities = spawn_blocking(move || Capabilities::try_from(declaration))
+            .await
+            .map_err(|error| {
+                Status::new(Code::Internal, "compiling the plugin's schema failed").with_source(error)
+            })?
             .map_err(|error| error.in_response(Operation::GetPluginCapabilities))?;
         let handshake = Self {
             info,
