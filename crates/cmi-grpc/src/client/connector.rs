@@ -1,9 +1,11 @@
 //! Bare connections to a plugin, for the conformance suite and for the author of a driver: the client of the
 //! provider would hide some answers from them.
 
+use std::time::Duration;
+
 use http::Uri;
 use hyper::client::conn::http2::SendRequest;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::body::Body;
 
 use super::config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, Timeouts};
@@ -33,6 +35,9 @@ pub enum ConnectError {
     /// It does not answer what was asked.
     #[error("{0}")]
     Call(Status),
+    /// It takes longer than a connection may: to connect, to agree on TLS, or to answer.
+    #[error("the plugin did not answer within {} s", .0.as_secs_f32())]
+    TimedOut(Duration),
 }
 
 impl From<DialError> for ConnectError {
@@ -60,7 +65,7 @@ impl Connector {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect(&self) -> Result<(SendRequest<Body>, Uri), ConnectError> {
-        Ok(self.open().await?.into_parts())
+        Ok(self.in_time(self.open()).await?.into_parts())
     }
 
     /// The calls of the extension that the plugin declares, by the names of `capcmi.v1`; nothing when it does
@@ -70,11 +75,12 @@ impl Connector {
     /// # Errors
     /// [`ConnectError`].
     pub async fn extension_calls(&self) -> Result<Option<Vec<String>>, ConnectError> {
-        let connection = self.open().await?;
         let deadline = Instant::now() + self.timeouts.connect;
-        let declared = handshake::extension(&connection, deadline)
-            .await
-            .map_err(|error| ConnectError::Call(error.into()))?;
+        let declared = self.in_time(async {
+            let answer = handshake::extension(&self.open().await?, deadline).await;
+            answer.map_err(|error| ConnectError::Call(error.into()))
+        });
+        let declared = declared.await?;
         Ok(declared.map(|declared| {
             let names = declared.calls.into_iter().map(|number| {
                 Call::try_from(number).map_or_else(
@@ -86,10 +92,50 @@ impl Connector {
         }))
     }
 
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
+        let longest = self.timeouts.connect;
+        timeout(longest, work)
+            .await
+            .unwrap_or(Err(ConnectError::TimedOut(longest)))
+    }
+
     async fn open(&self) -> Result<Connection, ConnectError> {
         let dialled = self.target.dial(&FirstBytes::default()).await?;
         Connection::open(dialled.stream, self.target.origin(), self.timeouts)
             .await
             .map_err(ConnectError::Http2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    fn connector(target: Target) -> Connector {
+        let second = Duration::from_secs(1);
+        let timeouts = Timeouts {
+            connect: second,
+            keepalive: 60 * second,
+            keepalive_answer: 60 * second,
+        };
+        Connector { target, timeouts }
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_takes_a_connection_and_says_nothing_is_not_waited_for_without_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("silent.sock");
+        let _silent = UnixListener::bind(&socket).unwrap();
+        let connector = connector(Target::Unix(socket));
+        let error = timeout(Duration::from_secs(30), connector.extension_calls())
+            .await
+            .unwrap()
+            .unwrap_err();
+        assert_eq!(error.to_string(), "the plugin did not answer within 1 s");
     }
 }
