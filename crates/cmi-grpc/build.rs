@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
+        .codec_path("crate::codec::BoundedCodec")
         .skip_debug(with_secrets)
         .compile_fds(descriptors)?;
     Ok(())

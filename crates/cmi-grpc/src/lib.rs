@@ -3,6 +3,7 @@
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod client;
+mod codec;
 pub mod connections;
 pub mod convert;
 pub mod endpoint;

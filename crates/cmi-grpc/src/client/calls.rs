@@ -7,6 +7,7 @@ use tonic::Response;
 
 use super::connection::rpc;
 use super::{GrpcDriver, SessionCall, too_late};
+use crate::codec::MAX_FIELDS;
 use crate::convert::{FieldError, MachinePage, PageRequest};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use crate::rpcs::{extension_rpcs, machine_rpcs};
@@ -18,8 +19,8 @@ use cmi_driver::{
 
 /// The most pages of a list. A plugin that has more gives too few machines on each.
 const MAX_PAGES: usize = 10_000;
-/// The most machines of a list: more than any cluster has, and less than fills the memory.
-const MAX_MACHINES: usize = 200_000;
+/// The most machines of a list, in pages or not.
+const MAX_MACHINES: usize = MAX_FIELDS;
 
 /// One exchange of a [`SessionCall`]: the method of a service, and what reads its response.
 macro_rules! exchange {

@@ -9,6 +9,7 @@ use crate::proto::capcmi::v1::{
     PowerState,
 };
 use crate::proto::cmi::v1::ListMachinesResponse;
+use cmi_driver::ListZonesRequest;
 use prost::Message as _;
 
 fn extended(calls: &[ExtensionCall]) -> Plugin {
@@ -119,6 +120,27 @@ async fn a_list_of_more_machines_than_any_cluster_has_is_internal() {
     assert_eq!(status.code(), Code::Internal, "{status}");
     assert!(status.message().contains("too many machines"), "{status}");
     assert_eq!(plugin.count("ListMachinesPaged"), 4);
+}
+
+/// CMI-14: an empty element takes two bytes on the wire, and a hundred as a struct.
+#[tokio::test]
+async fn an_answer_of_too_many_elements_is_internal_before_any_is_decoded() {
+    let calls = [ExtensionCall::ListMachinesPaged, ExtensionCall::ListZones];
+    let (paged, plain) = (extended(&calls), Plugin::start());
+    let empty = [0x0a, 0].repeat(200_001);
+    for method in ["ListMachinesPaged", "ListZones"] {
+        paged.answers(method, Reply::frame(&empty));
+    }
+    plain.answers("ListMachines", Reply::frame(&empty));
+    let zones = ListZonesRequest { class: list().class };
+    for status in [
+        driver(&paged).list_machines(list()).await.unwrap_err(),
+        driver(&plain).list_machines(list()).await.unwrap_err(),
+        driver(&paged).list_zones(zones).await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::Internal, "{status}");
+        assert!(status.message().contains("too many elements"), "{status}");
+    }
 }
 
 /// CMI-14: the limits of messages are raised on purpose.
