@@ -30,6 +30,7 @@ mod names;
 mod operation;
 mod redact;
 mod request;
+pub mod secret_forms;
 mod spec_schema;
 mod status;
 pub mod tags;

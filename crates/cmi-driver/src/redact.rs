@@ -4,8 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::error::Error;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::prelude::BASE64_STANDARD;
 
+use super::secret_forms::{READINGS, encodings, readings};
 use super::{Secrets, Status};
 
 /// Stands where a secret was.
@@ -14,6 +18,15 @@ const REDACTED: &str = "[redacted]";
 const MIN_SECRET: usize = 6;
 /// The same for a word that stands alone, and not where a value stands.
 const MIN_WORD: usize = 8;
+/// The shortest run of letters and digits that may be base64 of more than one secret: few words are as long.
+const MIN_BASE64: usize = 16;
+/// Base64 that may have been cut off anywhere.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 /// Words that most bootstrap data hold, or the format that comes with them. They give no secret away.
 const PUBLIC: [&str; 8] = [
     "#cloud-config",
@@ -29,18 +42,31 @@ const PUBLIC: [&str; 8] = [
 impl Secrets {
     /// Removes every secret value from a text that is about to be shown.
     ///
-    /// A value is looked for as it is, line by line, and in base64; and the words of its lines, since a
-    /// driver may quote a part of one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`.
+    /// A value is looked for as it is, line by line, and as programs write bytes: in base64, also as a part of
+    /// something longer, and as numbers; and the words of its lines, since a driver may quote a part of one:
+    /// words from 8 bytes, and from 6 where a value stands, after `:` or `=`. All but numbers is looked for in
+    /// what the text is without percent-encoding, escapes and base64, too.
     /// Names of keys and flags, and ordinary words of letters alone, are left as long as no value stands
     /// there, and where one does, within longer words: a message that is redacted to pieces explains nothing.
     pub fn redact(&self, text: &str) -> String {
+        let mut all: Vec<_> = readings(text).collect();
+        all.extend(runs(text).flat_map(decoded));
+        all.push(text.to_owned());
+        let all = all.join("\n");
         let mut found = Found {
-            text,
+            text: &all,
             needles: BTreeSet::new(),
         };
         for (_, value) in self.iter() {
-            found.look_for(Needle::anywhere(BASE64_STANDARD.encode(value.expose())));
-            if let Ok(plain) = std::str::from_utf8(value.expose()) {
+            let bytes = value.expose();
+            found.look_for(Needle::anywhere(BASE64_STANDARD.encode(bytes)));
+            // Whatever it is written in takes more bytes than the value.
+            if (MIN_SECRET..text.len()).contains(&bytes.len()) {
+                encodings(bytes)
+                    .into_iter()
+                    .for_each(|encoded| found.look_for(Needle::anywhere(encoded)));
+            }
+            if let Ok(plain) = std::str::from_utf8(bytes) {
                 found.look_for(Needle::anywhere(plain.trim()));
                 for line in plain.lines().map(str::trim) {
                     if !is_key(line.trim_start_matches("- ")) {
@@ -53,10 +79,48 @@ impl Secrets {
         let mut needles: Vec<_> = found.needles.into_iter().collect();
         // Part of a secret may be another one.
         needles.sort_by_key(|needle| std::cmp::Reverse(needle.text.len()));
+        without(&needles, text)
+    }
+}
+
+/// The text without what is looked for. Where it is there in writing of another kind, the text is shown as it
+/// reads without that.
+fn without(needles: &[Needle<'_>], text: &str) -> String {
+    let remove = |text: &str| {
         needles
             .iter()
             .fold(text.to_owned(), |text, needle| needle.remove_from(&text))
+    };
+    let holds_any = |text: &String| remove(text) != *text;
+    if needles.is_empty() {
+        return text.to_owned();
     }
+    let shown = remove(text);
+    let secret_runs = runs(&shown).filter(|run| decoded(run).any(|text| holds_any(&text)));
+    let shown = secret_runs.fold(shown.clone(), |shown, run| shown.replace(run, REDACTED));
+    READINGS.iter().fold(shown, |shown, read| {
+        let read = read(&shown).filter(holds_any);
+        read.map_or(shown, |read| remove(&read))
+    })
+}
+
+/// What may be base64.
+fn runs(text: &str) -> impl Iterator<Item = &str> {
+    let is_base64 = |c: char| c.is_ascii_alphanumeric() || "+/-_".contains(c);
+    text.split(move |c| !is_base64(c))
+        .filter(|run| run.len() >= MIN_BASE64)
+}
+
+/// What a run is in base64, wherever that begins: letters of a path may stand before it.
+fn decoded(run: &str) -> impl Iterator<Item = String> {
+    let standard = run.replace('-', "+").replace('_', "/");
+    (0..4).filter_map(move |skipped| {
+        let letters = standard.get(skipped..)?;
+        // One letter is no byte.
+        let whole = letters.len() - usize::from(letters.len() % 4 == 1);
+        let bytes = LENIENT.decode(letters.get(..whole)?).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    })
 }
 
 /// What led to an error as one text, with the secrets removed.
@@ -189,6 +253,9 @@ fn is_key(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE, BASE64_URL_SAFE_NO_PAD};
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
     use super::*;
     use crate::SecretValue;
 
@@ -227,6 +294,73 @@ runcmd:
         );
         assert_eq!(secrets.redact(&echoed), "a [redacted] b [redacted]");
         assert_eq!(secrets.redact("nothing here"), "nothing here");
+    }
+
+    /// OPS-11
+    #[test]
+    fn a_secret_is_removed_however_a_program_writes_it() {
+        let value = "pa\"ss, wö+rd/100%?>";
+        let secrets = secrets(value);
+        let hexadecimal = |byte: &u8| format!("{byte:02x}");
+        let hexadecimal: String = value.bytes().map(|byte| hexadecimal(&byte)).collect();
+        let percent = utf8_percent_encode(value, NON_ALPHANUMERIC).to_string();
+        for written in [
+            BASE64_STANDARD.encode(format!("user:{value}")),
+            BASE64_STANDARD.encode(format!("user1:{value}!")),
+            BASE64_STANDARD.encode(format!("user12:{value}!!")),
+            BASE64_URL_SAFE.encode(value),
+            BASE64_URL_SAFE_NO_PAD.encode(value),
+            BASE64_STANDARD_NO_PAD.encode(value),
+            hexadecimal.to_uppercase(),
+            hexadecimal,
+            percent.to_lowercase().replace("%c3%b6", "%C3%B6"),
+            percent.replace("%20", "+"),
+            percent,
+            serde_json::to_string(value).unwrap(),
+            r#"pa\"ss, w\u00f6+rd/100%?>"#.to_owned(),
+        ] {
+            let shown = secrets.redact(&format!("no machine: {written} is refused"));
+            assert!(
+                shown.starts_with("no machine: ") && shown.ends_with(" is refused"),
+                "{shown}"
+            );
+            assert!(shown.contains(REDACTED) && shown.len() < 50, "{written}: {shown}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_removed_however_a_program_writes_them() {
+        let bytes = [0xff, 1, 2, 3, 0xfe, 4, 5, 6, 7];
+        let value = SecretValue::from(bytes.to_vec());
+        let secrets: Secrets = [("key".to_owned(), value)].into_iter().collect();
+        for written in [
+            "ff010203fe04050607",
+            "FF:01:02:03:FE:04:05:06:07",
+            "_wECA_4EBQYH",
+            "/wECA/4EBQYH",
+        ] {
+            assert_eq!(
+                secrets.redact(&format!("the key {written}")),
+                "the key [redacted]"
+            );
+        }
+    }
+
+    /// User data that a back end refuses, as its message quotes them.
+    #[test]
+    fn a_piece_of_bootstrap_data_in_base64_is_removed() {
+        let secrets = secrets(CLOUD_CONFIG);
+        let encoded = BASE64_STANDARD.encode(CLOUD_CONFIG);
+        for piece in [&encoded[..200], &encoded[41..141]] {
+            let shown = secrets.redact(&format!("user data /{piece}... are too long"));
+            assert_eq!(shown, "user data [redacted]... are too long");
+        }
+    }
+
+    #[test]
+    fn a_short_value_is_not_looked_for_in_numbers() {
+        let message = "2 of 49, 50 machines at 10.0.0.12 with 3132 MiB";
+        assert_eq!(secrets("12").redact(message), message);
     }
 
     /// OPS-11
