@@ -17,8 +17,9 @@ pub enum RestartResult {
 }
 
 impl RestartResult {
-    /// By the answer. An outage or credentials that have expired use up no restart: a Machine would be
-    /// replaced of which no VM was restarted.
+    /// By the answer. An outage of the driver, one of its back end where the driver says that it has begun
+    /// nothing, and credentials that have expired use up no restart: a Machine would be replaced of which no VM
+    /// was restarted.
     pub fn of(answer: &Result<(), Status>) -> Self {
         let Err(status) = answer else {
             return Self::Made;
@@ -33,14 +34,13 @@ impl RestartResult {
             // It is restarting already.
             Code::Aborted => Self::Made,
             _ if status.has_no_side_effects() => Self::NotMade,
-            _ if status.is_unanswered() => Self::MayBeMade,
-            Code::Unavailable | Code::PermissionDenied | Code::Unauthenticated | Code::ResourceExhausted => {
-                Self::NotMade
-            }
+            Code::PermissionDenied | Code::Unauthenticated | Code::ResourceExhausted => Self::NotMade,
+            // UNAVAILABLE may be the word of a proxy that lost the plugin, or of a connection that broke.
             Code::Canceled
             | Code::Unknown
             | Code::DeadlineExceeded
             | Code::Internal
+            | Code::Unavailable
             | Code::DataLoss
             | Code::Uninitialized => Self::MayBeMade,
             Code::InvalidArgument
@@ -68,10 +68,8 @@ mod tests {
         for code in Code::ALL {
             let expected = match code {
                 Aborted => RestartResult::Made,
-                Unavailable | PermissionDenied | Unauthenticated | ResourceExhausted => {
-                    RestartResult::NotMade
-                }
-                Canceled | Unknown | DeadlineExceeded | Internal | DataLoss | Uninitialized => {
+                PermissionDenied | Unauthenticated | ResourceExhausted => RestartResult::NotMade,
+                Canceled | Unknown | DeadlineExceeded | Internal | Unavailable | DataLoss | Uninitialized => {
                     RestartResult::MayBeMade
                 }
                 NotFound | Unimplemented | FailedPrecondition | InvalidArgument | AlreadyExists
@@ -81,7 +79,7 @@ mod tests {
         }
     }
 
-    /// A connection that broke is UNAVAILABLE like a back end that can't be reached.
+    /// A proxy that lost the plugin during the call answers UNAVAILABLE in the plugin's name.
     #[test]
     fn a_restart_whose_answer_was_lost_counts_and_one_that_was_never_sent_or_begun_does_not() {
         for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal] {

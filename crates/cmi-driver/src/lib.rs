@@ -142,7 +142,8 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay, and its addresses
     /// may be others. NOT_FOUND when there is none, or one with another identity tag: none is made. A repeat
-    /// may restart once more, and does no other harm.
+    /// may restart once more, and does no other harm. UNAVAILABLE, like an answer that is lost, uses up one of
+    /// the restarts that there may be, unless it comes [`Status::with_no_side_effects`].
     async fn restart_machine(&self, _request: RestartMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::RestartMachine))
     }

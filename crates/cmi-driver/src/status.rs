@@ -98,7 +98,7 @@ impl Status {
     }
 
     /// Marks that the driver has begun nothing, and will carry nothing out: whatever the code leaves open, a
-    /// create that failed like this makes no VM later.
+    /// create that failed like this makes no VM later, and a restart restarted none.
     #[must_use]
     pub fn with_no_side_effects(mut self) -> Self {
         self.no_side_effects = true;

@@ -546,11 +546,14 @@ impl Driver for LibvirtDriver {
             machines::find(connect, key)?.restart(&is_ordered)
         });
         restarted.await.map_err(|status| {
-            // UNAVAILABLE would say that nothing was restarted. The host may have done it before it was lost.
-            if status.code() == Code::Unavailable && ordered.load(Ordering::SeqCst) {
-                return Status::new(Code::Unknown, status.message()).with_source(status);
+            if status.code() != Code::Unavailable {
+                status
+            } else if ordered.load(Ordering::SeqCst) {
+                // The host may have done it before it was lost.
+                Status::new(Code::Unknown, status.message()).with_source(status)
+            } else {
+                status.with_no_side_effects()
             }
-            status
         })
     }
 

@@ -443,6 +443,8 @@ async fn a_restart_that_switched_the_vm_off_never_says_that_nothing_was_restarte
         *next.lock().unwrap() = Some((way, procedure, fate));
         let answer = driver.restart_machine(restart(&machine, &id)).await;
         assert_eq!(code(&answer), Some(expected), "{answer:?}");
+        let has_begun_nothing = answer.is_err_and(|status| status.has_no_side_effects());
+        assert_eq!(has_begun_nothing, expected == Code::Unavailable, "{expected}");
         assert!(next.lock().unwrap().is_none(), "{procedure} was not called");
         let there = domain(&lab.connect("host-a")?, &machine)?;
         assert_eq!(there.is_active()?, !is_off, "after {procedure} with {expected}");
