@@ -80,7 +80,8 @@ pub trait Driver: Send + Sync + 'static {
     /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`].
     async fn get_plugin_capabilities(&self) -> Result<Capabilities>;
 
-    /// Whether the driver and its back end can serve calls now.
+    /// Whether the driver itself can serve calls now. It need not look at its back end; one that looks answers
+    /// FAILED_PRECONDITION while that is away.
     async fn probe(&self) -> Result<Readiness>;
 
     /// Makes sure that this call would leave this process now, as far as that can be known beforehand. Makes
