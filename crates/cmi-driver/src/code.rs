@@ -1,50 +1,53 @@
 //! Machine codes: the canonical gRPC codes 1–16 and code 17.
 
-use std::fmt;
 use std::str::FromStr;
 
-/// Why a driver call failed. There is no OK: an error that says OK cannot be written down (DRV-06).
-///
-/// Litmus test for the three that are mixed up most: UNAVAILABLE when repeating just this call may help,
-/// ABORTED when the whole look-up-and-create has to be repeated, FAILED_PRECONDITION when repeating does not
-/// help before the VM is repaired.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Code {
-    /// The call was cancelled by its caller.
-    Canceled = 1,
-    /// Not enough is known about what went wrong.
-    Unknown = 2,
-    /// Name or provider spec can't be accepted; the message names the field.
-    InvalidArgument = 3,
-    /// The deadline passed before the call was done. It may have been done.
-    DeadlineExceeded = 4,
-    /// There is no such VM in this cluster.
-    NotFound = 5,
-    /// A VM of this name exists with other parameters or another identity.
-    AlreadyExists = 6,
-    /// The credentials do not allow this.
-    PermissionDenied = 7,
-    /// Quota or pool is used up.
-    ResourceExhausted = 8,
-    /// The VM is in a state that forbids this.
-    FailedPrecondition = 9,
-    /// An operation on this machine is pending.
-    Aborted = 10,
-    /// A size is outside of the valid range; from get status: several VMs match.
-    OutOfRange = 11,
-    /// The driver does not implement this call.
-    Unimplemented = 12,
-    /// An invariant of the back end is broken.
-    Internal = 13,
-    /// The back end can't be reached right now.
-    Unavailable = 14,
-    /// Data was lost for good.
-    DataLoss = 15,
-    /// The credentials are missing or wrong.
-    Unauthenticated = 16,
-    /// The VM exists but its post-create initialization is not done (INI-12).
-    Uninitialized = 17,
+use crate::named::named;
+
+named! {
+    /// Why a driver call failed. There is no OK: an error that says OK cannot be written down (DRV-06).
+    ///
+    /// Litmus test for the three that are mixed up most: UNAVAILABLE when repeating just this call may help,
+    /// ABORTED when the whole look-up-and-create has to be repeated, FAILED_PRECONDITION when repeating does not
+    /// help before the VM is repaired.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[repr(u8)]
+    pub enum Code {
+        /// The call was cancelled by its caller.
+        Canceled = 1,
+        /// Not enough is known about what went wrong.
+        Unknown = 2,
+        /// Name or provider spec can't be accepted; the message names the field.
+        InvalidArgument = 3,
+        /// The deadline passed before the call was done. It may have been done.
+        DeadlineExceeded = 4,
+        /// There is no such VM in this cluster.
+        NotFound = 5,
+        /// A VM of this name exists with other parameters or another identity.
+        AlreadyExists = 6,
+        /// The credentials do not allow this.
+        PermissionDenied = 7,
+        /// Quota or pool is used up.
+        ResourceExhausted = 8,
+        /// The VM is in a state that forbids this.
+        FailedPrecondition = 9,
+        /// An operation on this machine is pending.
+        Aborted = 10,
+        /// A size is outside of the valid range; from get status: several VMs match.
+        OutOfRange = 11,
+        /// The driver does not implement this call.
+        Unimplemented = 12,
+        /// An invariant of the back end is broken.
+        Internal = 13,
+        /// The back end can't be reached right now.
+        Unavailable = 14,
+        /// Data was lost for good.
+        DataLoss = 15,
+        /// The credentials are missing or wrong.
+        Unauthenticated = 16,
+        /// The VM exists but its post-create initialization is not done (INI-12).
+        Uninitialized = 17,
+    }
 }
 
 /// A code that is not 1–17, or a name that is none of the codes'.
@@ -53,27 +56,6 @@ pub enum Code {
 pub struct ParseCodeError(String);
 
 impl Code {
-    /// Every code, in the order of their numbers.
-    pub const ALL: [Self; 17] = [
-        Self::Canceled,
-        Self::Unknown,
-        Self::InvalidArgument,
-        Self::DeadlineExceeded,
-        Self::NotFound,
-        Self::AlreadyExists,
-        Self::PermissionDenied,
-        Self::ResourceExhausted,
-        Self::FailedPrecondition,
-        Self::Aborted,
-        Self::OutOfRange,
-        Self::Unimplemented,
-        Self::Internal,
-        Self::Unavailable,
-        Self::DataLoss,
-        Self::Unauthenticated,
-        Self::Uninitialized,
-    ];
-
     /// The number on the wire, 1–17.
     pub const fn number(self) -> u8 {
         self as u8
@@ -130,35 +112,6 @@ impl Code {
             | Self::Unavailable
             | Self::DataLoss => false,
         }
-    }
-
-    /// The name as conditions, events and metrics show it: `ResourceExhausted`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Canceled => "Canceled",
-            Self::Unknown => "Unknown",
-            Self::InvalidArgument => "InvalidArgument",
-            Self::DeadlineExceeded => "DeadlineExceeded",
-            Self::NotFound => "NotFound",
-            Self::AlreadyExists => "AlreadyExists",
-            Self::PermissionDenied => "PermissionDenied",
-            Self::ResourceExhausted => "ResourceExhausted",
-            Self::FailedPrecondition => "FailedPrecondition",
-            Self::Aborted => "Aborted",
-            Self::OutOfRange => "OutOfRange",
-            Self::Unimplemented => "Unimplemented",
-            Self::Internal => "Internal",
-            Self::Unavailable => "Unavailable",
-            Self::DataLoss => "DataLoss",
-            Self::Unauthenticated => "Unauthenticated",
-            Self::Uninitialized => "Uninitialized",
-        }
-    }
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

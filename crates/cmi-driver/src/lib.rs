@@ -26,6 +26,7 @@ mod class;
 mod code;
 mod error_chain;
 mod messages;
+mod named;
 mod names;
 mod operation;
 mod redact;

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::{Code, MachineClass, ProviderSpec, Status};
+use crate::named::named;
 
 /// The back end's identifier of a VM, as `Node.spec.providerID` has it, byte for byte. 1–512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,31 +106,20 @@ pub struct Address {
     pub address: String,
 }
 
-/// Whether a VM runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub enum PowerState {
-    /// On its way up.
-    Starting,
-    /// On.
-    Running,
-    /// On its way down.
-    Stopping,
-    /// Off.
-    Stopped,
-    /// The back end says that it will not run again.
-    Failed,
-}
-
-impl PowerState {
-    /// The name as status and columns show it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "Starting",
-            Self::Running => "Running",
-            Self::Stopping => "Stopping",
-            Self::Stopped => "Stopped",
-            Self::Failed => "Failed",
-        }
+named! {
+    /// Whether a VM runs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+    pub enum PowerState {
+        /// On its way up.
+        Starting,
+        /// On.
+        Running,
+        /// On its way down.
+        Stopping,
+        /// Off.
+        Stopped,
+        /// The back end says that it will not run again.
+        Failed,
     }
 }
 

@@ -278,47 +278,17 @@ fn size_in_header(c: char) -> usize {
 /// The canonical code that stands for a machine code.
 fn canonical(code: Code) -> tonic::Code {
     match code {
-        Code::Canceled => tonic::Code::Cancelled,
-        Code::Unknown => tonic::Code::Unknown,
-        Code::InvalidArgument => tonic::Code::InvalidArgument,
-        Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
-        Code::NotFound => tonic::Code::NotFound,
-        Code::AlreadyExists => tonic::Code::AlreadyExists,
-        Code::PermissionDenied => tonic::Code::PermissionDenied,
-        Code::ResourceExhausted => tonic::Code::ResourceExhausted,
         // The VM exists and has to become something else before it can be used.
-        Code::FailedPrecondition | Code::Uninitialized => tonic::Code::FailedPrecondition,
-        Code::Aborted => tonic::Code::Aborted,
-        Code::OutOfRange => tonic::Code::OutOfRange,
-        Code::Unimplemented => tonic::Code::Unimplemented,
-        Code::Internal => tonic::Code::Internal,
-        Code::Unavailable => tonic::Code::Unavailable,
-        Code::DataLoss => tonic::Code::DataLoss,
-        Code::Unauthenticated => tonic::Code::Unauthenticated,
+        Code::Uninitialized => tonic::Code::FailedPrecondition,
+        code => tonic::Code::from_i32(code.number().into()),
     }
 }
 
-/// The machine code of a canonical one. tonic reads numbers that it does not know as UNKNOWN.
+/// The machine code of a canonical one. tonic reads numbers that it does not know as UNKNOWN, and an error that
+/// says OK says nothing.
 fn machine_code(code: tonic::Code) -> Code {
-    match code {
-        // An error that says OK says nothing.
-        tonic::Code::Ok | tonic::Code::Unknown => Code::Unknown,
-        tonic::Code::Cancelled => Code::Canceled,
-        tonic::Code::InvalidArgument => Code::InvalidArgument,
-        tonic::Code::DeadlineExceeded => Code::DeadlineExceeded,
-        tonic::Code::NotFound => Code::NotFound,
-        tonic::Code::AlreadyExists => Code::AlreadyExists,
-        tonic::Code::PermissionDenied => Code::PermissionDenied,
-        tonic::Code::ResourceExhausted => Code::ResourceExhausted,
-        tonic::Code::FailedPrecondition => Code::FailedPrecondition,
-        tonic::Code::Aborted => Code::Aborted,
-        tonic::Code::OutOfRange => Code::OutOfRange,
-        tonic::Code::Unimplemented => Code::Unimplemented,
-        tonic::Code::Internal => Code::Internal,
-        tonic::Code::Unavailable => Code::Unavailable,
-        tonic::Code::DataLoss => Code::DataLoss,
-        tonic::Code::Unauthenticated => Code::Unauthenticated,
-    }
+    let number = u8::try_from(i32::from(code)).unwrap_or_default();
+    Code::try_from(number).unwrap_or(Code::Unknown)
 }
 
 #[cfg(test)]
