@@ -22,7 +22,6 @@ pub struct Status {
     retry_after: Option<Duration>,
     never_sent: bool,
     no_side_effects: bool,
-    unanswered: bool,
     source: Option<Source>,
 }
 
@@ -47,7 +46,6 @@ impl Status {
             retry_after: None,
             never_sent: false,
             no_side_effects: false,
-            unanswered: false,
             source: None,
         }
     }
@@ -105,14 +103,6 @@ impl Status {
         self
     }
 
-    /// Marks that the call was sent and its answer was lost: whatever the code says, the driver may have
-    /// carried it out. Only the caller can know that; what a driver or a plugin answers never carries it.
-    #[must_use]
-    pub fn with_unanswered(mut self) -> Self {
-        self.unanswered = true;
-        self
-    }
-
     /// Adds the error that led to this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Source>) -> Self {
@@ -165,11 +155,6 @@ impl Status {
     /// Whether the driver says that it has begun nothing.
     pub fn has_no_side_effects(&self) -> bool {
         self.no_side_effects
-    }
-
-    /// Whether the call was sent, and its answer was lost.
-    pub fn is_unanswered(&self) -> bool {
-        self.unanswered
     }
 
     /// How long the driver asks to be left alone.

@@ -28,16 +28,16 @@ impl From<CallError> for Status {
 /// The answer of a call, by what ended it.
 ///
 /// * What the plugin said is what it is.
-/// * A call that broke is UNAVAILABLE and unanswered: it may or may not have been done, and nothing is known
-///   of the VM. UNAVAILABLE is also one that an HTTP server knows nothing of: it may be a proxy that has lost
-///   the plugin.
+/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM.
+///   UNAVAILABLE is also one that an HTTP server knows nothing of: it may be a proxy that has lost the
+///   plugin.
 /// * An answer that can't be understood is INTERNAL.
 pub(super) fn answer<T>(
     operation: Operation,
     observer: &StatusObserver,
     result: Result<Response<T>, tonic::Status>,
 ) -> Result<Response<T>, CallError> {
-    let no_answer = |code, message| Err(CallError::NoAnswer(Status::new(code, message).with_unanswered()));
+    let no_answer = |code, message| Err(CallError::NoAnswer(Status::new(code, message)));
     match (result, observer.ending()) {
         (Ok(response), Some(CallEnd::Ok)) => Ok(response),
         (Err(status), Some(CallEnd::Status)) => Err(CallError::Status(trailers::from_grpc(status))),
@@ -46,9 +46,7 @@ pub(super) fn answer<T>(
             format!("the plugin ended {operation} without a status"),
         ),
         (Err(status), Some(CallEnd::NoRoute)) => Err(CallError::NoRoute(lost(operation, status))),
-        (Err(status), Some(CallEnd::Broken)) => {
-            Err(CallError::NoAnswer(lost(operation, status).with_unanswered()))
-        }
+        (Err(status), Some(CallEnd::Broken)) => Err(CallError::NoAnswer(lost(operation, status))),
         (Err(status), Some(CallEnd::NeverSent)) => {
             Err(CallError::NoAnswer(lost(operation, status).with_never_sent()))
         }
@@ -77,7 +75,5 @@ fn malformed(operation: Operation, status: tonic::Status) -> Status {
         "the plugin's answer to {operation} can't be understood: {}",
         status.message()
     );
-    Status::new(Code::Internal, message)
-        .with_unanswered()
-        .with_source(status)
+    Status::new(Code::Internal, message).with_source(status)
 }
