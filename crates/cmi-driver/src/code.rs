@@ -8,8 +8,8 @@ named! {
     /// Why a driver call failed. There is no OK: an error that says OK cannot be written down (DRV-06).
     ///
     /// Litmus test for the three that are mixed up most: UNAVAILABLE when repeating just this call may help,
-    /// ABORTED when the whole look-up-and-create has to be repeated, FAILED_PRECONDITION when repeating does not
-    /// help before the VM is repaired.
+    /// ABORTED when the whole look-up-and-create has to be repeated, FAILED_PRECONDITION when repeating does
+    /// not help before the VM is repaired.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     #[repr(u8)]
     pub enum Code {

@@ -81,8 +81,8 @@ pub trait Driver: Send + Sync + 'static {
     /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`].
     async fn get_plugin_capabilities(&self) -> Result<Capabilities>;
 
-    /// Whether the driver itself can serve calls now. It need not look at its back end; one that looks answers
-    /// FAILED_PRECONDITION while that is away.
+    /// Whether the driver itself can serve calls now. It need not look at its back end; one that looks
+    /// answers FAILED_PRECONDITION while that is away.
     async fn probe(&self) -> Result<Readiness>;
 
     /// Makes sure that this call would leave this process now, as far as that can be known beforehand. Makes
@@ -144,8 +144,8 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay, and its addresses
     /// may be others. NOT_FOUND when there is none, or one with another identity tag: none is made. A repeat
-    /// may restart once more, and does no other harm. UNAVAILABLE, like an answer that is lost, uses up one of
-    /// the restarts that there may be, unless it comes [`Status::with_no_side_effects`].
+    /// may restart once more, and does no other harm. UNAVAILABLE, like an answer that is lost, uses up one
+    /// of the restarts that there may be, unless it comes [`Status::with_no_side_effects`].
     async fn restart_machine(&self, _request: RestartMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::RestartMachine))
     }

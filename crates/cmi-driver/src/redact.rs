@@ -42,12 +42,12 @@ const PUBLIC: [&str; 8] = [
 impl Secrets {
     /// Removes every secret value from a text that is about to be shown.
     ///
-    /// A value is looked for as it is, line by line, and as programs write bytes: in base64, also as a part of
-    /// something longer, and as numbers; and the words of its lines, since a driver may quote a part of one:
-    /// words from 8 bytes, and from 6 where a value stands, after `:` or `=`. All but numbers is looked for in
-    /// what the text is without percent-encoding, escapes and base64, too.
-    /// Names of keys and flags, and ordinary words of letters alone, are left as long as no value stands
-    /// there, and where one does, within longer words: a message that is redacted to pieces explains nothing.
+    /// A value is looked for as it is, line by line, and as programs write bytes: in base64, also as a part
+    /// of something longer, and as numbers; and the words of its lines, since a driver may quote a part of
+    /// one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`. Lines and words are looked
+    /// for in what the text is without percent-encoding, escapes and base64, too. Names of keys and flags,
+    /// and ordinary words of letters alone, are left as long as no value stands there, and where one does,
+    /// within longer words: a message that is redacted to pieces explains nothing.
     pub fn redact(&self, text: &str) -> String {
         let mut all: Vec<_> = readings(text).collect();
         all.extend(runs(text).flat_map(decoded));
@@ -62,9 +62,9 @@ impl Secrets {
             found.look_for(Needle::anywhere(BASE64_STANDARD.encode(bytes)));
             // Whatever it is written in takes more bytes than the value.
             if (MIN_SECRET..text.len()).contains(&bytes.len()) {
-                encodings(bytes)
-                    .into_iter()
-                    .for_each(|encoded| found.look_for(Needle::anywhere(encoded)));
+                for encoded in encodings(bytes) {
+                    found.look_for(Needle::anywhere(encoded));
+                }
             }
             if let Ok(plain) = std::str::from_utf8(bytes) {
                 found.look_for(Needle::anywhere(plain.trim()));

@@ -284,8 +284,8 @@ fn canonical(code: Code) -> tonic::Code {
     }
 }
 
-/// The machine code of a canonical one. tonic reads numbers that it does not know as UNKNOWN, and an error that
-/// says OK says nothing.
+/// The machine code of a canonical one. tonic reads numbers that it does not know as UNKNOWN, and an error
+/// that says OK says nothing.
 fn machine_code(code: tonic::Code) -> Code {
     let number = u8::try_from(i32::from(code)).unwrap_or_default();
     Code::try_from(number).unwrap_or(Code::Unknown)

@@ -1,5 +1,6 @@
 //! What a schema may cost. It is the driver's, and checked in the provider: one that refers to itself, or
-//! that its references multiply, would take a process's stack, or all of its time, and its patterns all memory.
+//! that its references multiply, would take a process's stack, or all of its time, and its patterns all
+//! memory.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +12,8 @@ const MAX_SUBSCHEMAS: usize = 1024;
 const MAX_DEPTH: usize = 64;
 /// The most keywords that look at their siblings' results: nested in each other, each doubles the work.
 const MAX_UNEVALUATED: usize = 4;
-/// The most patterns, each counted once, and once more for every piece of it. One that looks around or goes back
-/// is compiled in pieces, each of which may get as large as a whole pattern.
+/// The most patterns, each counted once, and once more for every piece of it. One that looks around or goes
+/// back is compiled in pieces, each of which may get as large as a whole pattern.
 const MAX_PATTERNS: usize = 128;
 /// The bytes of a piece of a pattern, and of one that looks around or goes back.
 const PIECE: usize = 512;
@@ -126,8 +127,8 @@ impl<'a> Measure<'a> {
         }
         if self.patterns > MAX_PATTERNS {
             return Err(format!(
-                "it has more than {MAX_PATTERNS} patterns, where a pattern counts once more for every {PIECE} \
-                    bytes, and for every {HARD_PIECE} where it looks around or goes back"
+                "it has more than {MAX_PATTERNS} patterns, where a pattern counts once more for every \
+                    {PIECE} bytes, and for every {HARD_PIECE} where it looks around or goes back"
             ));
         }
         Ok(())
