@@ -14,6 +14,9 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
 
 # The same Debian as above: the binary wants its C library, and nothing else.
 FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
+# By the source ghcr.io shows the image beside the repository.
+LABEL org.opencontainers.image.source="https://github.com/capcmi/cluster-api-provider-cmi" \
+      org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /capcmi /capcmi
 USER 65532:65532
 ENTRYPOINT ["/capcmi"]
