@@ -12,8 +12,8 @@ use serde_json::json;
 use super::{Error, METADATA_ALONE, merge_difference, patch_params};
 use crate::api::{MetadataOnly, ObjectMetaExt as _};
 
-/// Writes a status over the one before, and answers what is new of the object: its metadata, and the status as
-/// the API server has it, whose times are whole seconds. `None` when the two are the same, and nothing was
+/// Writes a status over the one before, and answers what is new of the object: its metadata, and the status
+/// as the API server has it, whose times are whole seconds. `None` when the two are the same, and nothing was
 /// written.
 ///
 /// # Errors

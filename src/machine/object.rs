@@ -320,7 +320,7 @@ impl<'a> Object<'a> {
         let say = async {
             if let Err(error) = self.try_patch_status(&wanted).await {
                 let name = self.name();
-                tracing::debug!(name, %operation, %error, "could not report in the status that the call takes long");
+                tracing::debug!(name, %operation, %error, "could not report that the call takes long");
             }
         };
         let (answer, ()) = tokio::join!(call, say);

@@ -1,4 +1,5 @@
-//! Decides what is done next for a machine: every rule of the contract. Pure: it uses no client and no driver.
+//! Decides what is done next for a machine: every rule of the contract. Pure: it uses no client and no
+//! driver.
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
@@ -63,8 +64,8 @@ pub struct Observed<'a> {
     pub violation: Option<String>,
     /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
     pub conflict: ProviderIdConflict,
-    /// Whether this process has not done with a create of the machine: only where the object is gone, and what
-    /// is left of it is deleted beside the reconcile that makes the VM.
+    /// Whether this process has not done with a create of the machine: only where the object is gone, and
+    /// what is left of it is deleted beside the reconcile that makes the VM.
     pub create_in_flight: bool,
     /// What is remembered of the last reconciles.
     pub state: &'a RuntimeState,

@@ -331,8 +331,8 @@ pub struct InfraMachineStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub failure_domain: Option<String>,
-    /// Why creation can't succeed with this spec: a machine code's name, as is the reason of Ready. Cleared when
-    /// the spec changes. Under its contract v1beta2 Cluster API looks at the condition, and not at this.
+    /// Why creation can't succeed with this spec: a machine code's name, as is the reason of Ready. Cleared
+    /// when the spec changes. Under its contract v1beta2 Cluster API looks at the condition, and not at this.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub failure_reason: Option<String>,

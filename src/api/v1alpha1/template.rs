@@ -110,9 +110,8 @@ pub struct InfraMachineTemplateStatus {
     /// Architecture and operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
-    /// Ready: whether machines can be made from it, or which field is wrong; and Paused. What to do about each
-    /// reason:
-    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
+    /// Ready: whether machines can be made from it, or which field is wrong; and Paused. What to do about
+    /// each reason: <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
