@@ -6,11 +6,12 @@ mod namespaced_name;
 mod packed;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
+use parking_lot::Mutex;
 
 pub use self::by_version::ByVersion;
 pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, cache};
@@ -218,7 +219,7 @@ impl ClusterIds {
     /// It is found once and kept, but not while the InfraCluster that may carry another has not been seen.
     pub fn of(&self, cluster: &Cluster) -> Option<String> {
         let uid = cluster.metadata.uid.clone()?;
-        if let Some(id) = self.lock().get(&uid) {
+        if let Some(id) = self.found.lock().get(&uid) {
             return Some(id.clone());
         }
         let carrier = self.carrier(cluster);
@@ -231,16 +232,12 @@ impl ClusterIds {
             return Some(uid);
         }
         let id = written.unwrap_or_else(|| uid.clone());
-        Some(self.lock().entry(uid).or_insert(id).clone())
+        Some(self.found.lock().entry(uid).or_insert(id).clone())
     }
 
     /// Forgets all Clusters that are no more.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
-        self.lock().retain(|uid, _| is_there(uid));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock().retain(|uid, _| is_there(uid));
     }
 
     fn carrier(&self, cluster: &Cluster) -> Carrier {

@@ -9,7 +9,7 @@ mod labels;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::encoding::text;
@@ -324,18 +324,12 @@ impl Metrics {
 
     /// Says how the permits of a driver are counted. It is asked at each scrape.
     pub fn permits(&self, driver: &str, count: impl Fn() -> [PermitCount; 2] + Send + Sync + 'static) {
-        self.permits
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(driver.to_owned(), Box::new(count));
+        self.permits.lock().insert(driver.to_owned(), Box::new(count));
     }
 
     /// Says how the circuit breakers of a driver stand. It is asked at each scrape.
     pub fn breakers(&self, driver: &str, count: impl Fn() -> BreakerCount + Send + Sync + 'static) {
-        self.breakers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(driver.to_owned(), Box::new(count));
+        self.breakers.lock().insert(driver.to_owned(), Box::new(count));
     }
 
     /// Whether a driver can be reached.
@@ -350,16 +344,12 @@ impl Metrics {
     pub fn driver_info(&self, driver: &str, name: &str, version: &str) {
         self.drivers
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
             .insert(driver.to_owned(), [name, version].map(str::to_owned));
     }
 
     /// The orphans of a driver by namespace and reason, instead of those of before.
     pub fn orphans(&self, driver: &str, counts: BTreeMap<(String, OrphanReason), u64>) {
-        self.orphans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(driver.to_owned(), counts);
+        self.orphans.lock().insert(driver.to_owned(), counts);
     }
 
     /// Whether this replica is the leader.

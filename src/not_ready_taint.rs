@@ -10,12 +10,13 @@ mod plan;
 mod status;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use self::node::remove_taint;
@@ -59,20 +60,16 @@ pub struct ChangedNodes(Mutex<HashSet<String>>);
 impl ChangedNodes {
     /// The Node of a machine came back, or is another.
     pub fn insert(&self, uid: &str) {
-        self.lock().insert(uid.to_owned());
+        self.0.lock().insert(uid.to_owned());
     }
 
     /// The machine is gone, or its Node is looked at now; whether it had to be.
     pub fn remove(&self, uid: &str) -> bool {
-        self.lock().remove(uid)
+        self.0.lock().remove(uid)
     }
 
     fn contains(&self, uid: &str) -> bool {
-        self.lock().contains(uid)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().contains(uid)
     }
 }
 

@@ -6,11 +6,12 @@
 //! object, and can delete one that it can't read.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Resource;
 use kube::api::ObjectMeta;
+use parking_lot::Mutex;
 
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
@@ -257,7 +258,7 @@ impl Reconciler {
 impl FailureLog {
     fn count(&self, uid: &str, now: Instant) -> u32 {
         let is_recent = |failures: &Failures| now.saturating_duration_since(failures.last) < FORGOTTEN_AFTER;
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.all.len() >= known.sweep_at {
             known.all.retain(|_, failures| is_recent(failures));
             known.sweep_at = 2 * known.all.len() + SPARE_FAILURES;
@@ -275,7 +276,7 @@ impl FailureCounts for FailureLog {
     }
 
     fn forget(&self, uid: &str) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.all.remove(uid);
     }
 }
@@ -376,7 +377,7 @@ mod tests {
         assert_eq!(run(Requeue::OnChange).await, Action::await_change());
         assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
         reconciler.error_policy(&object, &Error::Gone { action: "test" });
-        assert!(reconciler.failures.0.lock().unwrap().all.is_empty());
+        assert!(reconciler.failures.0.lock().all.is_empty());
     }
 
     /// One that asks for a second for ever is called ever more rarely, and one that
@@ -418,7 +419,7 @@ mod tests {
             let action = reconciler.run(&object, async |_| Ok(BACK_OFF)).await;
             assert_eq!(action.unwrap(), Action::await_change());
         }
-        let published = published.lock().unwrap();
+        let published = published.lock();
         let [event] = published.as_slice() else {
             panic!("{published:?}")
         };
@@ -448,7 +449,7 @@ mod tests {
         for object in 0..8 * SPARE_FAILURES {
             reconciler.failures.count(&format!("later-{object}"), later);
         }
-        let known = reconciler.failures.0.lock().unwrap().all.len();
+        let known = reconciler.failures.0.lock().all.len();
         assert_eq!(known, 8 * SPARE_FAILURES + 1);
     }
 

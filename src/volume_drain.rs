@@ -26,10 +26,11 @@ mod volumes;
 mod workload;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
+use parking_lot::Mutex;
 
 pub use self::plan::awaits_vm;
 
@@ -79,18 +80,18 @@ pub struct Outages(Mutex<HashMap<String, Instant>>);
 
 impl Outages {
     fn begin(&self, uid: &str) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.retain(|_, since| since.elapsed() < FORGOTTEN_AFTER);
         all.entry(uid.to_owned()).or_insert_with(Instant::now);
     }
 
     fn end(&self, uid: &str) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.remove(uid);
     }
 
     fn duration(&self, uid: &str) -> Option<Duration> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         all.get(uid).map(Instant::elapsed)
     }
 }

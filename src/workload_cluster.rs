@@ -9,10 +9,11 @@ mod kubeconfig;
 pub mod request;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 use tower::BoxError;
 
@@ -171,7 +172,7 @@ impl WorkloadClusters {
                 if now.saturating_duration_since(begun) > SLOW {
                     self.record_failure::<T>(uid, Unreachable::Slow, now);
                 } else {
-                    self.lock().entry(uid.to_owned()).or_default().last_failure = None;
+                    self.known.lock().entry(uid.to_owned()).or_default().last_failure = None;
                 }
                 Ok(Visit::Made(made))
             }
@@ -181,7 +182,7 @@ impl WorkloadClusters {
 
     /// A place among the visitors of a workload cluster, else what came of the visit.
     fn admit<T>(&self, uid: &str, now: Instant) -> Result<Visitor<'_>, Visit<T>> {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let state = known.entry(uid.to_owned()).or_default();
         if let Some(failure) = state.last_failure.as_ref().filter(|failure| failure.until > now) {
             return Err(Visit::Failed {
@@ -200,7 +201,7 @@ impl WorkloadClusters {
     }
 
     fn record_failure<T>(&self, uid: &str, cause: Unreachable, now: Instant) -> Visit<T> {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let state = known.entry(uid.to_owned()).or_default();
         let count = state.last_failure.as_ref().map_or(0, |failure| failure.count);
         let count = match &state.last_failure {
@@ -219,11 +220,9 @@ impl WorkloadClusters {
 
     /// Forgets the failures of workload clusters that are gone.
     pub fn forget_all_but(&self, there: impl Fn(&str) -> bool) {
-        self.lock().retain(|uid, state| state.visits > 0 || there(uid));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, State>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known
+            .lock()
+            .retain(|uid, state| state.visits > 0 || there(uid));
     }
 }
 
@@ -242,7 +241,7 @@ impl std::fmt::Debug for WorkloadClusters {
 
 impl Drop for Visitor<'_> {
     fn drop(&mut self) {
-        let mut known = self.clusters.lock();
+        let mut known = self.clusters.known.lock();
         if let Some(state) = known.get_mut(&self.uid) {
             state.visits = state.visits.saturating_sub(1);
             if state.visits == 0 && state.last_failure.is_none() {
@@ -289,7 +288,7 @@ mod tests {
         assert!(clusters.admit::<()>("a", now).is_ok());
         drop(other);
         assert!(
-            !clusters.lock().contains_key("b"),
+            !clusters.known.lock().contains_key("b"),
             "one that is not visited is kept"
         );
     }
@@ -331,6 +330,6 @@ mod tests {
         assert!(clusters.admit::<()>("a", start + first).is_ok());
         assert!(failed(&clusters, "a", start + first) > first);
         clusters.forget_all_but(|_| false);
-        assert!(clusters.lock().is_empty());
+        assert!(clusters.known.lock().is_empty());
     }
 }

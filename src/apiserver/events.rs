@@ -1,7 +1,7 @@
 //! Events, recorded once and not kept.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::header::ACCEPT;
 use jiff::Timestamp;
@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::core::Request;
 use kube::{Client, Resource};
+use parking_lot::Mutex;
 use serde::de::IgnoredAny;
 
 use super::METADATA_ALONE;
@@ -118,7 +119,7 @@ impl Events {
         let uid = object.meta().uid().to_owned();
         let reported = fingerprint((object.meta().generation, &event.reason, &event.note));
         let before = {
-            let mut all = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.reported.lock();
             // Users make and delete objects as they like. The worst is that one is recorded once more.
             if all.len() >= MAX_REPORTED && !all.contains_key(&uid) {
                 all.clear();
@@ -209,7 +210,7 @@ pub(crate) mod tests {
             let list = Arc::clone(&list);
             async move {
                 let bytes = request.into_body().collect_bytes().await.unwrap();
-                list.lock().unwrap().push(serde_json::from_slice(&bytes).unwrap());
+                list.lock().push(serde_json::from_slice(&bytes).unwrap());
                 Ok::<_, Infallible>(Response::new(Body::from(bytes)))
             }
         });
@@ -230,7 +231,7 @@ pub(crate) mod tests {
             let object: DeserializeGuard<InfraCluster> = serde_json::from_str(&text).unwrap();
             events.record_once(&object, NewEvent::unreadable(error)).await;
         }
-        assert_eq!(recorded.lock().unwrap().len(), 3);
+        assert_eq!(recorded.lock().len(), 3);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! Where requests fail and are answered alternately, that is one outage.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// How often an outage that lasts is logged again.
 const AGAIN: Duration = Duration::from_mins(1);
@@ -82,13 +83,13 @@ impl OutageLog {
     /// Records that a request was answered; whether that ends an outage that was logged. Where one request
     /// is answered and another is not, again and again, that is one outage: its lines are no closer together.
     pub fn answered(&self) -> bool {
-        let mut outage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outage = self.0.lock();
         let ended = outage.as_mut().filter(|outage| !outage.is_over);
         ended.map(|outage| outage.is_over = true).is_some()
     }
 
     fn failed_at(&self, now: Instant) -> Option<Unreported> {
-        let mut outage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outage = self.0.lock();
         let lasting = outage.as_mut().filter(|outage| outage.lasts(now));
         let Some(lasting) = lasting else {
             *outage = Some(Outage {

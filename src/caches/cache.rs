@@ -5,13 +5,14 @@ use std::collections::hash_map::Values;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::hash::{BuildHasher as _, Hash, RandomState};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 #[cfg(test)]
 use kube::runtime::watcher::Event;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 
 use super::namespaced_name::NamespacedName;
@@ -258,9 +259,7 @@ impl<K: Cached> Cache<K> {
 
     fn packed(&self, object: &K) -> Option<Packed> {
         let (group, text) = (object.dictionary_group(), object.pack()?);
-        let dictionaries = self.shared.dictionaries.lock();
-        let mut dictionaries = dictionaries.unwrap_or_else(PoisonError::into_inner);
-        Some(dictionaries.pack(group, &text))
+        Some(self.shared.dictionaries.lock().pack(group, &text))
     }
 
     /// All objects, unpacked: not of kinds that there may be many of.
@@ -310,14 +309,11 @@ impl<K: Cached> Cache<K> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Objects<K>> {
-        self.shared.objects.read().unwrap_or_else(PoisonError::into_inner)
+        self.shared.objects.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Objects<K>> {
-        self.shared
-            .objects
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shared.objects.write()
     }
 }
 
@@ -558,7 +554,7 @@ mod tests {
         /// Counts itself where the cache can be written meanwhile.
         fn pack(&self) -> Option<Vec<u8>> {
             let cache = CACHE.get().unwrap();
-            if cache.shared.objects.try_write().is_ok() {
+            if cache.shared.objects.try_write().is_some() {
                 PACKED.fetch_add(1, Ordering::Relaxed);
             }
             serde_json::to_vec(self).ok()

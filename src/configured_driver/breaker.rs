@@ -17,8 +17,8 @@ mod tests;
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::circuit::Circuit;
@@ -67,7 +67,7 @@ impl Breakers {
     /// and expected to make it soon.
     pub(super) fn allows(&self, key: &ClassKey, uid: &str, reason: ProbeHint) -> bool {
         let now = Instant::now();
-        let mut circuits = self.lock();
+        let mut circuits = self.by_class.lock();
         let Some(circuit) = circuits.get_mut(key) else {
             if reason.recalled {
                 circuits.insert(key.clone(), Circuit::half_open(Some(uid.into()), now));
@@ -82,7 +82,7 @@ impl Breakers {
     /// # Errors
     /// RESOURCE_EXHAUSTED from [`CircuitOpen`].
     pub(super) fn attempt(&self, key: &ClassKey) -> Result<Attempt<'_>, Status> {
-        let mut circuits = self.lock();
+        let mut circuits = self.by_class.lock();
         let counted = match circuits.get_mut(key) {
             None => false,
             Some(circuit) => circuit
@@ -99,7 +99,7 @@ impl Breakers {
 
     /// Has `uid` wait until there is room; `waker` runs then.
     pub(super) fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
-        let mut circuits = self.lock();
+        let mut circuits = self.by_class.lock();
         let Some(circuit) = circuits.get_mut(key) else {
             drop(circuits);
             // There is room already.
@@ -111,7 +111,7 @@ impl Breakers {
 
     /// A machine that is gone waits for nothing.
     pub(super) fn forget(&self, uid: &str) {
-        for circuit in self.lock().values_mut() {
+        for circuit in self.by_class.lock().values_mut() {
             circuit.forget(uid);
         }
     }
@@ -126,7 +126,7 @@ impl Breakers {
     /// How many of them hold creates back, and how many machines wait.
     pub(super) fn count(&self) -> BreakerCount {
         let mut count = BreakerCount::default();
-        for circuit in self.lock().values() {
+        for circuit in self.by_class.lock().values() {
             if circuit.is_open() {
                 count.open += 1;
             } else {
@@ -140,7 +140,7 @@ impl Breakers {
     /// A VM that was made with these credentials is gone: there may be room for each of its classes.
     pub(super) fn on_freed(&self, credentials: &CredentialsKey) {
         let now = Instant::now();
-        let mut circuits = self.lock();
+        let mut circuits = self.by_class.lock();
         let theirs = circuits
             .iter_mut()
             .filter(|(key, _)| key.credentials == *credentials);
@@ -151,7 +151,7 @@ impl Breakers {
     pub(super) fn wake_due(&self) {
         let now = Instant::now();
         let mut wakers = Vec::new();
-        self.lock().retain(|_, circuit| {
+        self.by_class.lock().retain(|_, circuit| {
             wakers.extend(circuit.wake_due(now));
             !circuit.is_closed(now)
         });
@@ -160,15 +160,11 @@ impl Breakers {
 
     fn on_exhausted(&self, key: &ClassKey, status: &Status, counted: bool) {
         let now = Instant::now();
-        let mut circuits = self.lock();
+        let mut circuits = self.by_class.lock();
         circuits
             .entry(key.clone())
             .or_insert_with(|| Circuit::half_open(None, now))
             .on_exhausted(retry::requested_delay(status), counted, now);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ClassKey, Circuit>> {
-        self.by_class.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -181,7 +177,7 @@ fn refused() -> Status {
 impl Attempt<'_> {
     /// Whether the create is still to be made: the circuit may have opened since, for the answer to another.
     pub(super) fn check(&self) -> Result<(), Status> {
-        let is_open = match self.breakers.lock().get(&self.key) {
+        let is_open = match self.breakers.by_class.lock().get(&self.key) {
             Some(circuit) => !self.counted && circuit.is_open(),
             None => false,
         };
@@ -195,6 +191,7 @@ impl Attempt<'_> {
             Ok(_) => {
                 let wakers = self
                     .breakers
+                    .by_class
                     .lock()
                     .get_mut(&self.key)
                     .map(|circuit| circuit.on_success(counted, Instant::now()));
@@ -212,7 +209,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.counted
-            && let Some(circuit) = self.breakers.lock().get_mut(&self.key)
+            && let Some(circuit) = self.breakers.by_class.lock().get_mut(&self.key)
         {
             circuit.on_inconclusive(Instant::now());
         }

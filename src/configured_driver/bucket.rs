@@ -3,9 +3,9 @@
 //! Not `governor`: it waits by timers of its own, which a test with tokio's paused clock can't advance.
 
 use std::num::NonZeroU32;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 /// Lets `rate` callers a second pass, and `burst` at once after a quiet time.
@@ -47,7 +47,7 @@ impl TokenBucket {
     }
 
     fn reserve(&self, now: Instant) -> Duration {
-        let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut level = self.level.lock();
         let gained = now.saturating_duration_since(level.at).as_secs_f64() * self.rate;
         level.tokens = (level.tokens + gained).min(self.burst) - 1.0;
         level.at = level.at.max(now);

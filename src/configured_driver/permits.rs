@@ -19,8 +19,9 @@ mod rate;
 mod tests;
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::priority::PerPriority;
@@ -110,7 +111,7 @@ impl Permits {
         waker: Waker,
     ) -> Option<Priority> {
         let now = Instant::now();
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.end_late_reservations(now);
         let was_woken = queue.end_reservation(requester.key);
         let was_for_create = was_woken.as_ref().is_some_and(Woken::is_for_create);
@@ -128,7 +129,7 @@ impl Permits {
 
     /// Lets a permit that was taken for upkeep be used to make a VM, if one more create may run.
     pub(super) fn promote_to_create(&self, namespace: &str) -> bool {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         let is_promoted = self.has_room_to_create(&queue, namespace);
         if is_promoted {
             queue.release(namespace, Priority::Upkeep);
@@ -139,7 +140,7 @@ impl Permits {
 
     /// Releases a permit, and wakes the next waiter.
     pub(super) fn release(&self, namespace: &str, priority: Priority) {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.release(namespace, priority);
         let wakers = self.wake_next(&mut queue);
         queue.forget_idle(namespace);
@@ -150,12 +151,12 @@ impl Permits {
     /// A reconcile of `key` begins: its place, and the permit that is reserved for it, are those of an
     /// earlier one until it asks again.
     pub(super) fn begin(&self, key: &str) {
-        self.lock().expire(key);
+        self.queue.lock().expire(key);
     }
 
     /// The reconcile ends: if it has not asked, `key` wants no permit, and the next waiter is woken.
     pub(super) fn end(&self, key: &str) {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         if !queue.leave_expired(key) {
             return;
         }
@@ -166,20 +167,20 @@ impl Permits {
 
     /// Whether `key` waits and has to publish that.
     pub(super) fn should_report(&self, key: &str) -> bool {
-        self.lock().waiter(key).is_some_and(Waiter::is_reported)
+        self.queue.lock().waiter(key).is_some_and(Waiter::is_reported)
     }
 
     /// Wakes those that have to publish that they wait, so many at most: each of them that has waited for
     /// some seconds and is not served within minutes. A fleet that comes up at the pace of its driver is
     /// hardly written to for that.
     pub(super) fn wake_to_report(&self, most: usize) {
-        let wakers = self.lock().wakers_to_report(most, Instant::now());
+        let wakers = self.queue.lock().wakers_to_report(most, Instant::now());
         wake_all(wakers);
     }
 
     /// How many permits are used and waited for.
     pub(super) fn load(&self) -> [Load; 2] {
-        let queue = self.lock();
+        let queue = self.queue.lock();
         Priority::ALL.map(|priority| Load {
             priority,
             in_use: *queue.held.of(priority),
@@ -231,10 +232,6 @@ impl Permits {
                 waiting.min_by_key(|(_, flow)| (flow.permits_of(priority), *flow.last_grant.of(priority)))?;
             Some((Arc::clone(namespace), priority))
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::{Instant, sleep};
 
@@ -39,8 +40,8 @@ pub(super) struct Prober {
     client: DriverClient,
     cached: RwLock<Option<CachedCapabilities>>,
     fetching: Mutex<()>,
-    failure: std::sync::Mutex<Option<LastFailure>>,
-    waiting: std::sync::Mutex<Waiting>,
+    failure: parking_lot::Mutex<Option<LastFailure>>,
+    waiting: parking_lot::Mutex<Waiting>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
 }
@@ -74,13 +75,9 @@ impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
         // Before a waiter is woken: it has to find that it may ask.
         drop(self.right.take());
-        let woken = std::mem::take(&mut *lock(&self.prober.waiting)).0;
+        let woken = std::mem::take(&mut *self.prober.waiting.lock()).0;
         woken.into_values().for_each(Waker::wake);
     }
-}
-
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The last time that the driver could not be asked.
@@ -97,8 +94,8 @@ impl Prober {
             client,
             cached: RwLock::new(None),
             fetching: Mutex::new(()),
-            failure: std::sync::Mutex::default(),
-            waiting: std::sync::Mutex::default(),
+            failure: parking_lot::Mutex::default(),
+            waiting: parking_lot::Mutex::default(),
             reachability: watch::Sender::new(Reachability::Unknown),
             hints: Notify::new(),
         }
@@ -152,7 +149,7 @@ impl Prober {
     /// The right to ask, or else a place among the waiters, which are woken when the one that asks is done.
     fn try_lock_fetch(&self, key: &str, waker: Waker) -> Option<FetchGuard<'_>> {
         // Held over both steps: a caller that is done wakes only then, and finds the waker.
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         if let Ok(right) = self.fetching.try_lock() {
             return Some(FetchGuard {
                 right: Some(right),
@@ -168,7 +165,9 @@ impl Prober {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        let shared = lock(&self.failure)
+        let shared = self
+            .failure
+            .lock()
             .as_ref()
             .filter(|failure| failure.is_shared())
             .map(LastFailure::status);
@@ -188,7 +187,7 @@ impl Prober {
             Err(status) => {
                 let failure = LastFailure::of(&status);
                 let status = failure.status();
-                *lock(&self.failure) = Some(failure);
+                *self.failure.lock() = Some(failure);
                 return Err(status);
             }
         };
@@ -220,13 +219,13 @@ impl Prober {
             capabilities: Arc::new(capabilities),
             connection_generation,
         };
-        *self.cached.write().unwrap_or_else(PoisonError::into_inner) = Some(cached.clone());
+        *self.cached.write() = Some(cached.clone());
         cached
     }
 
     /// What the driver said last, of which nothing may hold any more.
     pub(super) fn cached(&self) -> Option<CachedCapabilities> {
-        self.cached.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.cached.read().clone()
     }
 
     /// Whether the driver is still the one that said this.

@@ -5,7 +5,8 @@
 //! Machine be replaced for it.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The machines whose VMs are locked, by their UIDs.
 #[derive(Debug, Default)]
@@ -21,19 +22,15 @@ pub struct VmLock<'a> {
 impl VmLocks {
     /// Locks the VM of the machine of this UID, unless it is locked.
     pub fn try_lock<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
-        let is_free = self.locked().insert(uid.to_owned());
+        let is_free = self.0.lock().insert(uid.to_owned());
         // Made only where it is had: a lock that is dropped unlocks.
         is_free.then(|| VmLock { locks: self, uid })
-    }
-
-    fn locked(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for VmLock<'_> {
     fn drop(&mut self) {
-        self.locks.locked().remove(self.uid);
+        self.locks.0.lock().remove(self.uid);
     }
 }
 

@@ -1,12 +1,13 @@
 //! What an update of each cache triggers, and what they let be forgotten.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::nodes::NodeChange;
@@ -268,10 +269,7 @@ impl Controllers {
             }
             for last in deleted_despite_finalizer(update) {
                 let deletion = machine::delete_vm_left_behind(Arc::clone(&machine_context), last.clone());
-                spawn(
-                    &mut left_behind.lock().unwrap_or_else(PoisonError::into_inner),
-                    deletion,
-                );
+                spawn(&mut left_behind.lock(), deletion);
             }
             if update.complete {
                 let cache = &machine_context.caches.infra_machines;

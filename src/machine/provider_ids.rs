@@ -1,10 +1,10 @@
 //! Which machine has which providerID, of all that are cached: a VM has one machine.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::api::fingerprint;
 use crate::api::v1alpha1::InfraMachine;
+use parking_lot::Mutex;
 
 /// Which UIDs hold which ProviderID, as hashes to stay small for a fleet. A collision only means that an id
 /// is not written before its create.
@@ -24,18 +24,18 @@ impl ProviderIds {
     /// Lets the machine of this UID have the id, if no other machine has it; whether that is so.
     pub fn claim(&self, id: &str, uid: &str) -> bool {
         let uid = fingerprint(uid);
-        *self.holders().first.entry(fingerprint(id)).or_insert(uid) == uid
+        *self.holders.lock().first.entry(fingerprint(id)).or_insert(uid) == uid
     }
 
     /// The machine of this UID has the id no more, or has claimed it and not come to have it.
     pub fn release(&self, id: &str, uid: &str) {
-        self.holders().remove(fingerprint(id), fingerprint(uid));
+        self.holders.lock().remove(fingerprint(id), fingerprint(uid));
     }
 
     /// Whether another machine than that of this UID has the id.
     pub fn is_anothers(&self, id: &str, uid: &str) -> bool {
         let (id, uid) = (fingerprint(id), fingerprint(uid));
-        let holders = self.holders();
+        let holders = self.holders.lock();
         let others = holders.others.get(&id).into_iter().flatten();
         holders
             .first
@@ -51,17 +51,13 @@ impl ProviderIds {
         if before == now {
             return;
         }
-        let mut holders = self.holders();
+        let mut holders = self.holders.lock();
         if let Some((id, uid)) = before {
             holders.remove(fingerprint(id), fingerprint(uid));
         }
         if let Some((id, uid)) = now {
             holders.add(fingerprint(id), fingerprint(uid));
         }
-    }
-
-    fn holders(&self) -> MutexGuard<'_, Holders> {
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,11 +2,12 @@
 //! an event, or makes a wait begin anew, and never a VM.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 use super::outcome::Outcome;
 use super::provider_ids::ProviderIds;
@@ -69,7 +70,7 @@ pub struct CreateInFlight<'a> {
 
 impl Drop for CreateInFlight<'_> {
     fn drop(&mut self) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock();
         all.remove(&self.uid);
     }
 }
@@ -194,14 +195,14 @@ impl RuntimeState {
 
 impl RuntimeStates {
     fn with<T>(&self, uid: &str, change: impl FnOnce(&mut RuntimeState) -> T) -> T {
-        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machines = self.machines.lock();
         change(machines.entry(uid.to_owned()).or_default())
     }
 
     /// As [`RuntimeStates::with`], but not for a machine that nothing is known of: what only forgets must not
     /// begin an entry, least of all of an object that is gone.
     fn with_known(&self, uid: &str, change: impl FnOnce(&mut RuntimeState)) {
-        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machines = self.machines.lock();
         if let Some(known) = machines.get_mut(uid) {
             change(known);
         }
@@ -209,12 +210,7 @@ impl RuntimeStates {
 
     /// What is remembered of a machine.
     pub fn get(&self, uid: &str) -> RuntimeState {
-        self.machines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(uid)
-            .cloned()
-            .unwrap_or_default()
+        self.machines.lock().get(uid).cloned().unwrap_or_default()
     }
 
     /// As [`RuntimeStates::get`]; of a machine that waits for nothing as far as is known here, what `restore`
@@ -235,18 +231,12 @@ impl RuntimeStates {
 
     /// Forgets a machine that is gone.
     pub fn forget(&self, uid: &str) {
-        self.machines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(uid);
+        self.machines.lock().remove(uid);
     }
 
     /// Drops the state of machines that were deleted while no watch ran, which no event reports.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
-        self.machines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|uid, _| is_there(uid));
+        self.machines.lock().retain(|uid, _| is_there(uid));
     }
 
     /// Remembers what a write returned, so that a cache that lags behind our own writes is not believed.
@@ -274,7 +264,7 @@ impl RuntimeStates {
     /// The cache holds this version: our own write need not be kept beside it any longer, nor
     /// an entry that says nothing.
     pub fn caught_up(&self, uid: &str, cached: &InfraMachine) {
-        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machines = self.machines.lock();
         let Some(known) = machines.get_mut(uid) else {
             return;
         };
@@ -326,7 +316,7 @@ impl RuntimeStates {
     /// The machines that wait for something to pass by itself, each by the number of its UID.
     pub fn waiting_for_transient(&self, number: impl Fn(&str) -> u64) -> HashSet<u64> {
         let now = Instant::now();
-        let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let machines = self.machines.lock();
         let waiting = machines.iter().filter(|(_, known)| {
             known.retry.as_ref().is_some_and(|retry| {
                 retry.trigger == RetryTrigger::Transient
@@ -361,17 +351,14 @@ impl RuntimeStates {
     #[must_use]
     pub fn create_in_flight(&self, uid: &str) -> CreateInFlight<'_> {
         let all = &self.creates_in_flight;
-        all.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(uid.to_owned());
+        all.lock().insert(uid.to_owned());
         let uid = uid.to_owned();
         CreateInFlight { all, uid }
     }
 
     /// Whether this process has a create in flight for the machine.
     pub fn is_create_in_flight(&self, uid: &str) -> bool {
-        let all = self.creates_in_flight.lock();
-        all.unwrap_or_else(PoisonError::into_inner).contains(uid)
+        self.creates_in_flight.lock().contains(uid)
     }
 
     /// A create is over, and what became of it is known.
@@ -432,7 +419,7 @@ impl RuntimeStates {
     /// The same of all machines, by UID, that a list has confirmed. A fleet has a list for each class, and
     /// next to none of its machines has such a hint: that is looked at first.
     pub fn drop_list_hints(&self, is_confirmed: impl Fn(&str) -> bool) {
-        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machines = self.machines.lock();
         let confirmed = machines
             .iter_mut()
             .filter(|(uid, known)| known.has_list_hint() && is_confirmed(uid));
@@ -443,7 +430,7 @@ impl RuntimeStates {
     /// with them what is known of machines that are up and at rest. A process that starts has none of them
     /// either.
     pub fn forget_answered_before(&self, time: Timestamp) {
-        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machines = self.machines.lock();
         machines.retain(|_, known| {
             known.answered = known.answered.filter(|answered| answered.issued >= time);
             !known.is_empty()

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
+use parking_lot::Mutex;
 use tokio::time::{Instant, interval};
 
 /// How often the watchdog says that timers run.
@@ -59,14 +60,14 @@ pub struct Pending {
 impl Pending {
     /// It is not done yet, for this reason.
     pub fn set_reason(&self, why: &str) {
-        if let Some(waiting) = lock(&self.health.0.pending).get_mut(&self.id) {
+        if let Some(waiting) = self.health.0.pending.lock().get_mut(&self.id) {
             waiting.why = Some(why.to_owned());
         }
     }
 
     /// It is done.
     pub fn ready(&self) {
-        lock(&self.health.0.pending).remove(&self.id);
+        self.health.0.pending.lock().remove(&self.id);
     }
 }
 
@@ -91,7 +92,7 @@ impl Health {
     /// Makes readiness wait for something: `the InfraMachine cache`.
     pub fn wait_for(&self, what: &'static str) -> Pending {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.0.pending).insert(id, Waiting { what, why: None });
+        self.0.pending.lock().insert(id, Waiting { what, why: None });
         Pending {
             health: self.clone(),
             id,
@@ -113,7 +114,7 @@ impl Health {
         let mut beats = interval(BEAT);
         loop {
             beats.tick().await;
-            *lock(&self.0.last_beat) = Instant::now();
+            *self.0.last_beat.lock() = Instant::now();
         }
     }
 
@@ -135,7 +136,7 @@ impl Health {
         if let Some(why) = self.0.failure.get() {
             return Err(why.clone());
         }
-        let late = lock(&self.0.last_beat).elapsed();
+        let late = self.0.last_beat.lock().elapsed();
         if late > STALLED {
             return Err(format!("timers are late by {} s", late.as_secs()));
         }
@@ -146,7 +147,7 @@ impl Health {
         if self.0.stopping.load(Ordering::Relaxed) {
             return Err("stopping".to_owned());
         }
-        let pending = lock(&self.0.pending);
+        let pending = self.0.pending.lock();
         if pending.is_empty() {
             return Ok(());
         }
@@ -160,10 +161,6 @@ fn answer(outcome: Result<(), String>) -> (StatusCode, String) {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

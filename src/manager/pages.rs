@@ -6,10 +6,10 @@
 //! fails so begins anew, as after any other failure.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
+use parking_lot::Mutex;
 
 /// A page of so many objects is taken however large it is: of 1.5 MiB each they are 24 MiB.
 const MIN_PAGE: u32 = 16;
@@ -50,12 +50,7 @@ impl Pages {
             .strip_prefix("limit=")?
             .parse()
             .ok()?;
-        let known = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&path)
-            .copied();
+        let known = self.0.lock().get(&path).copied();
         let limit = known.map_or(requested, |known| known.min(requested));
         if limit < requested {
             let pairs = query.split('&').map(|pair| {
@@ -75,7 +70,7 @@ impl Pages {
     pub(super) fn too_large(&self, page: Page) -> PageTooLarge {
         let Page { path, limit } = page;
         let smaller = (limit / STEP).max(MIN_PAGE);
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let next = known.entry(path.clone()).or_insert(smaller);
         *next = smaller.min(*next);
         PageTooLarge { path, limit }

@@ -1,7 +1,6 @@
 //! Which callers may read the diagnostics: the API server says, by TokenReview and SubjectAccessReview.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
@@ -10,6 +9,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -108,7 +108,7 @@ impl Reviewer {
     }
 
     fn cache<T>(&self, act: impl FnOnce(&mut Cache) -> T) -> T {
-        act(&mut self.cache.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.cache.lock())
     }
 
     async fn review_token(&self, token: &str, path: &str) -> Result<Decision, ReviewError> {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -76,7 +77,7 @@ pub(super) fn machines(machines: &Machines, mut encoder: DescriptorEncoder<'_>) 
 }
 
 pub(super) fn permits(permits: &Permits, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-    let drivers = permits.lock().unwrap_or_else(PoisonError::into_inner);
+    let drivers = permits.lock();
     let counts: Vec<_> = drivers.iter().map(|(driver, count)| (driver, count())).collect();
     let mut encode = |name, help, value: fn(&PermitCount) -> u64| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -102,7 +103,7 @@ pub(super) fn permits(permits: &Permits, mut encoder: DescriptorEncoder<'_>) -> 
 }
 
 pub(super) fn breakers(breakers: &Breakers, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-    let drivers = breakers.lock().unwrap_or_else(PoisonError::into_inner);
+    let drivers = breakers.lock();
     let counts: Vec<_> = drivers.iter().map(|(driver, count)| (driver, count())).collect();
     let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none is \
         made, `half-open` where few are, to find out whether there is room";
@@ -121,7 +122,7 @@ pub(super) fn breakers(breakers: &Breakers, mut encoder: DescriptorEncoder<'_>) 
 }
 
 pub(super) fn drivers(drivers: &Drivers, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-    let drivers = drivers.lock().unwrap_or_else(PoisonError::into_inner);
+    let drivers = drivers.lock();
     let help = "What a driver says that it is";
     let mut family = encoder.encode_descriptor("driver", help, None, MetricType::Info)?;
     for (driver, [name, version]) in drivers.iter() {
@@ -131,7 +132,7 @@ pub(super) fn drivers(drivers: &Drivers, mut encoder: DescriptorEncoder<'_>) -> 
 }
 
 pub(super) fn orphans(orphans: &Orphans, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-    let orphans = orphans.lock().unwrap_or_else(PoisonError::into_inner);
+    let orphans = orphans.lock();
     let help = "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where \
         there is no InfraMachine, `duplicate` where it has another VM";
     let mut family = encoder.encode_descriptor("orphans", help, None, MetricType::Gauge)?;

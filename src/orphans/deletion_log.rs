@@ -1,10 +1,10 @@
 //! The deletions of InfraMachines that this process has observed.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use kube::Resource as _;
+use parking_lot::Mutex;
 
 use super::retained_classes::RetainedClasses;
 use super::scope::RetainedClass;
@@ -72,7 +72,7 @@ impl DeletionLog {
         if is_cluster_frozen {
             return;
         }
-        let mut seen = self.lock();
+        let mut seen = self.0.lock();
         if let Ok(machine) = &object.0
             && let Some(class) = retained_class(machine)
         {
@@ -89,7 +89,7 @@ impl DeletionLog {
 
     /// An object is there that was not known.
     pub fn remove(&self, object: &DeserializeGuard<InfraMachine>) {
-        let mut seen = self.lock();
+        let mut seen = self.0.lock();
         if let Some(id) = MachineId::of_metadata(object.meta())
             && seen.deletions.remove(id.tag()).is_some()
         {
@@ -99,29 +99,25 @@ impl DeletionLog {
 
     /// The deletion of the InfraMachine of this identity, if it was seen in the epoch `now`.
     pub fn of(&self, identity: &str, now: Option<EnforcementEpoch>) -> Option<ObservedDeletion> {
-        let seen = self.lock();
+        let seen = self.0.lock();
         let deletion = seen.deletions.get(identity)?;
         (Some(deletion.during) == now).then(|| deletion.clone())
     }
 
     /// The classes of deleted machines.
     pub fn classes(&self) -> Vec<RetainedClass> {
-        self.lock().classes.iter().cloned().collect()
+        self.0.lock().classes.iter().cloned().collect()
     }
 
     /// The list of a class was made.
     pub fn listed(&self, class: &RetainedClass) {
-        self.lock().classes.listed(class);
+        self.0.lock().classes.listed(class);
     }
 
     /// The list of a class can't be made until an operator acts. Whether that is now
     /// believed, and the class forgotten.
     pub fn unlistable(&self, class: &RetainedClass) -> bool {
-        self.lock().classes.unlistable(class)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, DeletionRecords> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().classes.unlistable(class)
     }
 }
 
@@ -229,7 +225,7 @@ mod tests {
         let deletion_log = log_of(&machine("u", |_| {}), false);
         deletion_log.remove(&machine("u", |_| {}));
         assert_eq!(deletion_log.of("u", NOW), None);
-        assert!(deletion_log.lock().order.is_empty());
+        assert!(deletion_log.0.lock().order.is_empty());
     }
 
     /// It may have been an impostor that was deleted, with the identity of a machine that lives.
@@ -298,6 +294,6 @@ mod tests {
             deletion_log.of("u-1", NOW).is_some()
                 && deletion_log.of(&format!("u-{MAX_DELETIONS}"), NOW).is_some()
         );
-        assert_eq!(deletion_log.lock().deletions.len(), MAX_DELETIONS);
+        assert_eq!(deletion_log.0.lock().deletions.len(), MAX_DELETIONS);
     }
 }

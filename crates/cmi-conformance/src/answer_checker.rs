@@ -1,8 +1,8 @@
 //! What has to hold for every answer, whichever case asked.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::secret_scan::form_of_echo;
@@ -133,16 +133,13 @@ impl AnswerChecker {
 
     /// What was found, each once.
     pub fn violations(&self) -> Vec<Violation> {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock();
         found.iter().cloned().collect()
     }
 
     /// Notes a rule that is broken, whichever case it shows in.
     pub fn record(&self, rules: &'static [&'static str], message: String) {
-        self.found
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(Violation { rules, message });
+        self.found.lock().insert(Violation { rules, message });
     }
 }
 

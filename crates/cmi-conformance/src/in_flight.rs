@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long a call may take before it is worth a line.
@@ -58,7 +59,7 @@ impl InFlight {
     }
 
     fn begin_with(self: &Arc<Self>, case: &str, what: &str, limit: Duration, notice: Duration) -> Entry {
-        let mut calls = self.calls();
+        let mut calls = self.0.lock();
         let number = calls.next;
         calls.next += 1;
         let call = Call {
@@ -82,7 +83,7 @@ impl InFlight {
 
     /// All of them.
     pub fn all(&self) -> Vec<Waiting> {
-        self.calls().all.values().map(Call::waiting).collect()
+        self.0.lock().all.values().map(Call::waiting).collect()
     }
 
     /// Those of a case.
@@ -94,7 +95,7 @@ impl InFlight {
 
     /// Those that have taken so long that it is time for a line.
     pub fn overdue(&self) -> Vec<Waiting> {
-        let mut calls = self.calls();
+        let mut calls = self.0.lock();
         let overdue = calls
             .all
             .values_mut()
@@ -105,10 +106,6 @@ impl InFlight {
                 call.waiting()
             })
             .collect()
-    }
-
-    fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,7 +122,7 @@ impl Call {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.in_flight.calls().all.remove(&self.number);
+        self.in_flight.0.lock().all.remove(&self.number);
     }
 }
 

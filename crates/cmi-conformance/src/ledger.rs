@@ -2,11 +2,11 @@
 //! before it is deleted.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::leftover::Leftover;
 use super::machine_request::MachineRequest;
 use cmi_driver::ProviderId;
+use parking_lot::Mutex;
 
 /// Why what is in here may be left.
 const ENDED_BEFORE: &str = "the run ended before it was deleted";
@@ -18,7 +18,7 @@ pub struct Ledger(Mutex<BTreeMap<(String, String), Option<ProviderId>>>);
 impl Ledger {
     /// There may be a VM; its id, when it is known.
     pub(crate) fn record(&self, request: &MachineRequest, id: Option<&ProviderId>) {
-        let mut machines = self.machines();
+        let mut machines = self.0.lock();
         let known = machines.entry(key(request)).or_default();
         if let Some(id) = id {
             *known = Some(id.clone());
@@ -27,7 +27,7 @@ impl Ledger {
 
     /// There is none any more.
     pub(crate) fn gone(&self, request: &MachineRequest) {
-        self.machines().remove(&key(request));
+        self.0.lock().remove(&key(request));
     }
 
     /// What would be left if the process ended now.
@@ -35,11 +35,7 @@ impl Ledger {
         let left = |((cluster, name), id): (&(String, String), &Option<ProviderId>)| {
             Leftover::of(cluster, name, id.as_ref(), ENDED_BEFORE)
         };
-        self.machines().iter().map(left).collect()
-    }
-
-    fn machines(&self) -> MutexGuard<'_, BTreeMap<(String, String), Option<ProviderId>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().iter().map(left).collect()
     }
 }
 

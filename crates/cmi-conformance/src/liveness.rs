@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -67,7 +67,7 @@ impl Liveness {
         match answer {
             Err(status) if status.code() == Code::Unavailable => self.unreachable(),
             Ok(_) | Err(_) => {
-                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = self.state.lock();
                 if *state != State::Lost {
                     *state = State::Reachable;
                 }
@@ -78,7 +78,7 @@ impl Liveness {
     /// The driver itself is gone, not its back end: what it went away in, and whether that is reported for
     /// the first time.
     pub fn died(&self, call: &str) -> (String, bool) {
-        let mut gone = self.gone();
+        let mut gone = self.gone.lock();
         let is_new = gone.is_none();
         let call = gone.get_or_insert_with(|| call.to_owned()).clone();
         self.is_gone.store(true, Ordering::SeqCst);
@@ -89,20 +89,20 @@ impl Liveness {
 
     /// It went away in one of several requests.
     pub fn record(&self, outage: Outage) {
-        let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outages = self.outages.lock();
         outages.push(outage);
     }
 
     /// Each time that it went away in one of several requests.
     pub fn outages(&self) -> Vec<Outage> {
-        let outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
+        let outages = self.outages.lock();
         outages.clone()
     }
 
     /// The driver was asked whether it is there, and is. A call that was under way when it went away may be
     /// answered later than others, which says nothing.
     pub fn is_back(&self) {
-        let mut gone = self.gone();
+        let mut gone = self.gone.lock();
         *gone = None;
         self.is_gone.store(false, Ordering::SeqCst);
     }
@@ -114,17 +114,13 @@ impl Liveness {
 
     /// What the driver went away in, if it has not answered since.
     pub fn gone_since(&self) -> Option<String> {
-        self.gone().clone()
-    }
-
-    fn gone(&self) -> MutexGuard<'_, Option<String>> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gone.lock().clone()
     }
 
     /// A call was not answered. An outage is as long as from the first to the last of them,
     /// so that a pause is none.
     pub fn unreachable(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         *state = match *state {
             State::Reachable => State::UnreachableSince(Instant::now()),
             State::UnreachableSince(since) if since.elapsed() >= self.timeout => {
@@ -137,13 +133,13 @@ impl Liveness {
 
     /// Whether the last that was heard of the driver was an answer.
     pub fn answers(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state == State::Reachable && self.gone().is_none()
+        let state = self.state.lock();
+        *state == State::Reachable && self.gone.lock().is_none()
     }
 
     /// Whether the driver was given up.
     pub fn is_lost(&self) -> bool {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) == State::Lost
+        *self.state.lock() == State::Lost
     }
 }
 

@@ -1,9 +1,10 @@
 //! What is tested.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::HeaderMap;
+use parking_lot::Mutex;
 
 use super::wire::Wire;
 use cmi_driver::{Driver, Operation};
@@ -73,7 +74,7 @@ pub struct AnswerMetadata(Mutex<Vec<(Operation, String)>>);
 impl AnswerMetadata {
     /// The values since they were last read, each with the call that it answered.
     pub(crate) fn take(&self) -> Vec<(Operation, String)> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -81,9 +82,6 @@ impl MetadataObserver for AnswerMetadata {
     fn observe(&self, operation: Operation, metadata: &HeaderMap) {
         let values = metadata.values();
         let texts = values.map(|value| (operation, String::from_utf8_lossy(value.as_bytes()).into_owned()));
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(texts);
+        self.0.lock().extend(texts);
     }
 }

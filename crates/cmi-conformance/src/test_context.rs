@@ -8,8 +8,9 @@ mod vms;
 mod watch;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
@@ -58,11 +59,6 @@ pub struct Shared {
 /// The secret text in the bootstrap data of a run.
 pub fn canary(run: &str) -> String {
     format!("canary-{run}-of-conformance")
-}
-
-/// What is under a lock here is whole also where a case has panicked.
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a case works with. Clones share the machines.
@@ -141,12 +137,12 @@ impl TestContext {
 
     /// What is worth a look and breaks no rule.
     pub fn warnings(&self) -> Vec<String> {
-        lock(&self.warnings).clone()
+        self.warnings.lock().clone()
     }
 
     /// Notes what is worth a look and breaks no rule.
     pub fn warn(&self, message: impl Into<String>) {
-        lock(&self.warnings).push(message.into());
+        self.warnings.lock().push(message.into());
     }
 
     /// Notes that the case, though it is run, tries less than it could if the configuration said this.
@@ -158,12 +154,12 @@ impl TestContext {
 
     /// Notes that the case, though it is run, tries less than it could, and what has to be added.
     pub fn goes_only_so_far_for_want_of(&self, what: impl Into<String>) {
-        lock(&self.missing).insert(what.into());
+        self.missing.lock().insert(what.into());
     }
 
     /// The settings for want of which the case has tried less than it could.
     pub fn missing(&self) -> Vec<String> {
-        lock(&self.missing).iter().cloned().collect()
+        self.missing.lock().iter().cloned().collect()
     }
 
     /// A machine in the case's cluster. Its name is unique over all cases, for back

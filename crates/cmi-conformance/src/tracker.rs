@@ -1,10 +1,11 @@
 //! Every VM that a case may have made, so that nothing stays behind.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::ledger::Ledger;
 use super::machine_request::MachineRequest;
 use cmi_driver::{Code, LastKnownState, Machine, ProviderId};
+use parking_lot::Mutex;
 
 /// The machines of one case, in the order in which they were asked for.
 #[derive(Debug, Default)]
@@ -103,12 +104,12 @@ impl Tracker {
 
     /// What was tracked. From now on, the caller has to delete it.
     pub fn take(&self) -> Vec<Tracked> {
-        std::mem::take(&mut *self.tracked())
+        std::mem::take(&mut *self.tracked.lock())
     }
 
     /// Changes what is tracked of a machine, which comes first to be deleted.
     fn last(&self, request: &MachineRequest, change: impl FnOnce(&mut Tracked)) {
-        let mut all = self.tracked();
+        let mut all = self.tracked.lock();
         let before = all.iter().position(|tracked| tracked.is(request));
         let mut tracked = before.map_or_else(|| Tracked::new(request), |at| all.remove(at));
         change(&mut tracked);
@@ -117,13 +118,9 @@ impl Tracker {
     }
 
     fn update(&self, request: &MachineRequest, change: impl FnOnce(&mut Tracked)) {
-        if let Some(tracked) = self.tracked().iter_mut().find(|tracked| tracked.is(request)) {
+        if let Some(tracked) = self.tracked.lock().iter_mut().find(|tracked| tracked.is(request)) {
             change(tracked);
             self.ledger.record(&tracked.request, tracked.id.as_ref());
         }
-    }
-
-    fn tracked(&self) -> MutexGuard<'_, Vec<Tracked>> {
-        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

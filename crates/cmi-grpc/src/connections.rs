@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep};
@@ -110,7 +111,7 @@ impl Connections {
     pub async fn admit(&self, peer: Peer) -> Ticket {
         let evicted = CancellationToken::new();
         let (id, is_full) = {
-            let mut table = self.0.table();
+            let mut table = self.0.table.lock();
             let id = table.insert(peer, evicted.clone());
             let is_full = table.served.len() > self.0.most;
             if is_full {
@@ -126,7 +127,7 @@ impl Connections {
         if is_full {
             // Those that came before are read before the next one comes, which may evict them.
             tokio::task::yield_now().await;
-            while self.0.table().open > 2 * self.0.most {
+            while self.0.table.lock().open > 2 * self.0.most {
                 self.0.closed.notified().await;
             }
         }
@@ -137,16 +138,12 @@ impl Connections {
     /// connection, and waits a moment.
     pub async fn failed_to_accept(&self, error: &io::Error) {
         tracing::warn!(%error, "accepting a connection failed");
-        self.0.table().evict(self.0.most, None);
+        self.0.table.lock().evict(self.0.most, None);
         sleep(ACCEPT_PAUSE).await;
     }
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 impl Table {
     fn tick(&mut self) -> u64 {
@@ -226,7 +223,7 @@ impl Table {
 impl Ticket {
     /// To be called when the connection makes a request.
     pub fn record_request(&self) {
-        self.shared.table().record_request(self.id);
+        self.shared.table.lock().record_request(self.id);
     }
 
     /// Resolves when the connection has to be closed, since there are too many.
@@ -237,7 +234,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut table = self.shared.table();
+        let mut table = self.shared.table.lock();
         table.remove(self.id);
         table.open -= 1;
         drop(table);
@@ -455,12 +452,12 @@ mod tests {
                 tickets.swap_remove(step % tickets.len());
             }
             tickets.retain(|ticket| !is_evicted(ticket));
-            let table = connections.0.table();
+            let table = connections.0.table.lock();
             assert!(table.served.len() <= 5 && table.open == tickets.len());
             assert_eq!(table.crowds.values().sum::<usize>(), table.served.len());
         }
         drop(tickets);
-        assert_eq!(connections.0.table().open, 0);
+        assert_eq!(connections.0.table.lock().open, 0);
     }
 
     /// File descriptors are bounded also while those that were evicted are being closed.

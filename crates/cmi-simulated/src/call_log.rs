@@ -8,8 +8,9 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::clock::{Clock, Instant};
@@ -173,7 +174,7 @@ impl CallLog {
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Lines) -> T) -> T {
-        work(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.shared.lock())
     }
 }
 

@@ -1,11 +1,11 @@
 //! What goes wrong, and when.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use garde::Validate;
+use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use cmi_driver::{Code, LastKnownState, Operation, Status};
@@ -198,11 +198,7 @@ impl Faults {
     pub fn forget(&self) {
         self.configured.forget();
         if let Some(file) = &self.file {
-            file.state
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .set
-                .forget();
+            file.state.lock().set.forget();
         }
     }
 }
@@ -227,7 +223,7 @@ impl FaultsFile {
 
     /// What the faults say that the file has now.
     fn with_state<T>(&self, ask: impl FnOnce(&Set) -> T) -> T {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if let Err(error) = state.refresh(&self.path) {
             tracing::error!(path = %self.path.display(), error = format!("{error:#}"),
                 "the faults file is not valid; the faults of before stay");
@@ -236,11 +232,7 @@ impl FaultsFile {
     }
 
     fn not_ready(&self) -> bool {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .set
-            .not_ready()
+        self.state.lock().set.not_ready()
     }
 }
 
@@ -285,17 +277,17 @@ impl Set {
     }
 
     fn forget(&self) {
-        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.0.lock();
         faults.iter_mut().for_each(|(_, calls)| *calls = 0);
     }
 
     fn has(&self, fault: &Fault) -> bool {
-        let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = self.0.lock();
         faults.iter().any(|(one, _)| one == fault)
     }
 
     fn not_ready(&self) -> bool {
-        let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = self.0.lock();
         faults.iter().any(|(fault, _)| fault.not_ready)
     }
 
@@ -307,7 +299,7 @@ impl Set {
 
     /// The first of these that happens; counts the call for each that fits and is not used up before it.
     fn next_of(&self, wanted: impl Fn(&Fault) -> bool) -> Option<Fault> {
-        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.0.lock();
         faults
             .iter_mut()
             .filter(|(fault, _)| wanted(fault))

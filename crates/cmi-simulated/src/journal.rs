@@ -10,11 +10,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::clock::{Clock, Instant};
 use super::cloud::{Cloud, Entry, Event};
 use cmi_driver::{Code, Status};
+use parking_lot::Mutex;
 
 /// Why the journal could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +116,7 @@ impl Journal {
             .open(path)?;
         let journal = Self::in_memory(clock);
         {
-            let mut shared = journal.lock();
+            let mut shared = journal.shared.lock();
             shared.file = Some(StateFile::new(file));
             shared.catch_up()?;
         }
@@ -127,7 +128,7 @@ impl Journal {
     /// # Errors
     /// When the file can't be read.
     pub fn read<T>(&self, question: impl FnOnce(&Cloud, Instant) -> T) -> Result<T, JournalError> {
-        let mut shared = self.lock();
+        let mut shared = self.shared.lock();
         shared.catch_up()?;
         let now = self.clock.now();
         shared.cloud.advance(now);
@@ -144,14 +145,9 @@ impl Journal {
         &self,
         decide: impl FnOnce(&Cloud, Instant) -> cmi_driver::Result<Decision<T>>,
     ) -> cmi_driver::Result<T> {
-        let mut shared = self.lock();
+        let mut shared = self.shared.lock();
         let _held = shared.file.as_ref().map(StateFile::lock).transpose()?;
         shared.change(&*self.clock, decide)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        // The state is changed only by whole entries, so it is sound even after a panic elsewhere.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

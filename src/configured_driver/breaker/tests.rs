@@ -64,11 +64,11 @@ struct Woken(Arc<Mutex<Vec<String>>>);
 impl Woken {
     fn waker(&self, uid: &str) -> Waker {
         let (woken, uid) = (self.clone(), uid.to_owned());
-        Waker::new(move || woken.0.lock().unwrap().push(uid))
+        Waker::new(move || woken.0.lock().push(uid))
     }
 
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.0.lock())
     }
 }
 
@@ -127,7 +127,7 @@ async fn other_errors_leave_a_closed_breaker_closed() {
     let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
     let down: Result<(), _> = Err(Status::new(Code::Unavailable, "down"));
     breakers.attempt(&key).unwrap().record(&down);
-    assert!(breakers.allows(&key, "m", NONE) && breakers.lock().is_empty());
+    assert!(breakers.allows(&key, "m", NONE) && breakers.by_class.lock().is_empty());
 }
 
 /// What was let through before it opened, and has waited for the driver's rate since.
@@ -168,7 +168,7 @@ async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doub
     }
     assert_eq!(rounds, [1, 2, 4, 8, 5]);
     tick(&breakers, 1).await;
-    assert!(breakers.lock().is_empty(), "it is closed");
+    assert!(breakers.by_class.lock().is_empty(), "it is closed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -246,7 +246,7 @@ async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
         }
     }
     assert_eq!(tries, [5, 15, 35, 75, 155]);
-    breakers.lock().get_mut(&key).unwrap().state = CircuitState::HalfOpen {
+    breakers.by_class.lock().get_mut(&key).unwrap().state = CircuitState::HalfOpen {
         expected: None,
         since: Instant::now(),
     };

@@ -11,11 +11,11 @@ struct WokenKeys(Arc<Mutex<Vec<String>>>);
 impl WokenKeys {
     fn waker(&self, key: &str) -> Waker {
         let (woken, key) = (self.clone(), key.to_owned());
-        Waker::new(move || woken.0.lock().unwrap().push(key))
+        Waker::new(move || woken.0.lock().push(key))
     }
 
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.0.lock())
     }
 }
 
@@ -154,7 +154,7 @@ async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does(
     }
     assert!(permits.try_acquire(Priority::Create, "create", woken.waker("create")));
     assert_eq!(start.elapsed(), Duration::ZERO);
-    let state = permits.lock();
+    let state = permits.queue.lock();
     assert!(state.queued.is_empty() && state.woken.is_empty() && state.flows.keys().eq([&Arc::from("ns")]));
 }
 

@@ -4,10 +4,11 @@
 //! but HTTP/2 leads every request over the connection that there is. Over HTTP/1.1, a request that is given
 //! up ends its connection, and the next one gets another.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::{Connector, Http, http};
@@ -66,7 +67,7 @@ impl Connections {
 
     /// The connection for a request that is sent now.
     pub(super) fn send(self: &Arc<Self>, purpose: Purpose) -> Unanswered {
-        let generation = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
+        let generation = Arc::clone(&self.current.read());
         let answers = generation.of(purpose).answers.load(Ordering::Relaxed);
         Unanswered {
             connections: Arc::clone(self),
@@ -79,7 +80,7 @@ impl Connections {
 
     /// Replaces these connections, unless that was done.
     fn replace(&self, stalled: &Arc<Generation>) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         if Arc::ptr_eq(&current, stalled) {
             *current = Arc::new(Generation::new(&self.connector));
             tracing::warn!("the API server answers nothing over this connection; connecting anew");

@@ -1,6 +1,6 @@
 //! The fault that a case has caused, and whether the driver took notice of it.
 
-use super::{TestContext, lock};
+use super::TestContext;
 use crate::answer::CaseError;
 use crate::hooks::Hook;
 use cmi_driver::Code;
@@ -24,7 +24,7 @@ pub struct Fault {
 impl TestContext {
     /// Notes a hook that was run.
     pub(super) fn hook_ran(&self, hook: Hook) {
-        let mut fault = lock(&self.fault);
+        let mut fault = self.fault.lock();
         match hook {
             Hook::Restore | Hook::Unlock => {
                 // What ends a case undoes everything once more.
@@ -62,7 +62,7 @@ impl TestContext {
 
     /// Notes a call that answered OK. After a restart every call has to.
     pub(crate) fn answered_ok(&self, call: &str) {
-        let mut fault = lock(&self.fault);
+        let mut fault = self.fault.lock();
         let meant_to_fail = |fault: &&mut Fault| fault.is_on && fault.hook != Hook::Restart;
         if let Some(fault) = fault.as_mut().filter(meant_to_fail) {
             fault.unaffected.get_or_insert_with(|| call.to_owned());
@@ -72,7 +72,7 @@ impl TestContext {
     /// Notes a call that was refused. One that is refused in the same way after the fault was undone shows
     /// that it may not have been.
     pub(crate) fn was_refused(&self, call: &str, code: Code) {
-        let mut fault = lock(&self.fault);
+        let mut fault = self.fault.lock();
         let Some(fault) = fault.as_mut() else { return };
         if fault.is_on {
             fault.code.get_or_insert(code);
@@ -85,7 +85,7 @@ impl TestContext {
 
     /// Notes something else that is as it was before a fault was undone.
     pub(crate) fn remains(&self, seen: &str) {
-        let mut fault = lock(&self.fault);
+        let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.undone_by.is_some()) {
             fault.remains.get_or_insert_with(|| seen.to_owned());
         }
@@ -93,7 +93,7 @@ impl TestContext {
 
     /// What to look at when a case does not pass after a fault that was undone, and is still to be seen.
     pub fn still_there(&self) -> Option<String> {
-        let fault = lock(&self.fault);
+        let fault = self.fault.lock();
         let fault = fault.as_ref()?;
         let (hook, seen) = (fault.undone_by?, fault.remains.as_ref()?);
         Some(format!(
@@ -105,7 +105,7 @@ impl TestContext {
 
     /// Notes that what a hook did has passed by itself.
     pub(crate) fn is_over(&self, hook: Hook) {
-        let mut fault = lock(&self.fault);
+        let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.hook == hook) {
             fault.is_on = false;
         }
@@ -113,14 +113,14 @@ impl TestContext {
 
     /// The fault that the driver may have for a reason to be out of reach, or to answer as if it were.
     pub(super) fn disturbance(&self) -> Option<Hook> {
-        let fault = lock(&self.fault);
+        let fault = self.fault.lock();
         let hook = fault.as_ref().filter(|fault| fault.is_on)?.hook;
         hook.reaches_the_driver().then_some(hook)
     }
 
     /// What to look at when a case fails after a fault that the driver took no notice of.
     pub fn without_effect(&self) -> Option<String> {
-        let fault = lock(&self.fault).clone()?;
+        let fault = self.fault.lock().clone()?;
         let (hook, call) = (fault.hook, fault.unaffected?);
         Some(format!(
             "{call} answered OK after the hook `{hook}`: the driver hides that fault, or {}",

@@ -1,10 +1,11 @@
 //! The way to a plugin: a session while there is one, and when to try again while there is none.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -162,7 +163,7 @@ impl Channel {
     /// Makes no more calls on the connection of this session: nothing comes back on it. A session that
     /// has taken its place stays.
     pub(super) fn give_up(&self, silent: &Arc<Session>) {
-        let mut session = self.session.write().unwrap_or_else(PoisonError::into_inner);
+        let mut session = self.session.write();
         if session.as_ref().is_some_and(|used| Arc::ptr_eq(used, silent)) {
             *session = None;
         }
@@ -173,10 +174,7 @@ impl Channel {
     }
 
     fn latest(&self) -> Option<Arc<Session>> {
-        self.session
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.session.read().clone()
     }
 
     async fn open(&self) -> std::result::Result<Session, OpenError> {
@@ -222,7 +220,7 @@ impl Channel {
         let is_the_same = self
             .living()
             .is_some_and(|old| old.handshake == session.handshake);
-        *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
+        *self.session.write() = Some(Arc::clone(&session));
         if !is_the_same {
             self.connection_generation.fetch_add(1, Ordering::AcqRel);
             let info = &session.handshake.info;

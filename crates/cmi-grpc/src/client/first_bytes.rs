@@ -2,10 +2,11 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How many bytes are kept: the first line of HTTP/1, or the head of a frame or of a record.
@@ -29,12 +30,7 @@ impl FirstBytes {
     /// What was found, and what to check; nothing where the bytes are those of the protocol that was
     /// expected, or where there are none.
     pub(super) fn found(&self, expects_tls: bool) -> Option<String> {
-        let bytes = self
-            .0
-            .bytes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let bytes = self.0.bytes.lock().clone();
         let bytes = bytes.as_slice();
         if bytes.is_empty() {
             return None;
@@ -69,11 +65,7 @@ impl FirstBytes {
 
     /// Whether nothing came.
     pub(super) fn is_none(&self) -> bool {
-        self.0
-            .bytes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        self.0.bytes.lock().is_empty()
     }
 
     /// The server asks for a certificate of the client, and there is none to show.
@@ -88,7 +80,7 @@ impl FirstBytes {
     }
 
     fn add(&self, bytes: &[u8]) -> usize {
-        let mut first = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.0.bytes.lock();
         let room = KEPT.saturating_sub(first.len()).min(bytes.len());
         first.extend(bytes.iter().take(room));
         KEPT.saturating_sub(first.len())

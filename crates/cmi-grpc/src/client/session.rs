@@ -1,8 +1,8 @@
 //! A connection with the plugin's handshake.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::connection::Connection;
@@ -80,7 +80,7 @@ impl Session {
         if !self.handshake.capabilities.supports(operation) {
             return Err(Status::unimplemented(operation));
         }
-        match &*self.health.read().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.health.read() {
             PluginHealth::Ready => Ok(()),
             PluginHealth::NotYet => Err(Status::new(
                 Code::Unavailable,
@@ -100,7 +100,7 @@ impl Session {
             self.confirm(deadline).await?;
         }
         if let Some(health) = PluginHealth::from_probe(&answer) {
-            *self.health.write().unwrap_or_else(PoisonError::into_inner) = health;
+            *self.health.write() = health;
         }
         Ok(answer?)
     }

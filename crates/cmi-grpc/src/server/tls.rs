@@ -1,9 +1,10 @@
 //! TLS of a server: 1.2 or later, with certificates from files. Both sides of a plugin show one.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::{fmt, fs, io};
 
+use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
@@ -126,7 +127,7 @@ impl ServerTls {
                     error = &error as &dyn std::error::Error,
                     "the new certificates can't be used"
                 );
-                let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+                let loaded = self.loaded.lock();
                 loaded.as_ref().map(|loaded| Arc::clone(&loaded.config).into())
             }
         }
@@ -134,7 +135,7 @@ impl ServerTls {
 
     fn current(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let texts = self.files.read()?;
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.lock();
         if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.texts == texts) {
             return Ok(Arc::clone(&loaded.config));
         }
