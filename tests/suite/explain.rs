@@ -160,7 +160,7 @@ async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_pa
     full.gone().await?;
     eventually(DEADLINE, "the line of the force delete", async || {
         let log = provider.log()?;
-        let is_told = |line: &str| line.contains("let go by force") && line.contains(&machine);
+        let is_told = |line: &str| line.contains("removed by force") && line.contains(&machine);
         ensure!(
             log.lines().filter(|line| is_told(line)).count() == 1,
             "no such line"
