@@ -132,11 +132,6 @@ async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, E
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Mutex;
-
-    use serde_json::Value;
-
     use super::*;
     use crate::machine::fakes::{Server, Vms};
     use crate::machine::fixtures::{MachineFixture, at, machine};
@@ -217,39 +212,6 @@ mod tests {
         };
         let waited = tokio::time::timeout(Duration::from_secs(30), waited).await;
         assert!(waited.is_ok(), "{what}");
-    }
-
-    /// What is written in JSON, a line each.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[tokio::test]
-    async fn the_log_names_the_object_with_its_namespace() {
-        let (server, log) = (Server::with(&made().build()), Log::default());
-        let writer = log.clone();
-        let logs = tracing_subscriber::fmt()
-            .json()
-            .with_writer(move || writer.clone());
-        let guard = tracing::subscriber::set_default(logs.finish());
-        server.erase();
-        left_by(&server, &Vms::default()).await;
-        drop(guard);
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        let line = text
-            .lines()
-            .find(|line| line.contains("went with the finalizer on"));
-        let line: Value = serde_json::from_str(line.unwrap()).unwrap();
-        assert_eq!(line["fields"]["machine"], "ns1/m1", "{line}");
     }
 
     #[tokio::test]
