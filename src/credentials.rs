@@ -7,7 +7,7 @@ use kube::Client;
 
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::configured_driver::ConfiguredDriver;
-use cmi_driver::Secrets;
+use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
 /// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named,
 /// those that the drivers file gives the driver; none without either. `field` is what names the Secret.
@@ -23,6 +23,24 @@ pub async fn of(
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
     let read = movable(client, driver, namespace, secret, field).await?;
     Ok(read.map(|(secrets, _)| secrets))
+}
+
+/// The class of a call: the provider spec, with the credentials as [`of`] reads them.
+///
+/// # Errors
+/// As [`of`].
+pub async fn class(
+    client: &Client,
+    driver: &ConfiguredDriver,
+    namespace: &str,
+    secret: Option<&str>,
+    provider_spec: ProviderSpec,
+) -> Result<Result<MachineClass, InvalidSecret>, Error> {
+    let read = of(client, driver, namespace, secret, secrets::SECRET_REF).await?;
+    Ok(read.map(|secrets| MachineClass {
+        provider_spec,
+        secrets,
+    }))
 }
 
 /// As [`of`], and whether they are at the target after `clusterctl move`: the provider's own are not moved.

@@ -9,7 +9,6 @@ use kube::Client;
 
 use crate::api::ObjectMetaExt as _;
 use crate::apiserver::Error;
-use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError};
 use crate::credentials;
 use crate::reconciler::{Enqueue, waker};
@@ -93,14 +92,10 @@ impl Query<'_> {
         if !capabilities.supports(Q::OPERATION) {
             return Ok(QueryResult::NotSupported);
         }
-        let read = credentials::of(self.client, driver, namespace, self.secret, SECRET_REF).await?;
-        let secrets = match read {
-            Ok(secrets) => secrets,
+        let read = credentials::class(self.client, driver, namespace, self.secret, provider_spec).await?;
+        let class = match read {
+            Ok(class) => class,
             Err(cause) => return Ok(QueryResult::NoSecrets(cause.to_string())),
-        };
-        let class = MachineClass {
-            provider_spec,
-            secrets,
         };
         Ok(match request(class).send(permit.driver()).await {
             Ok(known) => QueryResult::Known(known),

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use kube::Client;
 
 pub use self::class_ref::{ClassId, ClassRef};
-use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::credentials;
@@ -117,11 +116,7 @@ pub async fn class(
 ) -> Result<MachineClass, ListError> {
     let provider_spec: ProviderSpec = serde_json::from_str(&class.spec).map_err(ListError::ProviderSpec)?;
     let secret = class.secret.as_deref();
-    let secrets = credentials::of(client, driver, namespace, secret, SECRET_REF).await??;
-    Ok(MachineClass {
-        provider_spec,
-        secrets,
-    })
+    Ok(credentials::class(client, driver, namespace, secret, provider_spec).await??)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use kube::Client;
 
 use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::secrets::SECRET_REF;
 use crate::configured_driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
 use crate::driver_resolution::driver_of;
 use crate::{credentials, identity};
@@ -40,7 +39,8 @@ impl SeenVm {
     }
 }
 
-/// Asks the driver, by what the provider would ask with. Changes nothing.
+/// Asks the driver, by what the provider would ask with. Changes nothing. Not by a
+/// [`crate::driver_query::Query`]: a command waits for its permit, and says of each step why it failed.
 pub(super) async fn of(
     client: &Client,
     drivers: Option<&ConfiguredDrivers>,
@@ -56,17 +56,14 @@ pub(super) async fn of(
         Err(why) => return SeenVm::NotCalled(format!("by the drivers file that was given, {why}")),
     };
     let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
+    // A machine that was never created has its spec without the tags: nothing carries its identity.
+    let spec =
+        identity::applied_spec(machine).unwrap_or_else(|| ProviderSpec(machine.spec.provider_spec.clone()));
     let secret = identity::credentials(machine);
-    let secrets = match credentials::of(client, &driver, namespace, secret, SECRET_REF).await {
-        Ok(Ok(secrets)) => secrets,
+    let class = match credentials::class(client, &driver, namespace, secret, spec).await {
+        Ok(Ok(class)) => class,
         Ok(Err(why)) => return SeenVm::NotCalled(why.to_string()),
         Err(error) => return SeenVm::NotCalled(format!("the credentials can't be read: {error}")),
-    };
-    // A machine that was never created has its spec without the tags: nothing carries its identity.
-    let spec = identity::applied_spec(machine);
-    let class = MachineClass {
-        provider_spec: spec.unwrap_or_else(|| ProviderSpec(machine.spec.provider_spec.clone())),
-        secrets,
     };
     look_up(&permit, machine, class).await
 }

@@ -17,7 +17,7 @@ use crate::admission::{self, Enforcement};
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
-use crate::apiserver::secrets::{Redactor, SECRET_REF};
+use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, NewEvent, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
 use crate::credentials;
@@ -118,8 +118,9 @@ async fn prepared(
     }
     let name = identity::credentials(infra);
     let driver = permit.configured_driver();
-    let secrets = match credentials::of(&ctx.client, driver, gathered.namespace(), name, SECRET_REF).await? {
-        Ok(secrets) => secrets,
+    let spec = restart.spec.clone();
+    let class = match credentials::class(&ctx.client, driver, gathered.namespace(), name, spec).await? {
+        Ok(class) => class,
         Err(invalid) => {
             // Secrets are not watched.
             let requeue = Requeue::BackOff(Duration::ZERO);
@@ -129,10 +130,6 @@ async fn prepared(
                 requeue,
             )));
         }
-    };
-    let class = MachineClass {
-        provider_spec: restart.spec.clone(),
-        secrets,
     };
     match permit.driver().prepare_call(Operation::RestartMachine).await {
         Ok(()) => Ok(Ok(class)),
