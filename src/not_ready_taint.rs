@@ -98,17 +98,17 @@ async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue
     // Before anything is read, so that what comes meanwhile leads to another reconcile.
     let node_changed = ctx.changed_nodes.remove(machine.metadata.uid());
     let outcome = untaint(machine, ctx, node_changed).await;
-    if node_changed && !matches!(outcome, Ok(Outcome::Done)) {
+    if node_changed && !matches!(outcome, Ok(TaintRemoval::Done)) {
         ctx.changed_nodes.insert(machine.metadata.uid());
     }
     outcome.map(|outcome| match outcome {
-        Outcome::Done | Outcome::NotYet => Requeue::OnChange,
-        Outcome::Requeue(requeue) => requeue,
+        TaintRemoval::Done | TaintRemoval::NotYet => Requeue::OnChange,
+        TaintRemoval::Requeue(requeue) => requeue,
     })
 }
 
-/// What came of a Node's taint.
-enum Outcome {
+/// How far the removal of a taint has come.
+enum TaintRemoval {
     /// There is nothing left to do.
     Done,
     /// Nothing can be done before something changes.
@@ -117,7 +117,7 @@ enum Outcome {
     Requeue(Requeue),
 }
 
-async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Result<Outcome, Error> {
+async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Result<TaintRemoval, Error> {
     let (owner, cluster) = gather(machine, ctx);
     let observed = Observed {
         owner: owner.as_deref(),
@@ -125,7 +125,7 @@ async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> R
         node_changed,
     };
     let Some((removal, cluster)) = plan(machine, &observed) else {
-        return Ok(Outcome::NotYet);
+        return Ok(TaintRemoval::NotYet);
     };
     let visit = async |connection: &_| remove_taint(connection, &removal, &ctx.leadership).await;
     let visited = ctx.workload_clusters.visit(cluster, visit).await?;
@@ -147,22 +147,22 @@ async fn publish(
     ctx: &Context,
     removal: &Removal,
     visited: Visit<Option<Progress>>,
-) -> Result<Outcome, Error> {
-    let later = |wait| Outcome::Requeue(Requeue::After(wait));
+) -> Result<TaintRemoval, Error> {
+    let later = |wait| TaintRemoval::Requeue(Requeue::After(wait));
     let (progress, wait) = match visited {
         Visit::Busy => return Ok(later(workload_cluster::busy_wait(machine.metadata.uid()))),
         Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), retry_after),
-        Visit::Made(None) => return Ok(Outcome::Requeue(Requeue::BackOff(Duration::ZERO))),
+        Visit::Made(None) => return Ok(TaintRemoval::Requeue(Requeue::BackOff(Duration::ZERO))),
         // Cluster API names a Node that is gone; another may come.
         Visit::Made(Some(progress)) => (progress, LONG_WAIT),
     };
     let outcome = match progress {
-        Progress::Removed(_) | Progress::NotTainted(_) | Progress::RemovedBefore => Outcome::Done,
+        Progress::Removed(_) | Progress::NotTainted(_) | Progress::RemovedBefore => TaintRemoval::Done,
         Progress::NoNode | Progress::ForeignNode(_) | Progress::Refused(_) | Progress::Unreachable(_) => {
             later(wait)
         }
     };
-    if removal.is_done && !matches!(outcome, Outcome::Done) {
+    if removal.is_done && !matches!(outcome, TaintRemoval::Done) {
         // That a Node can't be looked at says nothing of a taint that is gone.
         return Ok(outcome);
     }

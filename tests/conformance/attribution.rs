@@ -1,4 +1,4 @@
-//! Only what is broken is a finding: what could not be judged is neither broken nor shown to hold.
+//! Only what is broken is a finding: what was inconclusive is neither broken nor shown to hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw::{self, *};
-use crate::judged;
 use crate::mutant::Mutant;
+use crate::tested;
 
 async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
-    judged(&simulated, mutant, only).await
+    tested(&simulated, mutant, only).await
 }
 
 /// The simulated driver, with another provider spec.
@@ -43,7 +43,7 @@ async fn run_with(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> R
 
 /// DRV-33
 #[tokio::test(flavor = "multi_thread")]
-async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_not_judged() {
+async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_inconclusive() {
     let report = mutant(Boasts(Operation::ListMachines), &[]).await;
     assert!(report.rule("DRV-33").unwrap().verdict.is_failure());
     let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
@@ -60,7 +60,7 @@ async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_not_judged(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_in_which_something_could_not_be_judged_is_not_compliant() {
+async fn a_run_in_which_something_was_inconclusive_is_not_compliant() {
     let report = mutant(Boasts(Operation::ListMachines), &["delete-deletes"]).await;
     assert_eq!(report.broken().count(), 0);
     assert!(!report.passed);

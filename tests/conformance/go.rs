@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use testbed::{Go, GoDriver, go_driver};
 use tokio_util::sync::CancellationToken;
 
-use crate::python::{judged, rules};
+use crate::python::{rules, tested};
 use crate::restarted::{self, Restarted};
 
 /// How often the cases about deadlines are run: of a driver that keeps its deadlines, more than half of the
@@ -57,7 +57,7 @@ async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_
     let cloud = folder.path().join("cloud");
     let driver = Restarted::start(&folder, "go", &Go::find().await?.command(&cloud)).await?;
     let config = configuration(&cloud, Some(&driver))?;
-    let report = judged(&folder, &driver.endpoint, &config, &[]).await?;
+    let report = tested(&folder, &driver.endpoint, &config, &[]).await?;
     ensure!(
         rules(&report, "passed") > 250,
         "{} passed",

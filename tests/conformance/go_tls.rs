@@ -1,4 +1,4 @@
-//! The driver in Go over TLS, judged as any other, by a client that has a certificate.
+//! The driver in Go over TLS, tested as any other, by a client that has a certificate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use testbed::{Go, free_address};
 use tokio::net::TcpStream;
 
 use crate::go::configuration;
-use crate::python::judged_at;
+use crate::python::tested_at;
 
 const DRIVER: &str = "driver.example.com";
 const START_DEADLINE: Duration = Duration::from_mins(1);
@@ -126,7 +126,7 @@ async fn the_driver_in_go_keeps_the_rules_over_tls_and_serves_no_client_of_anoth
         .await?;
 
     let client = plugin(&address, &Files::write(folder.path(), &authority, "client")?);
-    let report = judged_at(&folder, &client, &configuration(&cloud, None)?, &CASES).await?;
+    let report = tested_at(&folder, &client, &configuration(&cloud, None)?, &CASES).await?;
     let cases = report["cases"].as_array().context("there are cases")?;
     ensure!(cases.len() == CASES.len(), "{report}");
 

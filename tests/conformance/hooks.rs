@@ -70,11 +70,11 @@ impl Progress for Waits {
     fn ended(&self, _case: &CaseReport, _done: usize, _of: usize) {}
 }
 
-async fn judged(target: Target, config: Config, hooks: impl Hooks, only: &[&str]) -> Report {
-    judged_and_told(target, config, hooks, only, &()).await
+async fn tested(target: Target, config: Config, hooks: impl Hooks, only: &[&str]) -> Report {
+    tested_and_told(target, config, hooks, only, &()).await
 }
 
-async fn judged_and_told(
+async fn tested_and_told(
     target: Target,
     config: Config,
     hooks: impl Hooks,
@@ -93,7 +93,7 @@ async fn with_hook(hook: Hook, does: Does, case: &str) -> CaseReport {
     let target = Target::in_process("simulated", simulated.driver.clone());
     let cloud = Arc::clone(&simulated.hooks);
     let hooks = Otherwise { hook, does, cloud };
-    let report = judged(target, simulated.config.clone(), hooks, &[case]).await;
+    let report = tested(target, simulated.config.clone(), hooks, &[case]).await;
     report.cases.into_iter().find(|ended| ended.name == case).unwrap()
 }
 
@@ -177,7 +177,7 @@ async fn a_restart_that_ends_no_connection_is_named_and_no_case_passes_by_it() {
         "restart-changes-nothing-said",
         "wire-restart",
     ];
-    let report = judged(target, simulated.config.clone(), hooks, &cases).await;
+    let report = tested(target, simulated.config.clone(), hooks, &cases).await;
     for case in &report.cases {
         let Verdict::Inconclusive { reason } = &case.verdict else {
             panic!("{}: {:?}", case.name, case.verdict);
@@ -201,7 +201,7 @@ async fn a_driver_that_does_not_come_back_is_awaited_by_name_and_named_once() {
     config.call_seconds = 12.0;
     let waits = Waits::default();
     let cases = ["restart-finds-the-vm", "restart-adopts-the-vm"];
-    let report = judged_and_told(target, config, hooks, &cases, &waits).await;
+    let report = tested_and_told(target, config, hooks, &cases, &waits).await;
     let waits = waits.0.into_inner().unwrap();
     let is_named = |waiting: &Waiting| {
         waiting.case == "restart-finds-the-vm"
@@ -245,7 +245,7 @@ async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
         let hooks = Otherwise { hook, does, cloud };
         let mut config = simulated.config.clone();
         config.call_seconds = 3.0;
-        let report = judged(target, config, hooks, &[case]).await;
+        let report = tested(target, config, hooks, &[case]).await;
         let reason = report.cases[0].verdict.reason().unwrap();
         assert!(
             report.cases[0].verdict.is_failure()
@@ -266,7 +266,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
     let simulated = Simulated::new().unwrap();
     let target = || Target::in_process("simulated", simulated.driver.clone());
     let several = ["status-several-vms"];
-    let report = judged(target(), simulated.config.clone(), hooks(&simulated), &several).await;
+    let report = tested(target(), simulated.config.clone(), hooks(&simulated), &several).await;
     let Verdict::Inconclusive { reason } = &report.cases[0].verdict else {
         panic!("{:?}", report.cases[0].verdict);
     };
@@ -280,7 +280,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
     config.unique_names = true;
     config.many_machines = Some(8);
     let hooks = OneVmOfAName(Arc::clone(&simulated.hooks));
-    let report = judged(target(), config, hooks, &[]).await;
+    let report = tested(target(), config, hooks, &[]).await;
     let fared = &report.rule("DRV-GS-11").unwrap().verdict;
     assert!(matches!(fared, Verdict::Skipped { .. }), "{fared:?}");
     let top = report.layers.last().unwrap();
@@ -303,7 +303,7 @@ async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_t
             does: Does::Nothing,
             cloud: Arc::clone(&simulated.hooks),
         };
-        let report = judged(target, config, hooks, &["status-several-vms"]).await;
+        let report = tested(target, config, hooks, &["status-several-vms"]).await;
         let Verdict::Inconclusive { reason } = &report.cases[0].verdict else {
             panic!("{:?}", report.cases[0].verdict);
         };
@@ -331,7 +331,7 @@ async fn changes_that_the_driver_takes_for_others_than_their_author_are_named_an
         let mut config = simulated.config.clone();
         config.hot_updates = vec![change.clone()];
         config.incompatible_change = Some(change);
-        let report = judged(target, config, NoHooks, &[case]).await;
+        let report = tested(target, config, NoHooks, &[case]).await;
         let Verdict::Inconclusive { reason } = &report.cases[0].verdict else {
             panic!("{case}: {:?}", report.cases[0].verdict);
         };
@@ -370,7 +370,7 @@ async fn a_restart_that_ends_the_connections_is_one() {
     let cloud = Arc::clone(&simulated.hooks);
     let cases = ["restart-finds-the-vm", "wire-restart"];
     let hooks = RestartingHooks { cloud, server };
-    let report = judged(target, simulated.config.clone(), hooks, &cases).await;
+    let report = tested(target, simulated.config.clone(), hooks, &cases).await;
     for case in &report.cases {
         assert_eq!(case.verdict, Verdict::Passed, "{}", case.name);
     }

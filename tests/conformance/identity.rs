@@ -92,7 +92,7 @@ fn served(identity: IncompleteIdentity) -> (GrpcConfig, JoinHandle<Result<(), Er
     (config, serving)
 }
 
-async fn judged(identity: IncompleteIdentity) -> Result<Report, RunError> {
+async fn tested(identity: IncompleteIdentity) -> Result<Report, RunError> {
     let (config, serving) = served(identity);
     let client = GrpcDriver::new(&config, Deadlines::new([])).unwrap();
     let wire = ConnectionWire::new(connect(config.connector().unwrap()));
@@ -117,7 +117,7 @@ async fn a_plugin_that_says_too_little_of_itself_is_told_by_the_row() {
         (IncompleteIdentity::WithoutCapabilities, "CMI-58"),
         (IncompleteIdentity::WithoutInfo, "CMI-50"),
     ] {
-        let report = judged(identity).await.unwrap();
+        let report = tested(identity).await.unwrap();
         let found = &report.rule(row).unwrap().verdict;
         assert!(
             found.is_failure() && !report.passed,
@@ -132,7 +132,7 @@ async fn a_plugin_that_says_too_little_of_itself_is_told_by_the_row() {
 /// Most likely the endpoint is another's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_knows_none_of_the_calls_is_no_plugin() {
-    let error = judged(IncompleteIdentity::Empty).await.err().unwrap();
+    let error = tested(IncompleteIdentity::Empty).await.err().unwrap();
     let RunError::Capabilities(status) = &error else {
         panic!("{error:?}");
     };

@@ -10,10 +10,10 @@ use cmi_driver::Operation;
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 use tokio_util::sync::CancellationToken;
 
-use crate::judged_patiently;
+use crate::tested_patiently;
 
 async fn whole(simulated: &Simulated) -> Report {
-    judged_patiently(simulated, simulated.driver.clone(), &[]).await
+    tested_patiently(simulated, simulated.driver.clone(), &[]).await
 }
 
 /// The ids of the rules that fared so.
@@ -37,7 +37,7 @@ async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_rule_is_judged_but_those_that_only_the_wire_shows_or_nothing_tests() {
+async fn every_rule_is_tested_but_those_that_only_the_wire_shows_or_nothing_tests() {
     let simulated = Simulated::new().unwrap();
     let report = whole(&simulated).await;
     let untested: BTreeSet<_> = rules::all()

@@ -119,7 +119,7 @@ impl Hooks for PlainHooks {
     }
 }
 
-async fn judged(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
+async fn tested(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
     let simulated = Simulated::new().unwrap();
     let inner = simulated.driver.clone();
     let (target, server) = served(Arc::new(Plain { inner, offered })).await;
@@ -180,21 +180,21 @@ fn keeps_what_is_published_and_not_the_tag(simulated: &Simulated, report: &Repor
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_of_the_published_interface_alone_keeps_it_and_is_told_what_this_provider_needs_besides() {
-    let (simulated, report) = judged(OPTIONAL.to_vec(), true).await;
+    let (simulated, report) = tested(OPTIONAL.to_vec(), true).await;
     keeps_what_is_published_and_not_the_tag(&simulated, &report);
 }
 
 /// Its VMs can't be seen: what it is asked for shows them.
 #[tokio::test(flavor = "multi_thread")]
 async fn so_does_one_with_create_and_delete_alone() {
-    let (simulated, report) = judged(Vec::new(), false).await;
+    let (simulated, report) = tested(Vec::new(), false).await;
     keeps_what_is_published_and_not_the_tag(&simulated, &report);
 }
 
 async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
-    crate::judged(&simulated, mutant, only).await
+    crate::tested(&simulated, mutant, only).await
 }
 
 /// OPS-11 is a SHOULD of its source, UPD-03 said without a keyword.
@@ -253,7 +253,7 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
         let log = folder.path().join("driver.log");
         std::fs::write(&log, lines).unwrap();
         let driver = simulated.driver.clone();
-        let report = crate::judged_with(&simulated, driver, &["OPS-11"], |config| {
+        let report = crate::tested_with(&simulated, driver, &["OPS-11"], |config| {
             config.logs = vec![log];
         })
         .await;
@@ -298,7 +298,7 @@ async fn where_pages_are_not_known_lists_were_not_tried_in_full() {
         let simulated = Simulated::new().unwrap();
         let creation = std::time::Duration::from_millis(takes);
         let driver = Arc::new(Variant::late(simulated.driver.clone(), creation));
-        let report = crate::judged_with(&simulated, driver, &["list-all"], |config| {
+        let report = crate::tested_with(&simulated, driver, &["list-all"], |config| {
             crate::patiently(config);
             config.many_machines = many;
         })

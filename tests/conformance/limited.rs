@@ -87,7 +87,7 @@ async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<Arc<Server
 }
 
 /// Without hooks: no fault can be caused in its back end.
-async fn judged(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
+async fn tested(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let offered = Operation::ALL
         .into_iter()
@@ -111,7 +111,7 @@ async fn judged(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
 }
 
 async fn survives(shape: Shape, flaw: Flaw, rule: &'static str) -> Option<String> {
-    let report = judged(shape, flaw, &[rule]).await;
+    let report = tested(shape, flaw, &[rule]).await;
     let found = report.rule(rule).unwrap();
     (!found.verdict.is_failure()).then(|| {
         let reason = found.verdict.reason().unwrap_or("-");
@@ -141,7 +141,7 @@ async fn a_driver_without_a_flaw_passes_where_narrow_mutants_fail() {
     for shape in [Shape::Required, Shape::WithStatus, Shape::Plugin] {
         let of_shape = MUTANTS.iter().filter(|(of, ..)| *of == shape);
         let rules: Vec<_> = of_shape.map(|(.., rule)| *rule).collect();
-        let report = judged(shape, Nothing, &rules).await;
+        let report = tested(shape, Nothing, &rules).await;
         for rule in rules {
             let verdict = &report.rule(rule).unwrap().verdict;
             assert_eq!(*verdict, Verdict::Passed, "{shape:?}: {rule}");

@@ -34,13 +34,13 @@ use cmi_driver::Driver;
 use tokio_util::sync::CancellationToken;
 
 /// Runs the suite against a driver on the simulated cloud, which may hang.
-async fn judged(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
-    judged_with(simulated, driver, only, |_| {}).await
+async fn tested(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
+    tested_with(simulated, driver, only, |_| {}).await
 }
 
 /// The same of a driver that keeps the rules, however busy the computer is.
-async fn judged_patiently(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
-    judged_with(simulated, driver, only, patiently).await
+async fn tested_patiently(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
+    tested_with(simulated, driver, only, patiently).await
 }
 
 fn patiently(config: &mut Config) {
@@ -48,7 +48,7 @@ fn patiently(config: &mut Config) {
     config.shut_down_seconds = 60.0;
 }
 
-async fn judged_with(
+async fn tested_with(
     simulated: &Simulated,
     driver: Arc<dyn Driver>,
     only: &[&str],

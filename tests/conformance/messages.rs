@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw;
 use crate::mutant::Mutant;
-use crate::{judged, judged_with};
+use crate::{tested, tested_with};
 
 /// Hooks that end well and do nothing.
 struct Idle;
@@ -57,7 +57,7 @@ async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_wha
     let simulated = Simulated::new().unwrap();
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
-    let report = judged(&simulated, mutant, &["status-unavailable"]).await;
+    let report = tested(&simulated, mutant, &["status-unavailable"]).await;
     let failed = reasons(&report, Verdict::is_failure);
     let [reason] = failed.as_slice() else {
         panic!("{failed:?}");
@@ -71,7 +71,7 @@ async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_wha
 async fn dies_of_dots(parallel: usize) -> Report {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), Flaw::DiesOfDots));
-    judged_with(&simulated, mutant, &[], |config| config.parallel = parallel).await
+    tested_with(&simulated, mutant, &[], |config| config.parallel = parallel).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,7 +120,7 @@ async fn a_call_that_hangs_is_named_with_its_machine_and_the_limit() {
     let simulated = Simulated::new().unwrap();
     let flaw = Flaw::Hangs(Operation::GetMachineStatus);
     let mutant = Mutant::new(simulated.driver.clone(), flaw);
-    let report = judged(&simulated, Arc::new(mutant), &["status-like-create"]).await;
+    let report = tested(&simulated, Arc::new(mutant), &["status-like-create"]).await;
     let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
     assert!(
         reason.contains("GetMachineStatus of machine `") && reason.contains("did not answer within 2 s"),
@@ -195,13 +195,13 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
 async fn what_is_missing_is_named_and_not_all_there_is() {
     let simulated = Simulated::new().unwrap();
     let mutant = Mutant::new(simulated.driver.clone(), Flaw::CutsNames(20));
-    let report = judged(&simulated, Arc::new(mutant), &["create-similar-names"]).await;
+    let report = tested(&simulated, Arc::new(mutant), &["create-similar-names"]).await;
     let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
     assert!(reason.contains("after the first 20 alone"), "{reason}");
 
     let simulated = Simulated::new().unwrap();
     let mutant = Mutant::new(simulated.driver.clone(), Flaw::ListOneLongPage);
-    let report = judged(&simulated, Arc::new(mutant), &["list-all"]).await;
+    let report = tested(&simulated, Arc::new(mutant), &["list-all"]).await;
     let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
     assert!(
         reason.contains("VMs, and has ") && reason.contains("it lacks [") && reason.len() < 600,

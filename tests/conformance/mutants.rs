@@ -14,9 +14,9 @@ use futures::stream::{self, StreamExt as _};
 use crate::flaw::Flaw::{self, *};
 use crate::flaw::Writing::*;
 use crate::mutant::Mutant;
-use crate::{judged, judged_patiently, judged_with, patiently};
+use crate::{patiently, tested, tested_patiently, tested_with};
 
-/// How many mutants are judged at once.
+/// How many mutants are tested at once.
 const AT_ONCE: usize = 8;
 
 /// Each flaw, and the rule that it breaks.
@@ -477,7 +477,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
         LogsWhenBroken => vec![rule, "create-internal"],
         _ => vec![rule],
     };
-    let report = judged_with(&simulated, mutant, &only, |config| match flaw {
+    let report = tested_with(&simulated, mutant, &only, |config| match flaw {
         // Where VMs take long on a busy computer, the case makes no more than it is asked for.
         ListOneLongPage => config.many_machines = Some(110),
         ListOnePageOf200 => config.many_machines = Some(210),
@@ -529,7 +529,7 @@ async fn what_changes_with_the_first_restart_is_found_beside_other_restarts() {
             "restart-deletes-the-vm",
             case,
         ];
-        let report = judged(&simulated, mutant, &only).await;
+        let report = tested(&simulated, mutant, &only).await;
         let found = report.cases.iter().find(|found| found.name == case).unwrap();
         assert!(found.verdict.is_failure(), "{flaw:?}: {found:?}");
     }
@@ -549,7 +549,7 @@ async fn a_race_without_any_latency_is_found_time_after_time() {
 async fn the_intact_driver_passes_where_its_mutants_fail() {
     let rules: BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
     let simulated = Simulated::new().unwrap();
-    let report = judged_patiently(
+    let report = tested_patiently(
         &simulated,
         simulated.driver.clone(),
         &Vec::from_iter(rules.clone()),
@@ -567,7 +567,7 @@ async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
     for flaw in [CreateForgets, DeleteTooEarly, ListLeaks] {
         let simulated = Simulated::new().unwrap();
         let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
-        let run = judged(&simulated, mutant, &[]);
+        let run = tested(&simulated, mutant, &[]);
         let report = tokio::time::timeout(Duration::from_mins(1), run).await.unwrap();
         assert!(!report.passed && report.broken().count() > 0, "{flaw:?}");
     }
@@ -579,7 +579,7 @@ async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
 async fn what_can_not_be_deleted_is_reported_by_name() {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), DeleteFails));
-    let report = judged(&simulated, mutant, &["create-again"]).await;
+    let report = tested(&simulated, mutant, &["create-again"]).await;
     assert!(report.broken().next().is_none() && !report.passed);
     let vms = simulated.driver.console().vms().unwrap();
     let [left] = report.leftovers.as_slice() else {
@@ -601,7 +601,7 @@ async fn a_vm_that_a_deletion_left_there_is_reported_by_its_id() {
             .into_iter()
             .filter(|operation| Some(*operation) != hidden);
         let mutant = Mutant::offering(offered, simulated.driver.clone(), DeleteDoesNothing);
-        let report = judged(&simulated, Arc::new(mutant), &["create-again"]).await;
+        let report = tested(&simulated, Arc::new(mutant), &["create-again"]).await;
         assert!(report.broken().next().is_none() && !report.passed);
         let vms = simulated.driver.console().vms().unwrap();
         let [left] = report.leftovers.as_slice() else {
@@ -620,7 +620,7 @@ async fn a_vm_that_a_deletion_left_there_is_reported_by_its_id() {
 async fn a_vm_that_create_took_and_delete_refuses_as_invalid_is_left_behind() {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), CreateNeedsNoCluster));
-    let report = judged(&simulated, mutant, &["create-cluster-tag"]).await;
+    let report = tested(&simulated, mutant, &["create-cluster-tag"]).await;
     let left = simulated.driver.console().vms().unwrap();
     assert!(!left.is_empty() && !report.passed);
     assert!(
@@ -638,7 +638,7 @@ async fn a_vm_that_create_took_and_delete_refuses_as_invalid_is_left_behind() {
 async fn a_panic_in_the_driver_fails_the_case_and_leaves_nothing_behind() {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), Panics(GetMachineStatus)));
-    let report = judged(&simulated, mutant, &["status-like-create", "create-again"]).await;
+    let report = tested(&simulated, mutant, &["status-like-create", "create-again"]).await;
     assert!(report.rule("DRV-27").unwrap().verdict.is_failure());
     assert_eq!(report.rule("DRV-10").unwrap().verdict, Verdict::Passed);
     assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);

@@ -10,12 +10,12 @@ use testbed::{Python, python_drivers};
 use crate::restarted::{self, Restarted};
 
 /// Runs the suite as an author does, and gives its report. A run of all cases has to try every rule.
-pub async fn judged(folder: &RunFolder, endpoint: &str, config: &Value, only: &[&str]) -> Result<Value> {
-    judged_at(folder, &[format!("--endpoint={endpoint}")], config, only).await
+pub async fn tested(folder: &RunFolder, endpoint: &str, config: &Value, only: &[&str]) -> Result<Value> {
+    tested_at(folder, &[format!("--endpoint={endpoint}")], config, only).await
 }
 
 /// The same of a driver that these arguments name.
-pub async fn judged_at(
+pub async fn tested_at(
     folder: &RunFolder,
     plugin: &[String],
     config: &Value,
@@ -75,7 +75,7 @@ async fn the_minimal_driver_in_python_is_compliant_also_when_its_back_end_fails_
         ("cloud", &*cloud.to_string_lossy()),
     ];
     let config = restarted::configuration(&python_drivers().join("minimal"), &words, Some(&driver))?;
-    let report = judged(&folder, &driver.endpoint, &config, &[]).await?;
+    let report = tested(&folder, &driver.endpoint, &config, &[]).await?;
     ensure!(
         rules(&report, "passed") > 200,
         "{} passed",
@@ -101,7 +101,7 @@ async fn the_ec2_driver_in_python_is_compliant_also_when_ec2_fails_and_when_it_i
     // The driver's page is a thousand, which moto needs an hour for; the driver's own
     // tests have pages of five.
     config["manyMachines"] = json!(6);
-    let report = judged(&folder, &driver.endpoint, &config, &[]).await?;
+    let report = tested(&folder, &driver.endpoint, &config, &[]).await?;
     ensure!(
         rules(&report, "passed") > 250,
         "{} passed",

@@ -57,14 +57,14 @@ impl Plugin {
     }
 
     /// Runs the cases as an author does.
-    fn judged(&self) -> Output {
+    fn tested(&self) -> Output {
         let mut restart = vec![RESTART.to_owned()];
         restart.extend(self.command());
-        self.judged_with(&restart, 20)
+        self.tested_with(&restart, 20)
     }
 
     /// The same with this hook, which has to be over after so long.
-    fn judged_with(&self, restart: &[String], call_seconds: u32) -> Output {
+    fn tested_with(&self, restart: &[String], call_seconds: u32) -> Output {
         let suite = serde_json::json!({
             "providerSpec": {"vmPool": "default", "size": "small"},
             "callSeconds": call_seconds,
@@ -94,7 +94,7 @@ impl Drop for Plugin {
 #[test]
 fn a_plugin_that_keeps_its_cloud_in_a_file_keeps_the_rules_about_restarts() {
     let plugin = Plugin::start("{stateFile: STATE_FILE, deleteSeconds: 0.02, bootSeconds: 0}");
-    let output = plugin.judged();
+    let output = plugin.tested();
     let text = String::from_utf8_lossy(&output.stdout);
     for case in CASES.split(',') {
         let passed = |line: &str| line.contains(case) && line.contains("passed");
@@ -107,7 +107,7 @@ fn a_plugin_that_keeps_its_cloud_in_a_file_keeps_the_rules_about_restarts() {
 #[test]
 fn a_plugin_that_keeps_its_vms_in_memory_is_found_out() {
     let plugin = Plugin::start("{namesProviderIds: false, deleteSeconds: 0.02, bootSeconds: 0}");
-    let output = plugin.judged();
+    let output = plugin.tested();
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     for (case, verdict) in [
@@ -132,7 +132,7 @@ fn a_plugin_that_does_not_remove_the_socket_it_left_breaks_the_rules_about_that_
     restart.extend(command);
     restart.extend(["sh", "-c", refusing, "sh"].map(str::to_owned));
     restart.extend(program);
-    let output = plugin.judged_with(&restart, 3);
+    let output = plugin.tested_with(&restart, 3);
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     let failed = |line: &&str| line.contains(" FAILED ") && !line.starts_with('[');

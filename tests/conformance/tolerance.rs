@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::flaw::Flaw::{self, *};
 use crate::mutant::Mutant;
 use crate::variants::Variant;
-use crate::{judged, judged_patiently};
+use crate::{tested, tested_patiently};
 
 /// The calls that a driver need not have, and has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
 async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     let simulated = Simulated::new().unwrap();
     let driver = Arc::new(Variant::runs_on(simulated.driver.clone()));
-    let report = judged_patiently(&simulated, driver, &[]).await;
+    let report = tested_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -61,7 +61,7 @@ async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
 async fn a_driver_that_refuses_a_spec_in_delete_as_in_create_is_compliant() {
     let simulated = Simulated::new().unwrap();
     let driver = Arc::new(Variant::checks_what_it_deletes(simulated.driver.clone()));
-    let report = judged_patiently(&simulated, driver, &[]).await;
+    let report = tested_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -70,7 +70,7 @@ async fn a_driver_that_refuses_a_spec_in_delete_as_in_create_is_compliant() {
 async fn a_driver_that_refuses_a_volume_without_a_source_is_compliant() {
     let simulated = Simulated::new().unwrap();
     let driver = Mutant::new(simulated.driver.clone(), VolumesRefuseNoSource);
-    let report = judged_patiently(&simulated, Arc::new(driver), &["DRV-44", "CMI-148"]).await;
+    let report = tested_patiently(&simulated, Arc::new(driver), &["DRV-44", "CMI-148"]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -80,7 +80,7 @@ async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing()
     let simulated = Simulated::new().unwrap();
     let window = Duration::from_millis(60);
     let driver = Arc::new(Variant::behind(simulated.driver.clone(), window));
-    let report = judged_patiently(&simulated, driver, &[]).await;
+    let report = tested_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -90,7 +90,7 @@ async fn a_vm_that_was_made_a_moment_ago_is_not_left_where_the_view_is_behind() 
     let simulated = Simulated::new().unwrap();
     let window = Duration::from_secs(1);
     let driver = Arc::new(Variant::behind(simulated.driver.clone(), window));
-    let report = judged_patiently(&simulated, driver, &["create-and-status-at-once"]).await;
+    let report = tested_patiently(&simulated, driver, &["create-and-status-at-once"]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -135,7 +135,7 @@ async fn a_driver_that_reads_and_adopts_a_vm_to_which_nothing_may_be_done_is_com
     let simulated = Simulated::new().unwrap();
     let driver = Variant::reads_locked(simulated.driver.clone(), simulated.driver.console());
     let cases = ["create-locked", "status-locked"];
-    let report = judged_patiently(&simulated, Arc::new(driver), &cases).await;
+    let report = tested_patiently(&simulated, Arc::new(driver), &cases).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
     for rule in ["DRV-CR-09", "DRV-GS-09"] {
         assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
@@ -148,12 +148,12 @@ async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
     let simulated = Simulated::new().unwrap();
     simulated.driver.console().set_quota(Some(12)).unwrap();
     for case in ["create-at-once", "list-all"] {
-        let report = judged_patiently(&simulated, simulated.driver.clone(), &[case]).await;
+        let report = tested_patiently(&simulated, simulated.driver.clone(), &[case]).await;
         is_compliant_and_leaves_nothing(&simulated, &report);
-        let [judged] = report.cases.as_slice() else {
+        let [tested] = report.cases.as_slice() else {
             panic!("{:?}", report.cases);
         };
-        assert_eq!(judged.verdict, Verdict::Passed);
+        assert_eq!(tested.verdict, Verdict::Passed);
     }
 }
 
@@ -169,7 +169,7 @@ fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
 async fn a_driver_whose_ids_are_made_of_names_is_compliant() {
     for shape in [Shape::Full, Shape::Required] {
         let simulated = Simulated::new().unwrap();
-        let report = judged_patiently(&simulated, named(shape, &simulated, Nothing), &[]).await;
+        let report = tested_patiently(&simulated, named(shape, &simulated, Nothing), &[]).await;
         is_compliant_and_leaves_nothing(&simulated, &report);
         let again = report
             .cases
@@ -198,7 +198,7 @@ const MUTANTS: &[(Shape, Flaw, &str)] = &[
 
 async fn survives(shape: Shape, flaw: Flaw, rule: &'static str) -> Option<String> {
     let simulated = Simulated::new().unwrap();
-    let report = judged(&simulated, named(shape, &simulated, flaw), &[rule]).await;
+    let report = tested(&simulated, named(shape, &simulated, flaw), &[rule]).await;
     let found = report.rule(rule).unwrap();
     (!found.verdict.is_failure()).then(|| format!("{shape:?} {flaw:?}: {rule} {}", found.verdict))
 }
@@ -215,7 +215,7 @@ async fn a_mutant_whose_ids_are_made_of_names_is_found_out() {
     for shape in [Shape::Full, Shape::Required] {
         let simulated = Simulated::new().unwrap();
         let rules: Vec<_> = MUTANTS.iter().map(|(.., rule)| *rule).collect();
-        let report = judged_patiently(&simulated, named(shape, &simulated, Nothing), &rules).await;
+        let report = tested_patiently(&simulated, named(shape, &simulated, Nothing), &rules).await;
         for rule in rules {
             assert_eq!(
                 report.rule(rule).unwrap().verdict,

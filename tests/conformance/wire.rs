@@ -52,13 +52,13 @@ impl Served {
     }
 
     /// What only the wire shows: everything else is looked at without it.
-    async fn judged(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
+    async fn tested(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
         self.run(self.simulated.driver.clone(), wire, Arc::default(), only)
             .await
     }
 
     /// All that a user sees: by the client that the provider calls plugins with.
-    async fn judged_from_outside(&self, only: &[&str]) -> Report {
+    async fn tested_from_outside(&self, only: &[&str]) -> Report {
         let metadata = Arc::new(AnswerMetadata::default());
         let client = self.server.client().with_metadata_observer(metadata.clone());
         self.run(Arc::new(client), self.wire.clone(), metadata, only)
@@ -488,7 +488,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-99"),
 ];
 
-async fn judged_mutant(flaw: Flaw, only: &[&str]) -> Report {
+async fn tested_mutant(flaw: Flaw, only: &[&str]) -> Report {
     let mut served = Served::start().await;
     match flaw {
         Flaw::AbortsUnknownFields => served.simulated.config.call_seconds = 3.0,
@@ -504,11 +504,11 @@ async fn judged_mutant(flaw: Flaw, only: &[&str]) -> Report {
         flaw,
         calls: AtomicUsize::new(0),
     });
-    served.judged(wire, only).await
+    served.tested(wire, only).await
 }
 
 async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
-    let report = judged_mutant(flaw, &[rule]).await;
+    let report = tested_mutant(flaw, &[rule]).await;
     let found = report.rule(rule).unwrap();
     (!found.verdict.is_failure()).then(|| format!("{flaw:?}: {rule} {}", found.verdict))
 }
@@ -545,7 +545,7 @@ async fn a_secret_in_an_answer_to_a_bare_call_is_found() {
             flaw,
             calls: AtomicUsize::new(0),
         });
-        let report = served.judged(wire, &["OPS-11", "wire-status"]).await;
+        let report = served.tested(wire, &["OPS-11", "wire-status"]).await;
         let verdict = &report.rule("OPS-11").unwrap().verdict;
         assert!(verdict.is_failure(), "{flaw:?}: {verdict:?}");
     }
@@ -559,7 +559,7 @@ async fn an_extension_that_can_not_be_read_is_found() {
         Flaw::Answers("GetExtensionCapabilities", BAD_TAG_PATH),
         Flaw::Answers("GetExtensionCapabilities", b"\xff"),
     ] {
-        let report = judged_mutant(flaw, &[case]).await;
+        let report = tested_mutant(flaw, &[case]).await;
         assert!(report.cases[0].verdict.is_failure(), "{:?}", report.cases[0]);
     }
 }
@@ -568,14 +568,14 @@ async fn an_extension_that_can_not_be_read_is_found() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_refused_for_another_reason_blames_no_driver_for_an_unknown_field() {
     let case = "wire-unknown-fields";
-    let report = judged_mutant(Flaw::RefusesEmptyVolumes, &[case]).await;
+    let report = tested_mutant(Flaw::RefusesEmptyVolumes, &[case]).await;
     assert_eq!(report.cases[0].verdict, Verdict::Passed);
 }
 
 /// CMI-14, CMI-150: a long list without a volume has the length that counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_list_of_no_volumes_may_be_refused_as_a_short_one_may() {
-    let report = judged_mutant(Flaw::RefusesNoVolumes, &["wire-large-requests"]).await;
+    let report = tested_mutant(Flaw::RefusesNoVolumes, &["wire-large-requests"]).await;
     assert_eq!(report.cases[0].verdict, Verdict::Passed);
 }
 
@@ -584,7 +584,7 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
     let served = Served::start().await;
     let rules: std::collections::BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
     let report = served
-        .judged(served.wire.clone(), &Vec::from_iter(rules.clone()))
+        .tested(served.wire.clone(), &Vec::from_iter(rules.clone()))
         .await;
     for rule in rules {
         assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
@@ -598,7 +598,7 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
 async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
     let served = Served::serving(|simulated| Arc::new(Variant::runs_on(simulated.driver.clone()))).await;
     let rules = ["PLG-CR-04", "PLG-DE-04", "PLG-GS-04", "PLG-LM-04", "PLG-SD-04"];
-    let report = served.judged_from_outside(&rules).await;
+    let report = served.tested_from_outside(&rules).await;
     for rule in rules {
         assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
     }
@@ -610,7 +610,7 @@ async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_says_of_a_new_vm_that_it_is_not_initialized_is_compliant() {
     let served = Served::serving(|simulated| Arc::new(Variant::unfinished(simulated.driver.clone()))).await;
-    let report = served.judged_from_outside(&[]).await;
+    let report = served.tested_from_outside(&[]).await;
     let broken: Vec<_> = report.broken().collect();
     assert!(
         report.passed && broken.is_empty(),
@@ -624,7 +624,7 @@ async fn a_plugin_that_says_of_a_new_vm_that_it_is_not_initialized_is_compliant(
 #[tokio::test(flavor = "multi_thread")]
 async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped() {
     let served = Served::start().await;
-    let report = served.judged_from_outside(&[]).await;
+    let report = served.tested_from_outside(&[]).await;
     let broken: Vec<_> = report.broken().collect();
     assert!(report.passed && broken.is_empty(), "{broken:#?}");
     let skipped: Vec<_> = report

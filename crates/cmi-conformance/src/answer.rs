@@ -103,9 +103,9 @@ pub fn same_names(made: &Machine, call: impl fmt::Display, found: (&str, &str)) 
     })
 }
 
-/// The answer of a call, not judged yet.
+/// The answer of a call, not checked yet.
 #[derive(Debug)]
-#[must_use = "an answer that is not judged proves nothing"]
+#[must_use = "an answer that is not checked proves nothing"]
 pub struct Answer<T> {
     /// Which call.
     pub operation: Operation,

@@ -19,7 +19,7 @@ pub struct Case {
     pub proves: &'static [&'static str],
     /// What it can't run without.
     pub needs: &'static [Need],
-    /// Makes the calls and judges the answers.
+    /// Makes the calls and checks the answers.
     pub run: fn(TestContext) -> BoxFuture<'static, CaseResult>,
 }
 

@@ -1,6 +1,6 @@
 //! The conformance suite: whether a driver keeps the rules, one by one.
 //!
-//! A [`Case`] makes calls and judges the answers; the table of [`rules`] says which requirement each case
+//! A [`Case`] makes calls and checks the answers; the table of [`rules`] says which requirement each case
 //! proves, or why a requirement is not tested. Nothing here knows Kubernetes, or a concrete driver.
 //!
 //! # Guarantees
@@ -9,7 +9,7 @@
 //!   more, it is deleted once more and looked for. What is left is reported by name, and fails the run.
 //! * A case that can't be run is skipped with its reason: the driver does not offer a call, the configuration
 //!   does not say something, or there is no hook to cause a fault.
-//! * A case whose preparation fails is not judged: the rule that is broken is named by the case that is about
+//! * A case whose preparation fails is inconclusive: the rule that is broken is named by the case that is about
 //!   it, and no other. A run with such a case is not compliant.
 //! * A driver that stays out of reach ends the run, and is reported.
 //! * A run that tested nothing fails.

@@ -32,7 +32,7 @@ pub enum Verdict {
         /// In a sentence for the driver's author.
         reason: String,
     },
-    /// It could not be judged: what it builds upon does not work.
+    /// Inconclusive: what it builds upon does not work.
     Inconclusive {
         /// What does not.
         reason: String,
@@ -154,7 +154,7 @@ pub struct Tally {
     pub passed: usize,
     /// They do not.
     pub failed: usize,
-    /// They could not be judged.
+    /// They were inconclusive.
     pub inconclusive: usize,
     /// They could not be tried.
     pub skipped: usize,
@@ -168,7 +168,7 @@ impl Verdict {
         matches!(self, Self::Failed { .. })
     }
 
-    /// Whether it could not be judged.
+    /// Whether it was inconclusive.
     pub fn is_inconclusive(&self) -> bool {
         matches!(self, Self::Inconclusive { .. })
     }
@@ -221,7 +221,7 @@ impl fmt::Display for Tally {
             self.passed, self.failed, self.skipped
         )?;
         if self.inconclusive > 0 {
-            write!(f, ", {} could not be judged", self.inconclusive)?;
+            write!(f, ", {} inconclusive", self.inconclusive)?;
         }
         if self.not_tested > 0 {
             write!(f, ", {} not tested", self.not_tested)?;
@@ -363,7 +363,7 @@ fn unseen(rule: &Rule, cases: &[&CaseReport]) -> Option<String> {
 }
 
 /// A rule is broken when one of its cases failed; it holds when one passed, none failed
-/// and each could be judged.
+/// and none was inconclusive.
 fn rule_report(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
     let find = |wanted: fn(&Verdict) -> bool| {
         let fitting = cases.iter().filter(|case| wanted(&case.verdict));

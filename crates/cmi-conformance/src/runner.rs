@@ -85,7 +85,7 @@ pub struct Selection {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// There is nothing by this name.
-    #[error("`{0}` is no row that this suite judges, and no case; `--list` shows both")]
+    #[error("`{0}` is no row that this suite tests, and no case; `--list` shows both")]
     Unknown(String),
     /// The row is there, and nothing tests it.
     #[error("{id} is not tested: {reason}")]
@@ -137,7 +137,7 @@ impl Selection {
     }
 }
 
-/// Runs the chosen cases and judges the rules. When `stop` is cancelled, running cases end where they are,
+/// Runs the chosen cases and tests the rules. When `stop` is cancelled, running cases end where they are,
 /// and all that they made is deleted.
 ///
 /// # Errors
@@ -252,7 +252,8 @@ pub async fn run(
     ))
 }
 
-/// Why nothing else can be judged: a driver that makes no VM from the configuration would break every rule.
+/// Why all else would be inconclusive: a driver that makes no VM from the configuration would break every
+/// rule.
 fn hopeless(first: &CaseReport) -> Option<String> {
     let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
     Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))

@@ -94,7 +94,7 @@ impl TestContext {
         &self.shared.config
     }
 
-    /// The driver under test, for calls that are not judged by the usual rules.
+    /// The driver under test, for calls that the usual rules do not check.
     pub fn target(&self) -> &Target {
         &self.shared.target
     }

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn each_machine_is_judged_by_the_template_that_it_is_of() {
+    fn each_machine_is_forecast_by_the_template_that_it_is_of() {
         let expected = [
             ("a", "in place"),
             ("b", "replaced"),

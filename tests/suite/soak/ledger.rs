@@ -137,7 +137,7 @@ impl Ledger {
     }
 
     /// A VM is deleted only when its InfraMachine is in deletion. What was deleted later than the API server
-    /// was asked is judged by a later answer.
+    /// was asked is explained by a later answer.
     fn deleted_alive(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
         let alive: BTreeMap<&str, &Seen> = machines
             .iter()
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_is_deleted_after_the_answer_is_judged_by_the_next_one() {
+    fn a_vm_that_is_deleted_after_the_answer_is_explained_by_the_next_one() {
         let (mut ledger, vm) = (Ledger::default(), vm("a", "1"));
         ledger.enter(&ordered(&vm, 1));
         ledger.enter(&deleted(&vm, 1500));

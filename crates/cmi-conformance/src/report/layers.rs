@@ -92,7 +92,7 @@ fn of(
             .filter(|case| case.verdict.is_inconclusive() && case.proves.iter().any(|id| is_ours(id)));
         match unclear.count() {
             0 => {}
-            count => reasons.push(format!("{count} cases could not be judged")),
+            count => reasons.push(format!("{count} cases were inconclusive")),
         }
         reasons.extend_from_slice(caveats);
     }

@@ -65,7 +65,7 @@ pub fn text(report: &Report) -> String {
         let _infallible = writeln!(text, "{line}");
     }
     if report.cases.iter().any(|case| case.verdict.is_inconclusive()) {
-        text += "what could not be judged may be broken: mend what the reasons name, and run again\n";
+        text += "what is inconclusive may be broken: mend what the reasons name, and run again\n";
     }
     text += &untried(report);
     text += &verdict(report);
