@@ -61,17 +61,17 @@ pub struct RuntimeState {
     pub woken: bool,
 }
 
-/// A create is in flight until this is dropped.
+/// A create is in flight until this is dropped. What was absent by then may be there now.
 #[derive(Debug)]
 pub struct CreateInFlight<'a> {
-    all: &'a Mutex<HashSet<String>>,
+    states: &'a RuntimeStates,
     uid: String,
 }
 
 impl Drop for CreateInFlight<'_> {
     fn drop(&mut self) {
-        let mut all = self.all.lock();
-        all.remove(&self.uid);
+        self.states.clear_absence(&self.uid);
+        self.states.creates_in_flight.lock().remove(&self.uid);
     }
 }
 
@@ -350,10 +350,11 @@ impl RuntimeStates {
     /// A create is about to be issued for the machine of this UID.
     #[must_use]
     pub fn create_in_flight(&self, uid: &str) -> CreateInFlight<'_> {
-        let all = &self.creates_in_flight;
-        all.lock().insert(uid.to_owned());
-        let uid = uid.to_owned();
-        CreateInFlight { all, uid }
+        self.creates_in_flight.lock().insert(uid.to_owned());
+        CreateInFlight {
+            states: self,
+            uid: uid.to_owned(),
+        }
     }
 
     /// Whether this process has a create in flight for the machine.

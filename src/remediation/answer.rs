@@ -31,9 +31,9 @@ impl RestartResult {
             return Self::NotPossible;
         }
         match status.code() {
+            _ if status.has_no_side_effects() => Self::NotMade,
             // It is restarting already.
             Code::Aborted => Self::Made,
-            _ if status.has_no_side_effects() => Self::NotMade,
             Code::PermissionDenied | Code::Unauthenticated | Code::ResourceExhausted => Self::NotMade,
             // UNAVAILABLE may be the word of a proxy that lost the plugin, or of a connection that broke.
             Code::Canceled

@@ -80,7 +80,7 @@ pub async fn initialize(
     };
     let call = permit.driver().initialize_machine(request);
     let answer = object.awaiting(Operation::InitializeMachine, call).await;
-    let outcome = initialized(vm, answer, |id| object.is_anothers(id));
+    let outcome = initialized(vm, answer, |id| object.is_only_anothers(id));
     if let Outcome::Failed(failure) = &outcome
         && failure.disposition == Disposition::AwaitCapacity
     {

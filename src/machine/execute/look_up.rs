@@ -61,7 +61,7 @@ pub async fn look_up(
         Err(status) => status,
     };
     let answered = status.machine().map(|machine| &machine.provider_id);
-    if let Some(failure) = another_vm(stage, known, answered, |id| object.is_anothers(id)) {
+    if let Some(failure) = another_vm(stage, known, answered, |id| object.is_only_anothers(id)) {
         return LookUpResult::Failed(failure);
     }
     let failure = Failure::new(stage, status);
@@ -85,7 +85,7 @@ async fn list(
             let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
             let seen = among(machines, object.name(), id.as_ref().map(MachineId::tag), stage);
             if let LookUpResult::Listed(id) = &seen
-                && let Some(failure) = another_vm(stage, None, Some(id), |id| object.is_anothers(id))
+                && let Some(failure) = another_vm(stage, None, Some(id), |id| object.is_only_anothers(id))
             {
                 return LookUpResult::Failed(failure);
             }
@@ -187,13 +187,17 @@ pub fn another_vm(
     is_anothers: impl FnOnce(&ProviderId) -> bool,
 ) -> Option<Failure> {
     let answered = answered?;
-    let of_whom = match known {
-        Some(known) if known != answered => format!("for the machine whose providerID is `{known}`"),
-        None if is_anothers(answered) => "which another InfraMachine has".to_owned(),
+    let (code, of_whom) = match known {
+        Some(known) if known != answered => (
+            Code::Internal,
+            format!("for the machine whose providerID is `{known}`"),
+        ),
+        // Of a back end that gives ids out again, it goes away with the other object.
+        None if is_anothers(answered) => (Code::Aborted, "which another InfraMachine has".to_owned()),
         Some(_) | None => return None,
     };
     let message = format!("the driver answered providerID `{answered}`, {of_whom}");
-    Some(Failure::new(stage, Status::new(Code::Internal, message)))
+    Some(Failure::new(stage, Status::new(code, message)))
 }
 
 #[cfg(test)]
@@ -219,7 +223,7 @@ mod tests {
     fn a_vm_of_no_known_id_is_not_taken_where_another_machine_has_its_id() {
         let id: ProviderId = "sim://1".parse().unwrap();
         let failure = another_vm(Stage::LookUp, None, Some(&id), |answered| *answered == id).unwrap();
-        assert_eq!(failure.status.code(), Code::Internal);
+        assert_eq!(failure.status.code(), Code::Aborted);
         assert!(failure.message().contains("which another InfraMachine has"));
     }
 

@@ -148,8 +148,8 @@ fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 ///
 /// The settle time runs by two clocks, and is over when one of them says so: the wall clock from when the
 /// create was given up at the latest, which a restart does not interrupt, and the monotonic one from when the
-/// VM was first absent, which nothing sets back. Neither counts while this process has the call in flight;
-/// that of another process ended with the process.
+/// VM was first absent, which nothing sets back. Neither counts while this process has the call in flight,
+/// and the second begins anew when it ends; a call of another process ended with the process.
 pub(super) fn pending_create(
     machine: &InfraMachine,
     observed: &Observed<'_>,
