@@ -143,8 +143,6 @@ impl Connections {
     }
 }
 
-impl Shared {}
-
 impl Table {
     fn tick(&mut self) -> u64 {
         self.clock += 1;

@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 64;
 const MAX_UNEVALUATED: usize = 4;
 /// The most patterns, each counted once, and once more for every piece of it. One that looks around or goes
 /// back is compiled in pieces, each of which may get as large as a whole pattern.
-const MAX_PATTERNS: usize = 128;
+const MAX_PATTERNS: usize = 64;
 /// The bytes of a piece of a pattern, and of one that looks around or goes back.
 const PIECE: usize = 512;
 const HARD_PIECE: usize = 8;
