@@ -9,8 +9,8 @@
 //!   more, it is deleted once more and looked for. What is left is reported by name, and fails the run.
 //! * A case that can't be run is skipped with its reason: the driver does not offer a call, the configuration
 //!   does not say something, or there is no hook to cause a fault.
-//! * A case whose preparation fails is inconclusive: the rule that is broken is named by the case that is about
-//!   it, and no other. A run with such a case is not compliant.
+//! * A case whose preparation fails is inconclusive: the rule that is broken is named by the case that is
+//!   about it, and no other. A run with such a case is not compliant.
 //! * A driver that stays out of reach ends the run, and is reported.
 //! * A run that tested nothing fails.
 
