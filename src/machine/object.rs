@@ -514,16 +514,6 @@ impl<'a> Object<'a> {
         has(&self.latest) || cached.is_some_and(|cached| cached.0.as_ref().is_ok_and(has))
     }
 
-    /// Whether another machine has this providerID: then its VM may be that one's.
-    pub fn is_anothers(&self, id: &ProviderId) -> bool {
-        self.ctx.states.ids.is_anothers(id.as_str(), self.uid())
-    }
-
-    /// The same of an id that this machine does not have. Of two copies of an object each has its id.
-    pub fn is_only_anothers(&self, id: &ProviderId) -> bool {
-        self.is_anothers(id) && !self.is_known_by(id)
-    }
-
     fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
         let namespace = self.latest.metadata.namespace();
         let reference = ObjectRef::new(self.name()).within(namespace);

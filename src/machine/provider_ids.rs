@@ -6,8 +6,8 @@ use crate::api::fingerprint;
 use crate::api::v1alpha1::InfraMachine;
 use parking_lot::Mutex;
 
-/// Which UIDs hold which ProviderID, as hashes to stay small for a fleet. A collision, of two in
-/// 2^64, would keep an id from being written, and its VM from being taken.
+/// Which UIDs hold which ProviderID, as hashes to stay small for a fleet. A collision only means that an id
+/// is not written before its create.
 #[derive(Debug, Default)]
 pub struct ProviderIds {
     holders: Mutex<Holders>,

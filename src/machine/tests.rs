@@ -386,18 +386,3 @@ async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     );
     assert_eq!(vms.count(Operation::CreateMachine), 0);
 }
-
-/// As after a restore into two namespaces: each would else wait until the other is gone.
-#[tokio::test]
-async fn an_id_that_a_machine_has_itself_is_not_only_anothers() {
-    let id = "sim://1".parse().unwrap();
-    for (fixture, is_only_anothers) in [(machine(), true), (machine().named("sim://1"), false)] {
-        let own = fixture.build();
-        let ctx = Server::with(&own).context(Vec::new());
-        let mut other = machine().provider_id("sim://1").build();
-        other.metadata.uid = Some("u-2".to_owned());
-        ctx.states.ids.changed(None, Some(&other));
-        let object = Object::new(&ctx, Arc::new(own));
-        assert_eq!(object.is_only_anothers(&id), is_only_anothers);
-    }
-}

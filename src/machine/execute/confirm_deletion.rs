@@ -42,7 +42,7 @@ pub async fn confirm_gone(
     if let Ok(VmPresence::Absent(named)) = &presence
         && let Some(superseded) = plan.superseded(named.as_ref())
     {
-        presence = remove_named(object, permit, superseded, class).await?;
+        presence = remove_named(ctx, object, permit, superseded, class).await?;
     }
     Ok(match presence {
         Err(failure) => Outcome::Failed(Box::new(failure)),
@@ -102,7 +102,7 @@ async fn confirm_without_look_up(
         );
     }
     if let Some(named) = &plan.named
-        && !is_anothers(object, named)
+        && !is_anothers(ctx, object, named)
         && let Some(failure) = remove_vm(object, permit, Some(named.clone()), class).await?
     {
         return Ok(Outcome::Failed(Box::new(failure)));
@@ -145,19 +145,20 @@ async fn remove_listed(
 /// Deletes the VM of the id that was named for it, if there is one. A driver whose configuration has changed
 /// since need not find it by its name any more, but in another pool or on another host.
 async fn remove_named(
+    ctx: &Context,
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     named: &ProviderId,
     class: MachineClass,
 ) -> Result<Result<VmPresence, Failure>, Error> {
-    if is_anothers(object, named) {
+    if is_anothers(ctx, object, named) {
         return Ok(Ok(VmPresence::Absent(None)));
     }
     let presence = presence_of_vm(object, permit, Some(named), class.clone()).await;
     let Ok(VmPresence::Present(id)) = &presence else {
         return Ok(presence);
     };
-    let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref(), |_| false) {
+    let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
         Some(failure) => Some(failure),
         None => remove_stray(object, permit, Some(named.clone()), class).await?,
     };
@@ -165,8 +166,8 @@ async fn remove_named(
 }
 
 /// Whether another machine has the id: then its VM is that one's.
-fn is_anothers(object: &Object<'_>, named: &ProviderId) -> bool {
-    let is_anothers = object.is_anothers(named);
+fn is_anothers(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool {
+    let is_anothers = ctx.states.ids.is_anothers(named.as_str(), object.uid());
     if is_anothers {
         tracing::warn!(
             name = object.name(),

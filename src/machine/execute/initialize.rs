@@ -80,7 +80,7 @@ pub async fn initialize(
     };
     let call = permit.driver().initialize_machine(request);
     let answer = object.awaiting(Operation::InitializeMachine, call).await;
-    let outcome = initialized(vm, answer, |id| object.is_only_anothers(id));
+    let outcome = initialized(vm, answer);
     if let Outcome::Failed(failure) = &outcome
         && failure.disposition == Disposition::AwaitCapacity
     {
@@ -90,11 +90,7 @@ pub async fn initialize(
 }
 
 /// What the answer to an initialization leads to.
-fn initialized(
-    vm: ToInitialize,
-    answer: cmi_driver::Result<cmi_driver::Machine>,
-    is_anothers: impl FnOnce(&ProviderId) -> bool,
-) -> Outcome {
+fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
     let stage = if vm.required {
         Stage::FinishInitialization
     } else {
@@ -104,8 +100,7 @@ fn initialized(
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    let answered = vm_of_answer.map(|vm| &vm.provider_id);
-    if let Some(failure) = another_vm(stage, vm.known.as_ref(), answered, is_anothers) {
+    if let Some(failure) = another_vm(stage, vm.known.as_ref(), vm_of_answer.map(|vm| &vm.provider_id)) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {
@@ -164,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_initialization_that_answers_another_vm_leaves_nothing_of_it() {
-        let failure = failed(initialized(to_initialize(true), Ok(vm("sim://2")), |_| false));
+        let failure = failed(initialized(to_initialize(true), Ok(vm("sim://2"))));
         assert!(failure.machine.is_none());
     }
 
@@ -172,7 +167,7 @@ mod tests {
     #[test]
     fn a_driver_without_initialization_has_nothing_to_initialize_after_a_create() {
         let answer = Err(Status::unimplemented(Operation::InitializeMachine));
-        let outcome = initialized(to_initialize(false), answer, |_| false);
+        let outcome = initialized(to_initialize(false), answer);
         assert!(matches!(outcome, Outcome::Provisioned(machine) if *machine == vm("sim://1")));
     }
 
@@ -181,7 +176,7 @@ mod tests {
     fn a_vm_that_the_driver_calls_uninitialized_is_not_up_because_the_call_is_missing_or_the_vm_is() {
         for code in Code::ALL {
             let answer = Err(Status::new(code, "no"));
-            let failure = failed(initialized(to_initialize(true), answer, |_| false));
+            let failure = failed(initialized(to_initialize(true), answer));
             assert_eq!(failure.machine, Some(vm("sim://1")), "{code}");
         }
     }
@@ -241,7 +236,7 @@ mod tests {
             ),
             (Err(Status::unimplemented(Operation::InitializeMachine)), "s1"),
         ] {
-            let outcome = initialized(made(created.clone()), answer, |_| false);
+            let outcome = initialized(made(created.clone()), answer);
             let Outcome::Provisioned(machine) = outcome else {
                 panic!("{outcome:?}");
             };
@@ -251,7 +246,7 @@ mod tests {
             Status::new(Code::Unavailable, "no"),
             unavailable.with_machine(bare),
         ] {
-            let failure = failed(initialized(made(created.clone()), Err(status), |_| false));
+            let failure = failed(initialized(made(created.clone()), Err(status)));
             let machine = failure.machine.unwrap();
             assert_eq!(machine.last_known_state, Some(state("s1")));
         }

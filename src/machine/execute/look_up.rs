@@ -51,17 +51,14 @@ pub async fn look_up(
     }
     let status = match vm::read(object, permit, known, class).await {
         Ok(machine) => {
-            return match another_vm(stage, known, Some(&machine.provider_id), |id| {
-                object.is_anothers(id)
-            }) {
+            return match another_vm(stage, known, Some(&machine.provider_id)) {
                 Some(failure) => LookUpResult::Failed(failure),
                 None => LookUpResult::Machine(machine),
             };
         }
         Err(status) => status,
     };
-    let answered = status.machine().map(|machine| &machine.provider_id);
-    if let Some(failure) = another_vm(stage, known, answered, |id| object.is_only_anothers(id)) {
+    if let Some(failure) = another_vm(stage, known, status.machine().map(|machine| &machine.provider_id)) {
         return LookUpResult::Failed(failure);
     }
     let failure = Failure::new(stage, status);
@@ -83,13 +80,7 @@ async fn list(
     match listed(object, permit, stage, class).await {
         Ok(Some(machines)) => {
             let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
-            let seen = among(machines, object.name(), id.as_ref().map(MachineId::tag), stage);
-            if let LookUpResult::Listed(id) = &seen
-                && let Some(failure) = another_vm(stage, None, Some(id), |id| object.is_only_anothers(id))
-            {
-                return LookUpResult::Failed(failure);
-            }
-            seen
+            among(machines, object.name(), id.as_ref().map(MachineId::tag), stage)
         }
         Ok(None) => LookUpResult::CannotLook,
         Err(failure) => LookUpResult::Failed(failure),
@@ -177,27 +168,20 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
     }
 }
 
-/// The failure that it is when a driver answers with another VM than the one that was asked about, or where
-/// none was known, with one that another InfraMachine has: nothing is done to that one, and its id is not
-/// written.
+/// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is
+/// done to that one, and its id is not written, since it may be another machine's.
 pub fn another_vm(
     stage: Stage,
     known: Option<&ProviderId>,
     answered: Option<&ProviderId>,
-    is_anothers: impl FnOnce(&ProviderId) -> bool,
 ) -> Option<Failure> {
-    let answered = answered?;
-    let (code, of_whom) = match known {
-        Some(known) if known != answered => (
-            Code::Internal,
-            format!("for the machine whose providerID is `{known}`"),
-        ),
-        // Of a back end that gives ids out again, it goes away with the other object.
-        None if is_anothers(answered) => (Code::Aborted, "which another InfraMachine has".to_owned()),
-        Some(_) | None => return None,
-    };
-    let message = format!("the driver answered providerID `{answered}`, {of_whom}");
-    Some(Failure::new(stage, Status::new(code, message)))
+    let (known, answered) = (known?, answered?);
+    (known != answered).then(|| {
+        let message = format!(
+            "the driver answered providerID `{answered}` for the machine whose providerID is `{known}`"
+        );
+        Failure::new(stage, Status::new(Code::Internal, message))
+    })
 }
 
 #[cfg(test)]
@@ -208,23 +192,14 @@ mod tests {
     fn a_vm_of_another_id_is_not_taken_for_the_one_that_was_asked_about() {
         let [known, other] = ["sim://1", "sim://2"].map(|id| id.parse().unwrap());
         let stage = Stage::LookUpAgain;
-        assert!(another_vm(stage, Some(&known), Some(&known), |_| true).is_none());
-        assert!(another_vm(stage, None, Some(&other), |_| false).is_none());
-        let failure = another_vm(stage, Some(&known), Some(&other), |_| false).unwrap();
+        assert!(another_vm(stage, Some(&known), Some(&known)).is_none());
+        assert!(another_vm(stage, None, Some(&other)).is_none());
+        let failure = another_vm(stage, Some(&known), Some(&other)).unwrap();
         assert_eq!(failure.status.code(), Code::Internal);
         assert!(
             failure.machine.is_none(),
             "nothing of the other VM is kept: {failure:?}"
         );
-    }
-
-    /// A driver that knows VMs by their names alone may answer with that of another namespace.
-    #[test]
-    fn a_vm_of_no_known_id_is_not_taken_where_another_machine_has_its_id() {
-        let id: ProviderId = "sim://1".parse().unwrap();
-        let failure = another_vm(Stage::LookUp, None, Some(&id), |answered| *answered == id).unwrap();
-        assert_eq!(failure.status.code(), Code::Aborted);
-        assert!(failure.message().contains("which another InfraMachine has"));
     }
 
     fn machines(of: &[(&str, &str, Option<&str>)]) -> Vec<ListedMachine> {

@@ -287,7 +287,6 @@ async fn created(
         Stage::Create,
         plan.provider_id.as_ref(),
         Some(&machine.provider_id),
-        |id| object.is_only_anothers(id),
     ) {
         return Ok(Outcome::Failed(Box::new(failure)));
     }
