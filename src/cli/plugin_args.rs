@@ -18,7 +18,7 @@ pub(super) struct PluginArgs {
     /// Where the plugin listens: `unix:///path`, `tcp://host:port` or `tls://host:port`.
     #[arg(long, value_name = "URI")]
     pub endpoint: Option<String>,
-    /// Certificates of the authorities that may vouch for a plugin behind `tls://`.
+    /// Certificates of the CAs that may vouch for a plugin behind `tls://`.
     #[arg(long, value_name = "FILE", requires = "endpoint")]
     ca_file: Option<PathBuf>,
     /// Our certificate.

@@ -121,7 +121,7 @@ struct RuntimeExtensionArgs {
         default_value = "/tmp/k8s-runtime-extension-server/serving-certs"
     )]
     cert_dir: PathBuf,
-    /// The authorities, as PEM, of the clients that may call it (core's
+    /// The CAs, as PEM, of the clients that may call it (core's
     /// --runtime-extension-client-cert-file); without it, every client may.
     #[arg(long = "runtime-extension-client-ca-file", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,

@@ -166,7 +166,7 @@ fn refusal(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Optio
         .try_parse::<InfraMachineTemplate>()
     {
         Ok(template) => template::violation(&template, capabilities),
-        Err(error) => Some(format!("it does not fit its definition: {error}")),
+        Err(error) => Some(format!("it does not fit the schema of its CRD: {error}")),
     }
 }
 

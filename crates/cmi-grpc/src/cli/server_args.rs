@@ -41,7 +41,7 @@ struct TlsArgs {
     /// Key of the certificate.
     #[arg(long = "tls-key-file", env = "CAPCMI_TLS_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Certificates of the authorities whose clients may call.
+    /// Certificates of the CAs whose clients may call.
     #[arg(long = "client-ca-file", env = "CAPCMI_CLIENT_CA_FILE", value_name = "FILE")]
     client_authorities: Option<PathBuf>,
 }
