@@ -163,6 +163,8 @@ pub struct Vms {
     calls: Arc<Mutex<Vec<Operation>>>,
     /// The id that it names for a VM that is not there, if it names ids.
     named: Option<ProviderId>,
+    /// Whether creates are never answered.
+    creates_hang: bool,
 }
 
 /// A driver that finds and deletes VMs of a name by it, or by their id where the request has it.
@@ -177,6 +179,14 @@ impl Vms {
     pub fn naming(id: &str) -> Self {
         Self {
             named: Some(id.parse().unwrap()),
+            ..Self::default()
+        }
+    }
+
+    /// Of a driver that never answers a create.
+    pub fn hanging() -> Self {
+        Self {
+            creates_hang: true,
             ..Self::default()
         }
     }
@@ -249,6 +259,9 @@ impl Driver for VmDriver {
 
     async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
         self.record(Operation::CreateMachine);
+        if self.back_end.creates_hang {
+            return std::future::pending().await;
+        }
         Err(Status::new(Code::Unavailable, "no creates here"))
     }
 

@@ -386,3 +386,29 @@ async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     );
     assert_eq!(vms.count(Operation::CreateMachine), 0);
 }
+
+/// What deletes the VM of an object that is gone waits for it.
+#[tokio::test]
+async fn a_create_is_in_flight_until_it_is_answered_or_given_up() {
+    let vms = Vms::hanging();
+    let server = Server::with(&machine().configured_driver("pool").build());
+    let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+    let ctx = server.context(vec![driver]);
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let plan = world().plan(before.into());
+    let issued = async {
+        while vms.count(Operation::CreateMachine) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let mut create = Box::pin(execute(&ctx, &mut object, &gathered, plan));
+    tokio::select! {
+        ended = &mut create => panic!("{:?}", ended.map(drop)),
+        () = issued => {}
+    }
+    assert!(ctx.states.is_create_in_flight("u-1"));
+    drop(create);
+    assert!(!ctx.states.is_create_in_flight("u-1"));
+}

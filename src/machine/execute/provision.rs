@@ -176,6 +176,7 @@ async fn create(
         let made = failure.disposition == Disposition::Initialize;
         ctx.states.answered(object.uid(), AnsweredCreate { issued, made });
     }
+    drop(in_flight);
     if failure.disposition == Disposition::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
         return initialize(ctx, object, permit, wanted, vm).await;
