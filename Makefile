@@ -111,11 +111,11 @@ lint: lint-python ## Check format, lints and, where cargo-deny is installed, dep
 audit: ## Check dependencies, advisories included; wants cargo-deny and the network.
 	$(CARGO) deny --locked check
 
-# Fleet sizes of `make bench`, how often each is measured, and where the driver runs (`in-process,grpc` for both).
+# Fleet sizes of `make bench`, and where the driver runs (`in-process,grpc` for both). BENCH_ROUNDS says how often
+# each is measured.
 MACHINES ?= 2000
-BENCH_ROUNDS ?= 3
 BENCH_DRIVER ?= in-process
-FLEET = BENCH_ROUNDS='$(BENCH_ROUNDS)' BENCH_DRIVER='$(BENCH_DRIVER)' $(CARGO) bench --locked --bench fleet
+FLEET = BENCH_DRIVER='$(BENCH_DRIVER)' $(CARGO) bench --locked --bench fleet
 
 .PHONY: bench
 bench: ## Measure what a fleet costs, beside bare clients (MACHINES="2000 10000", BENCH_ROUNDS=3, BENCH_DRIVER=in-process,grpc).

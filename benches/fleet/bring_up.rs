@@ -1,4 +1,4 @@
-//! A fleet comes up, idles, and its provider is restarted; beside the floors.
+//! A fleet comes up, idles, is listed anew, and its provider is restarted; beside the floors.
 
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ pub async fn measure(args: &Args) -> Result<()> {
                 runs: Vec::new(),
             })
             .collect();
-        for round in 0..args.rounds.max(1) {
+        for round in 0..args.rounds(*size) {
             for position in 0..contestants.len() {
                 let index = (round + position) % contestants.len();
                 rows[index].runs.push(contestants[index].run(args, *size).await?);
@@ -145,10 +145,12 @@ impl Bench {
         })
     }
 
-    /// The machines come up, then nothing is to do, and then the provider is restarted; that one is returned.
+    /// The machines come up, then nothing is to do, then the API server and at last the provider are
+    /// restarted; that one is returned.
     pub async fn run(&self, flags: &[&str]) -> Result<(Run, Measured)> {
         let (mut replica, mut run) = self.come_up(flags).await?;
         run.rest.push(self.idle(&replica).await?);
+        run.rest.push(self.relist(&mut replica).await?);
         replica.process.kill();
         let (restarted, replica) = self.restart(flags).await?;
         run.rest.push(restarted);
@@ -200,6 +202,36 @@ impl Bench {
         })
     }
 
+    /// What a provider costs whose API server is restarted and has forgotten what it was watched for, so that
+    /// all is listed anew: until a machine is up that is made as soon as the API server is there again.
+    async fn relist(&self, replica: &mut Measured) -> Result<Rest> {
+        let (calls, reconciles) = (replica.driver_calls().await?, replica.reconciles().await?);
+        self.management.kill_api_server().await;
+        self.management.start_api_server().await?;
+        // Those of the one before are gone with it.
+        let (usage, requests) = (replica.usage()?, Requests::read(&self.admin).await?);
+        replica.forget_peak()?;
+        let started = Instant::now();
+        self.fleet.create(&self.management, "late", 1).await?;
+        replica
+            .has(self.fleet.provisioned(&self.admin, self.size + 1))
+            .await?;
+        let provisioned = started.elapsed();
+        tokio::time::sleep(window(self.size)).await;
+        eprintln!(
+            "listed anew: {} reconciles; a machine that was made meanwhile is up after {:.1} s",
+            replica.reconciles().await?.saturating_sub(reconciles),
+            provisioned.as_secs_f64()
+        );
+        Ok(Rest {
+            what: "relist",
+            window: provisioned,
+            usage: replica.usage()?.since(usage),
+            requests: Requests::read(&self.admin).await?.since(&requests),
+            driver_calls: replica.driver_calls().await?.saturating_sub(calls),
+        })
+    }
+
     /// What a provider costs that starts when all machines are up, until it has looked at each, and for a
     /// while after.
     async fn restart(&self, flags: &[&str]) -> Result<(Rest, Measured)> {
@@ -207,7 +239,7 @@ impl Bench {
         let started = Instant::now();
         let mut replica =
             provider::start(&self.management, "restarted", &self.cloud, &self.fleet, flags).await?;
-        provider::looked_at(&mut replica, self.size).await?;
+        provider::looked_at(&mut replica, self.size + 1).await?;
         let looked_at = started.elapsed();
         tokio::time::sleep(window(self.size)).await;
         let rest = Rest {

@@ -21,6 +21,7 @@ mod report;
 mod requests;
 mod shards;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,6 +38,10 @@ const WINDOW: Duration = Duration::from_secs(10);
 const LONG_WINDOW: Duration = Duration::from_mins(2);
 /// What is a large one.
 const LARGE: usize = 10_000;
+/// How often a size is measured, where that is not said.
+const ROUNDS: usize = 3;
+/// A larger one is measured once: a round of 100,000 takes more than twenty minutes.
+const LARGEST_REPEATED: usize = 20_000;
 /// Writes that bring a machine up, without its Event.
 const WRITES: u8 = 2;
 
@@ -50,9 +55,9 @@ struct Args {
     /// What is measured.
     #[arg(long, value_enum, default_value_t = Scenario::BringUp)]
     scenario: Scenario,
-    /// How often; figures are medians.
-    #[arg(long, env = "BENCH_ROUNDS", default_value_t = 3)]
-    rounds: usize,
+    /// How often; figures are medians. Three times, and once where more than 20,000 machines are measured.
+    #[arg(long, env = "BENCH_ROUNDS")]
+    rounds: Option<NonZero<usize>>,
     /// Where the driver runs; several are measured one after the other.
     #[arg(
         long = "driver",
@@ -90,10 +95,18 @@ struct Args {
     bench: bool,
 }
 
+impl Args {
+    /// How often a size is measured.
+    fn rounds(&self, size: usize) -> usize {
+        let default = if size <= LARGEST_REPEATED { ROUNDS } else { 1 };
+        self.rounds.map_or(default, NonZero::get)
+    }
+}
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
-    /// A fleet comes up, idles, and its provider is restarted; beside the floors.
+    /// A fleet comes up, idles, is listed anew, and its provider is restarted; beside the floors.
     BringUp,
     /// The same, without floors, compared with the counts that are expected.
     Counts,

@@ -76,6 +76,17 @@ impl Measured {
         Usage::of(self.pid)
     }
 
+    /// Its peak is from now on.
+    pub fn forget_peak(&self) -> Result<()> {
+        let path = format!("/proc/{}/clear_refs", self.pid);
+        std::fs::write(&path, "5").with_context(|| format!("writing {path}"))
+    }
+
+    /// Reconciles of InfraMachines that have ended.
+    pub async fn reconciles(&self) -> Result<u64> {
+        reconciles(&self.diagnostics).await
+    }
+
     /// Calls on the driver about one machine each, as the provider counts them. Its lists come at an
     /// interval.
     pub async fn driver_calls(&self) -> Result<u64> {

@@ -22,18 +22,20 @@ pub struct Run {
     pub requests: Requests,
     /// On the driver.
     pub driver_calls: Option<u64>,
-    /// What it cost when nothing was to do, and at a restart.
+    /// What it cost when nothing was to do, when all was listed anew, and at a restart.
     pub rest: Vec<Rest>,
 }
 
 /// What a process costs in a window in which nothing has to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Rest {
-    /// `idle` or `restart`.
+    /// `idle`, `relist` or `restart`.
     pub what: &'static str,
-    /// How long it was watched; at a restart, until all machines were looked at.
+    /// How long it was watched; when all is listed anew, until a new machine was up; at a restart, until all
+    /// machines were looked at.
     pub window: Duration,
-    /// Of the process, in the window; at a restart, from its start.
+    /// Of the process, in the window; at a restart, from its start. The peak is of the idle provider's whole
+    /// life, and of a relist alone.
     pub usage: Usage,
     /// At the API server.
     pub requests: Requests,

@@ -23,7 +23,7 @@ pub async fn measure(args: &Args) -> Result<()> {
             };
             let mut whole = row("one provider");
             let mut shards = ["two shards", "shard a", "shard b"].map(row);
-            for _ in 0..args.rounds.max(1) {
+            for _ in 0..args.rounds(*size) {
                 if !args.shards_alone {
                     let bench = bring_up::Bench::set(*place, *size).await?;
                     let (mut replica, run) = bench.come_up(provider::ELECTED).await?;
