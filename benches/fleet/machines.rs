@@ -19,6 +19,8 @@ use super::http2::Connection;
 pub const BOOTSTRAP: &str = "#cloud-config\nruncmd: [\"kubeadm join\"]\n";
 /// How long the slowest run may take.
 const DEADLINE: Duration = Duration::from_mins(30);
+/// When an API server is asked again that can't be watched yet.
+const RETRY: Duration = Duration::from_millis(100);
 /// Machines at a time while they are made.
 const MAKING: usize = 64;
 
@@ -155,10 +157,15 @@ impl Fleet {
             self.path_of_infra_machines()
         );
         let request = http::Request::get(path).body(Vec::new())?;
-        let stream = admin
-            .request_stream(request)
-            .await
-            .context("watching the machines")?;
+        let stream = match admin.request_stream(request).await {
+            Ok(stream) => stream,
+            // It has just been started, and fills its watch cache.
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                tokio::time::sleep(RETRY).await;
+                return Ok(());
+            }
+            Err(error) => return Err(error).context("watching the machines"),
+        };
         let mut lines = std::pin::pin!(stream.lines());
         while let Some(line) = lines.next().await {
             // The connection may break off: then it is watched anew.
