@@ -118,7 +118,10 @@ impl Permits {
         let reserved = was_for_create.then_some(Priority::Create);
         for granted in reserved.into_iter().chain([priority]) {
             if self.has_room(&queue, requester.namespace, granted) {
-                queue.leave(requester.key);
+                // A place for a create outlasts the look-up before it.
+                if granted == Priority::Create || !queue.waits_to_create(requester.key) {
+                    queue.leave(requester.key);
+                }
                 queue.take(requester.namespace, granted, now);
                 return Some(granted);
             }
@@ -127,11 +130,12 @@ impl Permits {
         None
     }
 
-    /// Lets a permit that was taken for upkeep be used to make a VM, if one more create may run.
-    pub(super) fn promote_to_create(&self, namespace: &str) -> bool {
+    /// Lets the permit that `key` has taken for upkeep be used to make a VM, if one more create may run.
+    pub(super) fn promote_to_create(&self, key: &str, namespace: &str) -> bool {
         let mut queue = self.queue.lock();
         let is_promoted = self.has_room_to_create(&queue, namespace);
         if is_promoted {
+            queue.leave(key);
             queue.release(namespace, Priority::Upkeep);
             queue.take(namespace, Priority::Create, Instant::now());
         }

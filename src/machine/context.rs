@@ -26,6 +26,7 @@ use cmi_driver::MachineClass;
 const LOST_WAKE_UP: Duration = Duration::from_hours(1);
 
 /// What every reconcile works with.
+#[derive(Clone)]
 pub struct Context {
     /// Writes and live reads.
     pub client: Client,
@@ -119,7 +120,7 @@ impl Context {
 
     /// Whether a permit may be used to make or finish a VM; else the machine waits for one that may.
     pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
-        if permit.may_create() {
+        if permit.may_create(machine.metadata.uid()) {
             return true;
         }
         match self.permit(machine, permit.configured_driver(), Priority::Create) {

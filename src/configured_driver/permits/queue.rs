@@ -196,6 +196,12 @@ impl Queue {
         flow.waiting.of(position.priority).get(&position.number)
     }
 
+    /// Whether `key` waits for a permit to make a VM.
+    pub(super) fn waits_to_create(&self, key: &str) -> bool {
+        let position = self.queued.get(key);
+        position.is_some_and(|position| position.priority == Priority::Create)
+    }
+
     /// What `key` asked for before counts no longer, unless it asks again.
     pub(super) fn expire(&mut self, key: &str) {
         if let Some(position) = self.queued.get(key)

@@ -95,13 +95,13 @@ fn a_look_up_that_leads_to_a_create_counts_as_one() {
     let (permits, woken) = permits(2);
     assert!(permits.try_acquire(Priority::Upkeep, "a", woken.waker("a")));
     assert!(permits.try_acquire(Priority::Upkeep, "b", woken.waker("b")));
-    assert!(permits.promote_to_create("ns"));
+    assert!(permits.promote_to_create("a", "ns"));
     assert!(
-        !permits.promote_to_create("ns"),
+        !permits.promote_to_create("b", "ns"),
         "the other permit is the reserve"
     );
     permits.release("ns", Priority::Create);
-    assert!(permits.promote_to_create("ns"));
+    assert!(permits.promote_to_create("b", "ns"));
 }
 
 /// Its create before may have made the VM. In a long queue it would come to the end again and again.
@@ -118,12 +118,34 @@ fn one_that_is_woken_to_make_a_vm_and_looks_it_up_first_may_make_it_with_that_pe
         let requester = Requester::new(key, "ns");
         permits.acquire_or_queue(Priority::Upkeep, requester, woken.waker(key))
     };
+    permits.begin("d");
     assert_eq!(look_up("d"), Some(Priority::Upkeep), "it was not woken");
     permits.release("ns", Priority::Upkeep);
+    permits.end("d");
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["e"]);
     assert_eq!(look_up("e"), Some(Priority::Create));
     assert!(!permits.try_acquire(Priority::Create, "f", woken.waker("f")));
+}
+
+/// Of what wakes it, such as a change of its Machine, the look-up has to say again that there is no VM.
+#[test]
+fn one_that_waits_to_make_a_vm_and_looks_it_up_meanwhile_keeps_its_place() {
+    let (permits, woken) = permits(4);
+    for key in ["a", "b", "c"] {
+        assert!(permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    for key in ["d", "e"] {
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    permits.begin("d");
+    assert!(permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
+    assert!(!permits.promote_to_create("d", "ns"));
+    assert!(!permits.try_acquire(Priority::Create, "d", woken.waker("d")));
+    permits.release("ns", Priority::Upkeep);
+    permits.end("d");
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["d"]);
 }
 
 /// A fleet that waited while it was not known what the driver can do, and then has nothing to ask of it.
