@@ -58,6 +58,8 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid();
+    // Before the state: a create that ends in between has cleared the absence that is read there.
+    let create_in_flight = ctx.states.is_create_in_flight(uid);
     let state = ctx
         .states
         .get_or_restore(uid, || restored(machine, now, instant, inputs));
@@ -78,7 +80,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         driver,
         violation,
         conflict: conflict(ctx, machine),
-        create_in_flight: ctx.states.is_create_in_flight(uid),
+        create_in_flight,
         state,
         now,
         instant,

@@ -66,11 +66,23 @@ pub struct RuntimeState {
 pub struct CreateInFlight<'a> {
     states: &'a RuntimeStates,
     uid: String,
+    is_issued: bool,
+}
+
+impl CreateInFlight<'_> {
+    /// The driver is called now. From here on a VM may be: an absence that was seen before says nothing
+    /// about it.
+    pub fn issued(&mut self) {
+        self.is_issued = true;
+        self.states.clear_absence(&self.uid);
+    }
 }
 
 impl Drop for CreateInFlight<'_> {
     fn drop(&mut self) {
-        self.states.clear_absence(&self.uid);
+        if self.is_issued {
+            self.states.clear_absence(&self.uid);
+        }
         self.states.creates_in_flight.lock().remove(&self.uid);
     }
 }
@@ -354,6 +366,7 @@ impl RuntimeStates {
         CreateInFlight {
             states: self,
             uid: uid.to_owned(),
+            is_issued: false,
         }
     }
 

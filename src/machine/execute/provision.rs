@@ -147,7 +147,7 @@ async fn create(
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
     let named = named.and_then(|id| claim_named_id(ctx, object, id));
     // From before the write: the object may go at any time after it.
-    let in_flight = ctx.states.create_in_flight(object.uid());
+    let mut in_flight = ctx.states.create_in_flight(object.uid());
     let written = object
         .record_create(&plan.ownership, &unanswered, named.as_ref())
         .await;
@@ -155,8 +155,7 @@ async fn create(
         release(ctx, object, named);
     }
     written?;
-    // From here on a VM may be: an absence that was seen before says nothing about it.
-    ctx.states.clear_absence(object.uid());
+    in_flight.issued();
     let request = CreateMachineRequest {
         machine: MachineRef::new(object.name(), with_bootstrap_data),
         last_known_state: identity::last_known_state(object.get()),

@@ -313,12 +313,23 @@ fn a_list_that_confirms_a_machine_ends_its_absence_and_what_lists_said_and_no_si
     assert_eq!(states.get("other").hint, Some(LookUpHint::Missing));
 }
 
+/// Its write failed.
+#[test]
+fn a_create_that_was_not_issued_leaves_an_absence_as_it_was() {
+    let (states, start) = (RuntimeStates::default(), Instant::now());
+    states.absent_for("u-1", start);
+    drop(states.create_in_flight("u-1"));
+    let later = start + Duration::from_mins(1);
+    assert_eq!(states.absent_for("u-1", later), Duration::from_mins(1));
+}
+
 /// The driver may have looked for the VM before the back end had it.
 #[test]
 fn an_absence_that_was_seen_while_a_create_was_in_flight_counts_no_longer() {
     let (states, start) = (RuntimeStates::default(), Instant::now());
-    let in_flight = states.create_in_flight("u-1");
+    let mut in_flight = states.create_in_flight("u-1");
     assert!(states.is_create_in_flight("u-1"));
+    in_flight.issued();
     states.absent_for("u-1", start);
     drop(in_flight);
     assert!(!states.is_create_in_flight("u-1"));
