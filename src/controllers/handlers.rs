@@ -268,8 +268,12 @@ impl Controllers {
                 }
             }
             for last in deleted_despite_finalizer(update) {
-                let deletion = machine::delete_vm_left_behind(Arc::clone(&machine_context), last.clone());
-                spawn(&mut left_behind.lock(), deletion);
+                let leadership = taint_context.leadership.clone();
+                let deletion = machine::delete_vm_left_behind(&machine_context, last.clone());
+                spawn(&mut left_behind.lock(), async move {
+                    leadership.acquired().await;
+                    deletion.await;
+                });
             }
             if update.complete {
                 let cache = &machine_context.caches.infra_machines;

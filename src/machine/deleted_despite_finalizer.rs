@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::execute::execute;
@@ -26,8 +27,9 @@ use crate::apiserver::Error;
 use crate::identity::{self, MachineId};
 use crate::retry::LONG_WAIT;
 
-/// How long it is tried at most: the report of orphans shows what is left then.
-const MAX_RETRY_TIME: Duration = Duration::from_hours(1);
+/// How long it is tried at most: the report of orphans shows what is left then. Longer than a create may be
+/// under way.
+const MAX_RETRY_TIME: Duration = Duration::from_hours(24);
 
 /// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
 /// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
@@ -48,12 +50,23 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
 
 /// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more.
 /// `last` is the object as it was at last.
-pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
+pub fn delete_vm_left_behind(ctx: &Context, last: InfraMachine) -> impl Future<Output = ()> + Send + 'static {
+    // What wakes the object wakes this: it is in no cache, and no controller has it any more.
+    let woken = Arc::new(Notify::new());
+    let waker = Arc::clone(&woken);
+    let ctx = Context {
+        enqueue: Arc::new(move |_| waker.notify_one()),
+        ..ctx.clone()
+    };
+    async move { retry_until_deleted(&ctx, last, &woken).await }
+}
+
+async fn retry_until_deleted(ctx: &Context, last: InfraMachine, woken: &Notify) {
     let name = full_name(&last);
     let (began, mut errors, mut is_reported) = (Instant::now(), 0, false);
     let machine = Arc::new(as_deleted(last));
     loop {
-        let wait = match attempt(&ctx, &machine, &mut is_reported).await {
+        let wait = match attempt(ctx, &machine, &mut is_reported).await {
             Ok(None) => return,
             Ok(Some(wait)) => wait,
             Err(error) => {
@@ -62,14 +75,17 @@ pub async fn delete_vm_left_behind(ctx: Arc<Context>, last: InfraMachine) {
                 error.wait(errors)
             }
         };
-        if began.elapsed() + wait > MAX_RETRY_TIME {
+        let Some(left) = MAX_RETRY_TIME.checked_sub(began.elapsed()) else {
             tracing::error!(
                 machine = name,
                 "the VM of an InfraMachine that is gone could not be deleted"
             );
             return;
+        };
+        tokio::select! {
+            () = woken.notified() => {}
+            () = sleep(wait.min(left)) => {}
         }
-        sleep(wait).await;
     }
 }
 
@@ -133,6 +149,7 @@ async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::configured_driver::{Priority, Requester, Waker};
     use crate::machine::fakes::{Server, Vms};
     use crate::machine::fixtures::{MachineFixture, at, machine};
     use cmi_driver::Operation;
@@ -166,8 +183,8 @@ mod tests {
 
     async fn left_by(server: &Server, vms: &Vms) -> Vec<String> {
         let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
-        let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]));
-        delete_vm_left_behind(ctx, made().build()).await;
+        let ctx = server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]);
+        delete_vm_left_behind(&ctx, made().build()).await;
         vms.ids()
     }
 
@@ -192,8 +209,9 @@ mod tests {
         server.erase();
         let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
         let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]));
-        let in_flight = ctx.states.create_in_flight("u-1");
-        let deletion = tokio::spawn(delete_vm_left_behind(Arc::clone(&ctx), made().build()));
+        let mut in_flight = ctx.states.create_in_flight("u-1");
+        in_flight.issued();
+        let deletion = tokio::spawn(delete_vm_left_behind(&ctx, made().build()));
         until("the driver is asked", || {
             vms.count(Operation::GetMachineStatus) > 0
         })
@@ -201,6 +219,30 @@ mod tests {
         vms.add("sim://1", "m1", Some("u-1"));
         drop(in_flight);
         deletion.await.unwrap();
+        assert_eq!(vms.ids(), Vec::<String>::new());
+    }
+
+    /// CTL-CR-14. Its object is in no queue that a permit could wake.
+    #[tokio::test]
+    async fn a_deletion_that_waits_for_a_permit_goes_on_when_there_is_one() {
+        let (server, vms) = (Server::with(&made().build()), Vms::default());
+        vms.add("sim://1", "m1", Some("u-1"));
+        server.erase();
+        let ctx = server.context(vec![
+            vms.configured_driver(&[Operation::GetMachineStatus], Duration::ZERO),
+        ]);
+        let driver = ctx.drivers.resolve(Some("pool"), "ns1").unwrap();
+        let permits: Vec<_> = (0..driver.max_concurrent_calls())
+            .filter_map(|n| {
+                let key = format!("other-{n}");
+                driver.try_acquire(Priority::Upkeep, Requester::new(&key, &key), Waker::new(|| {}))
+            })
+            .collect();
+        let deletion = tokio::spawn(delete_vm_left_behind(&ctx, made().build()));
+        until("it waits", || driver.load().iter().any(|load| load.waiting > 0)).await;
+        drop(permits);
+        let ended = tokio::time::timeout(Duration::from_secs(30), deletion).await;
+        assert!(ended.is_ok(), "it was not woken");
         assert_eq!(vms.ids(), Vec::<String>::new());
     }
 
