@@ -1,14 +1,18 @@
 //! Taking secrets out of a text that is about to be shown: a driver may have echoed one.
 
+mod windows;
+
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
+use std::iter;
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use base64::prelude::BASE64_STANDARD;
 
+use self::windows::Windows;
 use super::secret_forms::{READINGS, encodings, readings};
 use super::{Secrets, Status};
 
@@ -49,12 +53,16 @@ impl Secrets {
     /// and ordinary words of letters alone, are left as long as no value stands there, and where one does,
     /// within longer words: a message that is redacted to pieces explains nothing.
     pub fn redact(&self, text: &str) -> String {
+        if self.iter().next().is_none() {
+            return text.to_owned();
+        }
         let mut all: Vec<_> = readings(text).collect();
         all.extend(runs(text).flat_map(decoded));
         all.push(text.to_owned());
         let all = all.join("\n");
         let mut found = Found {
             text: &all,
+            windows: Windows::of(&all),
             needles: BTreeSet::new(),
             tried: HashSet::new(),
         };
@@ -63,7 +71,9 @@ impl Secrets {
             found.look_for(Needle::anywhere(BASE64_STANDARD.encode(bytes)));
             // Whatever it is written in takes more bytes than the value.
             if (MIN_SECRET..text.len()).contains(&bytes.len()) {
-                for encoded in encodings(bytes) {
+                let bare = bytes.trim_ascii();
+                let bare = (bare.len() < bytes.len()).then_some(bare);
+                for encoded in iter::once(bytes).chain(bare).flat_map(encodings) {
                     found.look_for(Needle::anywhere(encoded));
                 }
             }
@@ -88,8 +98,10 @@ impl Secrets {
 /// reads without that.
 fn without(needles: &[Needle<'_>], text: &str) -> String {
     let remove = |text: &str| {
+        let windows = Windows::of(text);
         needles
             .iter()
+            .filter(|needle| windows.may_hold(&needle.text))
             .fold(text.to_owned(), |text, needle| needle.remove_from(&text))
     };
     let holds_any = |text: &String| remove(text) != *text;
@@ -158,6 +170,7 @@ struct Needle<'a> {
 /// holds few of them: only those are kept.
 struct Found<'a> {
     text: &'a str,
+    windows: Windows,
     needles: BTreeSet<Needle<'a>>,
     /// Bootstrap data have most of their words more than once.
     tried: HashSet<&'a str>,
@@ -172,7 +185,11 @@ impl<'a> Found<'a> {
             return;
         }
         let text = &*needle.text;
-        if text.len() >= MIN_SECRET && !PUBLIC.contains(&text) && self.text.contains(text) {
+        if text.len() >= MIN_SECRET
+            && self.windows.may_hold(text)
+            && !PUBLIC.contains(&text)
+            && self.text.contains(text)
+        {
             self.needles.insert(needle);
         }
     }
@@ -352,6 +369,16 @@ runcmd:
                 secrets.redact(&format!("the key {written}")),
                 "the key [redacted]"
             );
+        }
+    }
+
+    /// As `echo` writes it into the file of a Secret.
+    #[test]
+    fn a_secret_with_a_line_end_is_removed_from_what_is_written_without_it() {
+        let secrets = secrets("magpie7\n");
+        for written in ["6d616770696537", "109, 97, 103, 112, 105, 101, 55"] {
+            let shown = secrets.redact(&format!("the key {written} is wrong"));
+            assert_eq!(shown, "the key [redacted] is wrong");
         }
     }
 
