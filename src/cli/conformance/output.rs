@@ -1,19 +1,18 @@
 //! The files that a run writes.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use tempfile::TempPath;
 
-/// A file for a report. It is opened before the run, so that one that can't be written costs none, and keeps
-/// the report of an earlier run until there is a new one.
+/// A file for a report. That it can be written is seen before the run, so that one that can't be costs none.
+/// It keeps the report of an earlier run until there is a new one, and where there was none, it is made with
+/// the report, however the run ends.
 pub(super) struct ReportFile {
     path: PathBuf,
-    file: File,
-    /// Removes the file if this run has made it and writes no report.
-    made: Option<TempPath>,
+    /// The file, or a pipe or terminal, that was there before the run.
+    before: Option<File>,
 }
 
 impl ReportFile {
@@ -23,37 +22,36 @@ impl ReportFile {
     /// When it can't be written.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
-            let is_new = !path.try_exists()?;
-            let file = File::options()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)?;
-            let made = is_new.then(|| TempPath::try_from_path(path)).transpose()?;
-            io::Result::Ok(Self {
-                path: path.to_owned(),
-                file,
-                made,
-            })
+            let mut options = File::options();
+            let before = if path.try_exists()? {
+                Some(options.write(true).open(path)?)
+            } else {
+                options.write(true).create_new(true).open(path)?;
+                fs::remove_file(path)?;
+                None
+            };
+            io::Result::Ok(before)
         };
-        open().with_context(|| format!("opening {} for the report", path.display()))
+        Ok(Self {
+            path: path.to_owned(),
+            before: open().with_context(|| format!("opening {} for the report", path.display()))?,
+        })
     }
 
     /// Writes the report in the place of what was there.
     ///
     /// # Errors
     /// When it can't be written.
-    pub(super) fn write(mut self, text: &str) -> Result<()> {
-        let mut write = || {
+    pub(super) fn write(self, text: &str) -> Result<()> {
+        let write = || {
+            let Some(mut file) = self.before else {
+                return fs::write(&self.path, text);
+            };
             // A pipe or a terminal has nothing to be emptied.
-            if self.file.metadata()?.is_file() {
-                self.file.set_len(0)?;
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
             }
-            self.file.write_all(text.as_bytes())?;
-            if let Some(made) = self.made.take() {
-                made.keep()?;
-            }
-            io::Result::Ok(())
+            file.write_all(text.as_bytes())
         };
         write().with_context(|| format!("writing {}", self.path.display()))
     }
@@ -61,7 +59,6 @@ impl ReportFile {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::io::Read as _;
     use std::os::fd::AsRawFd as _;
 
