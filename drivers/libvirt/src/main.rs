@@ -1,5 +1,6 @@
 //! `capcmi-driver-libvirt`: the driver as a plugin.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -57,7 +58,8 @@ fn main() -> ExitCode {
         Err(RunError::Misconfigured(error)) => (ExitCode::from(MISCONFIGURED), error),
         Err(RunError::Failed(error)) => (ExitCode::FAILURE, error),
     };
-    eprintln!("capcmi-driver-libvirt: {error:#}");
+    // A terminal or a pipe that is gone changes no exit code.
+    let _gone = writeln!(std::io::stderr(), "capcmi-driver-libvirt: {error:#}");
     code
 }
 
@@ -79,6 +81,8 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
+        // A line that nothing reads any more is lost: to report that it is would end the process.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match cli.logging_format {
         LogFormat::Text => logs.init(),
