@@ -40,7 +40,7 @@ use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::{ListResult, Presence};
 use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
-use crate::metrics::{Kind, MachineCount, MachinePhase, Metrics};
+use crate::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::{Enqueue, Reconciler};
@@ -160,7 +160,7 @@ impl Controllers {
             leadership: leadership.clone(),
             events: events.clone(),
             reconciler: Reconciler::new(
-                Kind::Machine,
+                ControllerName::VolumeDrain,
                 Arc::clone(&metrics),
                 drivers.clone(),
                 events.clone(),
@@ -176,7 +176,7 @@ impl Controllers {
             events: events.clone(),
             // It calls no driver: a place in the queue of one is the machine's reconciler's to give up.
             reconciler: Reconciler::new(
-                Kind::Node,
+                ControllerName::NotReadyTaint,
                 Arc::clone(&metrics),
                 ConfiguredDrivers::default(),
                 events.clone(),
@@ -424,7 +424,7 @@ impl Controllers {
             cluster_ids: Arc::clone(&self.machine_context.cluster_ids),
             drivers: self.drivers.clone(),
             events: self.machine_context.events.clone(),
-            reconciler: self.reconciler(Kind::InfraCluster),
+            reconciler: self.reconciler(ControllerName::InfraCluster),
             enqueue: enqueue(&self.infra_cluster_queue),
             watch_filter: self.options.watch_filter.clone(),
         })
@@ -435,7 +435,7 @@ impl Controllers {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
-            reconciler: self.reconciler(Kind::InfraMachineTemplate),
+            reconciler: self.reconciler(ControllerName::InfraMachineTemplate),
             enqueue: enqueue(&self.template_queue),
         })
     }
@@ -448,14 +448,14 @@ impl Controllers {
             drivers: self.drivers.clone(),
             events: self.machine_context.events.clone(),
             policies: self.policies(),
-            reconciler: self.reconciler(Kind::InfraMachineRemediation),
+            reconciler: self.reconciler(ControllerName::InfraMachineRemediation),
             enqueue: enqueue(&remediations.queue),
         })
     }
 
-    fn reconciler(&self, kind: Kind) -> Reconciler {
+    fn reconciler(&self, controller: ControllerName) -> Reconciler {
         Reconciler::new(
-            kind,
+            controller,
             Arc::clone(&self.metrics),
             self.drivers.clone(),
             self.machine_context.events.clone(),

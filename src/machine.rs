@@ -44,7 +44,7 @@ use crate::admission::Enforcement;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Error;
-use crate::metrics::Kind;
+use crate::metrics::ControllerName;
 use crate::reconciler::{self, Action};
 
 /// One reconcile of one machine.
@@ -59,7 +59,7 @@ pub async fn reconcile(
         }
     });
     reconciler::run_one(
-        Kind::InfraMachine,
+        ControllerName::InfraMachine,
         &ctx.metrics,
         &ctx.drivers,
         &*object,
@@ -113,5 +113,5 @@ fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
 
 /// What happens after a reconcile that could not be finished.
 pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
-    reconciler::error_policy(Kind::InfraMachine, object, error, &*ctx.states)
+    reconciler::error_policy(ControllerName::InfraMachine, object, error, &*ctx.states)
 }

@@ -53,20 +53,21 @@ macro_rules! label_values {
 }
 
 label_values! {
-    /// What was reconciled.
-    Kind {
-        /// A machine.
-        InfraMachine = "InfraMachine",
-        /// A template of machines.
-        InfraMachineTemplate = "InfraMachineTemplate",
-        /// A cluster.
-        InfraCluster = "InfraCluster",
-        /// The Node of a machine.
-        Node = "Node",
-        /// The remediation of a machine.
-        InfraMachineRemediation = "InfraMachineRemediation",
-        /// The Machine of a machine whose volumes are drained.
-        Machine = "Machine",
+    /// A controller, by the kind that it reconciles in lower case, as controller-runtime names it; by its
+    /// purpose where that kind has a controller of its own.
+    ControllerName {
+        /// That of InfraMachines.
+        InfraMachine = "inframachine",
+        /// That of InfraMachineTemplates.
+        InfraMachineTemplate = "inframachinetemplate",
+        /// That of InfraClusters.
+        InfraCluster = "infracluster",
+        /// That of InfraMachineRemediations.
+        InfraMachineRemediation = "inframachineremediation",
+        /// Removes the not-ready taint of the Nodes of InfraMachines.
+        NotReadyTaint = "not_ready_taint",
+        /// Drains the volumes of Machines.
+        VolumeDrain = "volume_drain",
     }
 
     /// How a reconcile ended.
@@ -261,10 +262,10 @@ impl Metrics {
     /// A counter that appears with its first failure hides that: what increases from nothing has not
     /// increased.
     fn begin_reconciles(&self) {
-        for kind in Kind::ALL {
+        for controller in ControllerName::ALL {
             for result in ReconcileResult::ALL {
                 let labels = ReconcileLabels {
-                    controller: kind.name(),
+                    controller: controller.name(),
                     result: result.name(),
                 };
                 drop(self.reconciles.get_or_create(&labels));
@@ -281,15 +282,15 @@ impl Metrics {
     }
 
     /// A reconcile ended.
-    pub fn reconciled(&self, kind: Kind, result: ReconcileResult, took: Duration) {
+    pub fn reconciled(&self, controller: ControllerName, result: ReconcileResult, took: Duration) {
         let labels = ReconcileLabels {
-            controller: kind.name(),
+            controller: controller.name(),
             result: result.name(),
         };
         self.reconciles.get_or_create(&labels).inc();
         self.reconcile_seconds
             .get_or_create(&ControllerLabel {
-                controller: kind.name(),
+                controller: controller.name(),
             })
             .observe(took.as_secs_f64());
     }
@@ -451,7 +452,7 @@ mod tests {
         let metrics = Metrics::new();
         assert_line(
             &metrics,
-            r#"capcmi_reconcile_total{controller="Node",result="error"} 0"#,
+            r#"capcmi_reconcile_total{controller="not_ready_taint",result="error"} 0"#,
         );
         metrics.driver_configured("pool");
         assert_line(
@@ -548,7 +549,7 @@ mod tests {
     fn reconciles_provisioning_times_and_reachability_are_shown() {
         let metrics = Metrics::new();
         metrics.reconciled(
-            Kind::InfraMachine,
+            ControllerName::InfraMachine,
             ReconcileResult::Requeue,
             Duration::from_millis(2),
         );
@@ -557,7 +558,7 @@ mod tests {
         metrics.leads(true);
         assert_line(
             &metrics,
-            r#"capcmi_reconcile_total{controller="InfraMachine",result="requeue"} 1"#,
+            r#"capcmi_reconcile_total{controller="inframachine",result="requeue"} 1"#,
         );
         assert_line(
             &metrics,

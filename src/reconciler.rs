@@ -17,7 +17,7 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
 use crate::caches::NamespacedName;
 use crate::configured_driver::{ConfiguredDrivers, Waker};
-use crate::metrics::{Kind, Metrics, ReconcileResult};
+use crate::metrics::{ControllerName, Metrics, ReconcileResult};
 use crate::retry::{self, Delay, LONG_WAIT, MAX_REQUESTED_DELAY, Stage};
 use cmi_driver::Status;
 
@@ -74,7 +74,7 @@ impl Action {
 /// # Errors
 /// Those of `reconcile`; [`error_policy`] says when to try again.
 pub async fn run_one<K: Resource<DynamicType = ()>>(
-    kind: Kind,
+    controller: ControllerName,
     metrics: &Metrics,
     drivers: &ConfiguredDrivers,
     object: &K,
@@ -90,7 +90,7 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
         Err(Error::Conflict { .. }) => ReconcileResult::Conflict,
         Err(_) => ReconcileResult::Error,
     };
-    metrics.reconciled(kind, outcome, started.elapsed());
+    metrics.reconciled(controller, outcome, started.elapsed());
     result
 }
 
@@ -105,7 +105,7 @@ pub trait FailureCounts {
 
 /// When a reconcile that could not be finished is tried again.
 pub fn error_policy<K: Resource<DynamicType = ()>>(
-    kind: Kind,
+    controller: ControllerName,
     object: &K,
     error: &Error,
     failures: &impl FailureCounts,
@@ -114,10 +114,10 @@ pub fn error_policy<K: Resource<DynamicType = ()>>(
     if matches!(error, Error::Gone { .. }) {
         failures.forget(object.meta().uid());
     }
-    let (kind, name) = (kind.name(), &object.meta().name);
+    let (controller, name) = (controller.name(), &object.meta().name);
     match error {
         Error::Conflict { .. } | Error::Gone { .. } => {
-            tracing::debug!(kind, name, %error, "reconciling again");
+            tracing::debug!(controller, name, %error, "reconciling again");
         }
         Error::Api { .. } | Error::Encode { .. } => {
             let is_refusal = error.is_refusal();
@@ -125,30 +125,30 @@ pub fn error_policy<K: Resource<DynamicType = ()>>(
                 matches!(error, Error::Api { source, .. } if outage_log::is_unanswered(source));
             let error = error as &dyn std::error::Error;
             if is_refusal {
-                tracing::warn!(kind, name, error, attempt, "reconciling failed");
+                tracing::warn!(controller, name, error, attempt, "reconciling failed");
             } else if is_unanswered {
-                tracing::debug!(kind, name, error, attempt, "reconciling failed");
+                tracing::debug!(controller, name, error, attempt, "reconciling failed");
                 outage_log::log_unanswered(error);
             } else if let Some(unreported) = REFUSED.failed() {
-                tracing::warn!(kind, name, error, attempt, "reconciling failed{unreported}");
+                tracing::warn!(controller, name, error, attempt, "reconciling failed{unreported}");
             } else {
-                tracing::debug!(kind, name, error, attempt, "reconciling failed");
+                tracing::debug!(controller, name, error, attempt, "reconciling failed");
             }
         }
     }
     Action::requeue(error.wait(attempt))
 }
 
-/// The reconciler of one kind.
+/// The reconciler of one controller.
 pub struct Reconciler {
-    kind: Kind,
+    controller: ControllerName,
     metrics: Arc<Metrics>,
     drivers: ConfiguredDrivers,
     events: Events,
     failures: FailureLog,
 }
 
-/// The failures of the objects of a kind.
+/// The failures of the objects of a controller.
 #[derive(Default)]
 struct FailureLog(Mutex<FailuresByUid>);
 
@@ -192,10 +192,15 @@ impl Requeue {
 }
 
 impl Reconciler {
-    /// A reconciler of this kind.
-    pub fn new(kind: Kind, metrics: Arc<Metrics>, drivers: ConfiguredDrivers, events: Events) -> Self {
+    /// The reconciler of this controller.
+    pub fn new(
+        controller: ControllerName,
+        metrics: Arc<Metrics>,
+        drivers: ConfiguredDrivers,
+        events: Events,
+    ) -> Self {
         Self {
-            kind,
+            controller,
             metrics,
             drivers,
             events,
@@ -222,15 +227,15 @@ impl Reconciler {
                 Err(invalid) => {
                     let event = NewEvent::unreadable(&invalid.error);
                     if self.events.record_once(object, event).await {
-                        let (kind, name) = (self.kind.name(), &invalid.metadata.name);
-                        tracing::error!(kind, name, error = invalid.error, "an object can't be read");
+                        let (controller, name) = (self.controller.name(), &invalid.metadata.name);
+                        tracing::error!(controller, name, error = invalid.error, "an object can't be read");
                     }
                     Requeue::OnChange
                 }
             };
             Ok(self.action(object.meta().uid(), requeue))
         };
-        run_one(self.kind, &self.metrics, &self.drivers, object, run).await
+        run_one(self.controller, &self.metrics, &self.drivers, object, run).await
     }
 
     fn action(&self, uid: &str, requeue: Requeue) -> Action {
@@ -251,7 +256,7 @@ impl Reconciler {
 
     /// When a reconcile that could not be finished is tried again.
     pub fn error_policy<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
-        error_policy(self.kind, object, error, &self.failures)
+        error_policy(self.controller, object, error, &self.failures)
     }
 }
 
@@ -295,7 +300,7 @@ mod tests {
     fn reconciler() -> Reconciler {
         let (events, _) = recorded();
         Reconciler::new(
-            Kind::InfraCluster,
+            ControllerName::InfraCluster,
             Arc::new(Metrics::new()),
             ConfiguredDrivers::default(),
             events,
@@ -341,7 +346,7 @@ mod tests {
         };
         let events = recorded().0;
         let reconciler = Reconciler::new(
-            Kind::InfraCluster,
+            ControllerName::InfraCluster,
             Arc::new(Metrics::new()),
             drivers.clone(),
             events,
@@ -408,7 +413,7 @@ mod tests {
     async fn of_an_object_that_cannot_be_read_its_user_is_reported_once_and_where() {
         let (events, published) = recorded();
         let reconciler = Reconciler::new(
-            Kind::InfraCluster,
+            ControllerName::InfraCluster,
             Arc::new(Metrics::new()),
             ConfiguredDrivers::default(),
             events,

@@ -100,7 +100,7 @@ impl Measured {
 /// Reconciles of InfraMachines that have ended in a provider.
 pub async fn reconciles(diagnostics: &str) -> Result<u64> {
     sum(diagnostics, "capcmi_reconcile_total{", |line| {
-        line.contains(r#""InfraMachine""#)
+        line.contains(r#""inframachine""#)
     })
     .await
 }

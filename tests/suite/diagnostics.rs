@@ -144,10 +144,10 @@ async fn metrics_count_what_happened() -> Result<()> {
         for name in [
             call("DeleteMachine", "OK"),
             call("GetMachineStatus", "NotFound"),
-            r#"capcmi_reconcile_total{controller="InfraMachine",result="success"}"#.to_owned(),
-            r#"capcmi_reconcile_total{controller="InfraMachine",result="requeue"}"#.to_owned(),
-            r#"capcmi_reconcile_total{controller="InfraCluster",result="success"}"#.to_owned(),
-            r#"capcmi_reconcile_time_seconds_count{controller="InfraMachine"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="inframachine",result="success"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="inframachine",result="requeue"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="infracluster",result="success"}"#.to_owned(),
+            r#"capcmi_reconcile_time_seconds_count{controller="inframachine"}"#.to_owned(),
         ] {
             ensure!(sample(&text, &name)? >= 1.0, "{name} is none");
         }

@@ -679,7 +679,7 @@ async fn looks(provider: &Replica) -> Result<u64> {
     let metrics = provider.metrics().await?;
     let counts = metrics
         .lines()
-        .filter(|line| line.starts_with("capcmi_reconcile_total{controller=\"Node\""))
+        .filter(|line| line.starts_with("capcmi_reconcile_total{controller=\"not_ready_taint\""))
         .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
     Ok(counts.sum())
 }

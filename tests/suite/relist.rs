@@ -46,7 +46,7 @@ async fn reconciles(provider: &Replica) -> Result<f64> {
     let text = provider.metrics().await?;
     sample(
         &text,
-        r#"capcmi_reconcile_time_seconds_count{controller="InfraMachine"}"#,
+        r#"capcmi_reconcile_time_seconds_count{controller="inframachine"}"#,
     )
 }
 

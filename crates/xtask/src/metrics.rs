@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::markdown;
 use capcmi::metrics::{
-    BreakerCount, Kind, MachineCount, MachinePhase, Metrics, OrphanReason, PermitCount, ReconcileResult,
+    BreakerCount, ControllerName, MachineCount, MachinePhase, Metrics, OrphanReason, PermitCount, ReconcileResult,
 };
 use cmi_driver::Operation;
 
@@ -64,7 +64,7 @@ fn labels(text: &str, name: &str) -> String {
 fn sample() -> Metrics {
     let metrics = Metrics::new();
     let took = Duration::from_secs(1);
-    metrics.reconciled(Kind::InfraMachine, ReconcileResult::Success, took);
+    metrics.reconciled(ControllerName::InfraMachine, ReconcileResult::Success, took);
     metrics.driver_called("driver", Operation::CreateMachine, None, took);
     metrics.provisioned("driver", took);
     metrics.machines(|| {
