@@ -73,8 +73,8 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
     let (gathered, plan) = gather_and_plan(ctx, &machine).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    if let Some((unpublished, moment)) = gathered.unpublished().filter(|_| plan.is_idle()) {
-        write(ctx, &machine, &mut object, &gathered, &unpublished, moment).await?;
+    if let Some((unpublished, timing)) = gathered.unpublished().filter(|_| plan.is_idle()) {
+        write(ctx, &machine, &mut object, &gathered, &unpublished, timing).await?;
         // What the plan has to say comes now.
         return Ok(Action::requeue(Duration::ZERO));
     }
@@ -85,7 +85,7 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
 /// What is known of a machine, and what has to be done for it.
 async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
     let gathered = gather(ctx, machine).await;
-    let plan = plan(machine, &gathered.observed());
+    let plan = plan(machine, &gathered.observed);
     let plan = check_policies(ctx, machine, &gathered, plan).await;
     (gathered, plan)
 }
@@ -95,7 +95,7 @@ async fn check_policies(ctx: &Context, machine: &InfraMachine, gathered: &Gather
     let enforcement = match plan.required_policy_check() {
         RequiredPolicyCheck::None => return plan,
         RequiredPolicyCheck::Cached => ctx.policies.last_enforcement(),
-        RequiredPolicyCheck::Fresh => ctx.policies.enforcement_since(gathered.read_before()).await,
+        RequiredPolicyCheck::Fresh => ctx.policies.enforcement_since(gathered.observed.instant).await,
     };
     match enforcement {
         Enforcement::InForce => plan,

@@ -569,18 +569,18 @@ impl World {
         }
         let observed = Observed {
             owner: match self.owner_is {
-                OwnerIs::There => Owner::Found(&self.owner),
+                OwnerIs::There => Owner::Found(Arc::new(self.owner.clone())),
                 OwnerIs::NotCached => Owner::Missing,
                 OwnerIs::None => Owner::None,
             },
-            cluster: self.cluster.as_ref(),
-            infra_cluster: self.infra_cluster.as_deref(),
+            cluster: self.cluster.clone().map(Arc::new),
+            infra_cluster: self.infra_cluster.clone(),
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
-            driver: driver.as_ref(),
+            driver,
             violation: self.violation.clone(),
             conflict: self.conflict.clone(),
             create_in_flight: self.create_in_flight,
-            state: &state,
+            state,
             inputs: INPUTS,
             connection_generation: CONNECTION_GENERATION,
             now: self.now,

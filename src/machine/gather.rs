@@ -13,7 +13,7 @@ use kube::runtime::reflector::ObjectRef;
 use super::Context;
 use super::outcome::Outcome;
 use super::plan::{Observed, Owner, ProviderIdConflict, restored};
-use super::runtime_state::{RetryCondition, RuntimeState};
+use super::runtime_state::RetryCondition;
 use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
@@ -27,34 +27,30 @@ use cmi_driver::{Operation, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// What was read, and keeps alive what [`Observed`] borrows.
+/// What was read.
 pub struct Gathered {
-    named_owner: bool,
-    owner: Option<Arc<Machine>>,
-    cluster: Option<Arc<Cluster>>,
-    infra_cluster: Option<String>,
-    cluster_id: Option<String>,
-    driver: Resolved,
-    violation: Option<String>,
-    conflict: ProviderIdConflict,
-    create_in_flight: bool,
-    state: RuntimeState,
-    inputs: u64,
-    connection_generation: u64,
-    now: Timestamp,
-    instant: Instant,
+    /// What a plan is made from. What a call leads to is remembered with it too: a driver that is met during
+    /// the call may not be the one that answered it.
+    pub observed: Observed,
+    /// The configured driver, when there is one.
+    configured_driver: Option<Arc<ConfiguredDriver>>,
 }
-
-/// The configured driver of a machine and what is known of it, or why there is none.
-type Resolved = Result<(Arc<ConfiguredDriver>, DriverState), ResolveError>;
 
 /// Reads the caches.
 pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let owner = ctx.caches.owner_machine(&machine.metadata);
     let cluster = cluster_of(ctx, &machine.metadata, owner.as_deref());
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
-    let driver = resolve(ctx, machine).await;
-    let violation = violation(machine, &driver);
+    let (configured_driver, driver) = match driver_of(&ctx.drivers, machine) {
+        Ok(configured) => {
+            let state = ctx.driver_state(machine, &configured).await;
+            (Some(configured), Ok(state))
+        }
+        Err(unresolved) => (None, Err(unresolved)),
+    };
+    let connection_generation = configured_driver
+        .as_ref()
+        .map_or(0, |driver| driver.connection_generation());
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid();
@@ -68,121 +64,86 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         .and_then(|cluster| ctx.caches.infra_cluster_of(cluster))
         .and_then(|infra| Some(infra.0.as_ref().ok()?.why_not_provisioned()?.to_owned()));
     Gathered {
-        named_owner: machine_owner(&machine.metadata).is_some(),
-        inputs,
-        owner,
-        cluster,
-        infra_cluster,
-        cluster_id,
-        connection_generation: driver
-            .as_ref()
-            .map_or(0, |(driver, _)| driver.connection_generation()),
-        driver,
-        violation,
-        conflict: conflict(ctx, machine),
-        create_in_flight,
-        state,
-        now,
-        instant,
+        observed: Observed {
+            owner: match owner {
+                Some(owner) => Owner::Found(owner),
+                None if machine_owner(&machine.metadata).is_some() => Owner::Missing,
+                None => Owner::None,
+            },
+            cluster,
+            infra_cluster,
+            cluster_id,
+            violation: violation(machine, &driver),
+            driver,
+            conflict: conflict(ctx, machine),
+            create_in_flight,
+            state,
+            inputs,
+            connection_generation,
+            now,
+            instant,
+        },
+        configured_driver,
     }
 }
 
 impl Gathered {
-    /// The view that a plan is made from.
-    pub fn observed(&self) -> Observed<'_> {
-        Observed {
-            owner: match (&self.owner, self.named_owner) {
-                (Some(owner), _) => Owner::Found(owner),
-                (None, true) => Owner::Missing,
-                (None, false) => Owner::None,
-            },
-            cluster: self.cluster.as_deref(),
-            infra_cluster: self.infra_cluster.as_deref(),
-            cluster_id: self.cluster_id.clone(),
-            driver: self.driver.as_ref().map(|(_, state)| state),
-            violation: self.violation.clone(),
-            conflict: self.conflict.clone(),
-            create_in_flight: self.create_in_flight,
-            state: &self.state,
-            inputs: self.inputs,
-            connection_generation: self.connection_generation,
-            now: self.now,
-            instant: self.instant,
-        }
-    }
-
-    /// Which driver had been met before the call, if there is one. One that is met during the call may not be
-    /// the one that answered it.
-    pub fn connection_generation(&self) -> u64 {
-        self.connection_generation
-    }
-
     /// The number of the newest hint before the call; see
     /// [`super::runtime_state::RuntimeState::hint_number`].
     pub fn hint(&self) -> u64 {
-        self.state.hint_number
-    }
-
-    /// A moment after the machine was read.
-    pub fn read_before(&self) -> Instant {
-        self.instant
+        self.observed.state.hint_number
     }
 
     /// The configured driver, when there is one.
     pub fn configured_driver(&self) -> Option<&ConfiguredDriver> {
-        self.driver.as_ref().ok().map(|(driver, _)| &**driver)
+        self.configured_driver.as_deref()
     }
 
     /// How often the same has failed in a row, this time included.
     pub fn attempts(&self, machine: &InfraMachine) -> u32 {
-        let state = self
-            .state
-            .retry
-            .as_ref()
-            .filter(|retry| retry.inputs == self.inputs)
-            .map(|r| r.attempts);
+        let retry = self.observed.state.retry.as_ref();
+        let remembered = retry
+            .filter(|retry| retry.inputs == self.observed.inputs)
+            .map(|retry| retry.attempts);
         let published = machine.status.as_ref().and_then(|status| {
             let last = status.last_operation.as_ref()?;
             (status.observed_generation == machine.metadata.generation)
                 .then_some(u32::try_from(last.attempts).ok()?)
         });
-        state.or(published).unwrap_or(0).saturating_add(1)
+        remembered.or(published).unwrap_or(0).saturating_add(1)
     }
 
     /// The last failure, where it could not be published and still is one of this machine as it is now.
     pub fn unpublished(&self) -> Option<(Arc<Outcome>, RetryTiming)> {
-        let retry = self.state.retry.as_ref()?;
-        let unpublished = retry
-            .unpublished
-            .as_ref()
-            .filter(|_| retry.inputs == self.inputs)?;
+        let observed = &self.observed;
+        let retry = observed.state.retry.as_ref();
+        let retry = retry.filter(|retry| retry.inputs == observed.inputs)?;
+        let unpublished = Arc::clone(retry.unpublished.as_ref()?);
         let wait = match retry.until {
-            RetryCondition::Time(time) => Some(time.saturating_duration_since(self.instant)),
+            RetryCondition::Time(time) => Some(time.saturating_duration_since(observed.instant)),
             RetryCondition::AnotherDriver(_) => None,
         };
-        let moment = RetryTiming {
-            now: self.now,
+        let timing = RetryTiming {
+            now: observed.now,
             attempts: retry.attempts,
             wait,
         };
-        Some((Arc::clone(unpublished), moment))
-    }
-
-    /// Fingerprint of all that may change the outcome of a failed call, as it was before the call.
-    pub fn inputs(&self) -> u64 {
-        self.inputs
+        Some((unpublished, timing))
     }
 
     /// The Secret with the bootstrap data, as far as it is known.
     pub fn bootstrap_secret(&self) -> Option<&str> {
-        self.owner.as_ref()?.spec.bootstrap.data_secret_name.as_deref()
+        match &self.observed.owner {
+            Owner::Found(owner) => owner.spec.bootstrap.data_secret_name.as_deref(),
+            Owner::Missing | Owner::None => None,
+        }
     }
 
     /// Whether the driver can be asked about one VM.
     pub fn can_ask(&self) -> bool {
-        match &self.driver {
-            Ok((_, DriverState::Known(known))) => known.capabilities.supports(Operation::GetMachineStatus),
-            Ok((_, DriverState::Unknown(_) | DriverState::Pending)) | Err(_) => false,
+        match &self.observed.driver {
+            Ok(DriverState::Known(known)) => known.capabilities.supports(Operation::GetMachineStatus),
+            Ok(DriverState::Unknown(_) | DriverState::Pending) | Err(_) => false,
         }
     }
 }
@@ -195,12 +156,6 @@ pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> 
             .cluster(meta.namespace.as_deref()?, &owner.spec.cluster_name),
         None => ctx.caches.labelled_cluster(meta),
     }
-}
-
-async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
-    let driver = driver_of(&ctx.drivers, machine)?;
-    let state = ctx.driver_state(machine, &driver).await;
-    Ok((driver, state))
 }
 
 /// Another InfraMachine that names the VM which this one is to adopt, in whatever namespace.
@@ -251,18 +206,18 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
 
 /// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.
 /// That of a driver that was lost may not be that of the next one.
-fn violation(machine: &InfraMachine, driver: &Resolved) -> Option<String> {
+fn violation(machine: &InfraMachine, driver: &Result<DriverState, ResolveError>) -> Option<String> {
     let violations = machine.spec.violations();
     if !violations.is_empty() {
         return Some(format!("spec.{}", violations.join("; spec.")));
     }
     match driver {
-        Ok((_, DriverState::Known(known))) if known.is_current => {
+        Ok(DriverState::Known(known)) if known.is_current => {
             let spec = ProviderSpec(machine.spec.provider_spec.clone());
             let refused = known.capabilities.check_spec(&spec).err();
             refused.map(|status| status.message().to_owned())
         }
-        Ok((_, DriverState::Known(_) | DriverState::Unknown(_) | DriverState::Pending)) | Err(_) => None,
+        Ok(DriverState::Known(_) | DriverState::Unknown(_) | DriverState::Pending) | Err(_) => None,
     }
 }
 

@@ -11,6 +11,7 @@ mod steps;
 mod tests;
 mod waits;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -49,17 +50,17 @@ use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 const GRACE: Duration = Duration::from_mins(1);
 
 /// What was read for one reconcile.
-pub struct Observed<'a> {
+pub struct Observed {
     /// The Machine that owns this one.
-    pub owner: Owner<'a>,
+    pub owner: Owner,
     /// The Cluster it belongs to, when it is there.
-    pub cluster: Option<&'a Cluster>,
+    pub cluster: Option<Arc<Cluster>>,
     /// Why the Cluster's InfraCluster is not provisioned, in a word, where it says so.
-    pub infra_cluster: Option<&'a str>,
+    pub infra_cluster: Option<String>,
     /// The id that drivers know the Cluster by; `None` without a Cluster.
     pub cluster_id: Option<String>,
     /// What is known of its configured driver; there may be none, or not for this namespace.
-    pub driver: Result<&'a DriverState, &'a ResolveError>,
+    pub driver: Result<DriverState, ResolveError>,
     /// What violates a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
     /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
@@ -68,14 +69,14 @@ pub struct Observed<'a> {
     /// what is left of it is deleted beside the reconcile that makes the VM.
     pub create_in_flight: bool,
     /// What is remembered of the last reconciles.
-    pub state: &'a RuntimeState,
+    pub state: RuntimeState,
     /// Fingerprint of all that may change the outcome of a failed call.
     pub inputs: u64,
     /// Which driver was met; see [`cmi_driver::Driver::connection_generation`].
     pub connection_generation: u64,
     /// The wall clock.
     pub now: Timestamp,
-    /// The monotonic clock.
+    /// The monotonic clock, a moment after the machine was read.
     pub instant: Instant,
 }
 
@@ -93,17 +94,17 @@ pub enum ProviderIdConflict {
 }
 
 /// The controller owner of kind Machine.
-pub enum Owner<'a> {
+pub enum Owner {
     /// There is none: nothing may be written.
     None,
     /// It is named but not in the cache.
     Missing,
     /// It is there.
-    Found(&'a Machine),
+    Found(Arc<Machine>),
 }
 
 /// What has to be done for a machine.
-pub fn plan(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
+pub fn plan(machine: &InfraMachine, observed: &Observed) -> Plan {
     if machine.metadata.deletion_timestamp.is_some() {
         plan_deletion(machine, observed)
     } else {
@@ -111,21 +112,21 @@ pub fn plan(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     }
 }
 
-fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
-    let owner = match observed.owner {
+fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
+    let owner = match &observed.owner {
         Owner::None => return plan_unowned(machine, observed, &owner_is_none(machine)),
         Owner::Missing => return plan_unowned(machine, observed, &owner_is_missing(machine)),
         Owner::Found(owner) => owner,
     };
     // Before anything else that there is to say: an operator who paused it looks for this.
-    if let Some(block) = paused(machine, observed.cluster) {
+    if let Some(block) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(block).into();
     }
     let finalizer_missing = has_lost_finalizer(machine);
     if has_failed_for_good(machine) && !finalizer_missing {
         return left_for_good(machine);
     }
-    let Some(cluster) = observed.cluster else {
+    let Some(cluster) = &observed.cluster else {
         return plan_without_cluster(machine, observed, owner);
     };
     let Some(cluster_id) = &observed.cluster_id else {
@@ -160,7 +161,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
     {
         return blocked(None, conditions::READY, reason::NOT_REFERRED_TO, message);
     }
-    let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster) {
+    let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster.as_deref()) {
         // A VM that is there needs none.
         _ if machine.is_provisioned() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
@@ -169,7 +170,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
             return blocked(ownership, conditions::READY, reason, message);
         }
     };
-    let driver = match observed.driver {
+    let driver = match &observed.driver {
         Ok(DriverState::Known(driver)) => driver,
         // Nothing is known that could take the refusal back.
         Ok(DriverState::Unknown(_)) if is_refused_uncalled(machine) => {
@@ -206,7 +207,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 
 /// A machine that no Machine owns. Nothing is reported at once: Cluster API makes the object first and then
 /// the Machine that owns it, and what a move or a restore puts back comes one after the other.
-fn plan_unowned(machine: &InfraMachine, observed: &Observed<'_>, message: &str) -> Plan {
+fn plan_unowned(machine: &InfraMachine, observed: &Observed, message: &str) -> Plan {
     if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
@@ -215,7 +216,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed<'_>, message: &str) 
         _ => message.to_owned(),
     };
     // Of what is paused nothing else is written. clusterctl moves it with the rest, and waits for it.
-    if let Some(paused) = paused(machine, observed.cluster) {
+    if let Some(paused) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(Blocked {
             message: format!("{}; besides, {message}", paused.message),
             is_worth_an_event: true,
@@ -231,7 +232,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed<'_>, message: &str) 
 }
 
 /// A machine whose Machine is there, and the Cluster of that is not.
-fn plan_without_cluster(machine: &InfraMachine, observed: &Observed<'_>, owner: &Machine) -> Plan {
+fn plan_without_cluster(machine: &InfraMachine, observed: &Observed, owner: &Machine) -> Plan {
     if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
@@ -360,7 +361,7 @@ fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String
 
 fn plan_provisioning(
     machine: &InfraMachine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     driver: &KnownDriver,
     ownership: Ownership,
     wanted: ProviderSpec,
@@ -415,7 +416,7 @@ fn plan_provisioning(
 /// way, a VM that is absent may be about to come, whatever a lost status has said.
 fn may_have_lost_status(
     machine: &InfraMachine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     creates: Option<&UnansweredCreates>,
     longest: Duration,
 ) -> bool {
@@ -445,7 +446,7 @@ fn may_have_lost_status(
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
-fn probe_hint(machine: &InfraMachine, observed: &Observed<'_>) -> ProbeHint {
+fn probe_hint(machine: &InfraMachine, observed: &Observed) -> ProbeHint {
     let retry = observed.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
@@ -565,7 +566,7 @@ fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> 
 fn wanted_spec(
     machine: &InfraMachine,
     owner: &Machine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     driver: &KnownDriver,
     ownership: &Ownership,
 ) -> Result<ProviderSpec, InvalidSpec> {

@@ -198,7 +198,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
     };
     let until = match outcome.awaits_another_driver() {
         Some(operation) => RetryCondition::AnotherDriver(UnimplementedCall {
-            connection_generation: gathered.connection_generation(),
+            connection_generation: gathered.observed.connection_generation,
             operation,
         }),
         None => RetryCondition::Time(Instant::now() + wait?),
@@ -207,7 +207,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         attempts,
         trigger,
         until,
-        inputs: gathered.inputs(),
+        inputs: gathered.observed.inputs,
         unpublished: None,
     })
 }

@@ -19,7 +19,7 @@ use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::driver_resolution::{Choice, choice};
 use crate::machine::fixtures::{MachineFixture, machine};
 use crate::machine::retry_trigger::RetryTrigger;
-use crate::machine::runtime_state::{Retry, UnimplementedCall};
+use crate::machine::runtime_state::{Retry, RuntimeState, UnimplementedCall};
 use crate::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};
 
@@ -51,7 +51,7 @@ async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     met.store(1, Ordering::SeqCst);
     let gathered = gather(&context(driver), &machine().identified().build()).await;
     met.store(2, Ordering::SeqCst);
-    assert_eq!(gathered.connection_generation(), 1);
+    assert_eq!(gathered.observed.connection_generation, 1);
 }
 
 /// A plugin that is upgraded may take what the one before would have refused.
@@ -65,10 +65,10 @@ async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
     *says.lock().unwrap() = Ok(strict);
     let ctx = context(driver);
     let machine = machine().identified().build();
-    assert!(gather(&ctx, &machine).await.violation.is_some());
+    assert!(gather(&ctx, &machine).await.observed.violation.is_some());
     *says.lock().unwrap() = Err(Status::new(Code::Unavailable, "down"));
     met.store(1, Ordering::SeqCst);
-    assert_eq!(gather(&ctx, &machine).await.violation, None);
+    assert_eq!(gather(&ctx, &machine).await.observed.violation, None);
 }
 
 /// CTL-02
@@ -76,29 +76,31 @@ async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
 fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
     let instant = Instant::now();
     let failed = |until, inputs| Gathered {
-        create_in_flight: false,
-        named_owner: false,
-        owner: None,
-        cluster: None,
-        infra_cluster: None,
-        cluster_id: None,
-        driver: Err(ResolveError::NoneConfigured),
-        conflict: ProviderIdConflict::None,
-        violation: None,
-        state: RuntimeState {
-            retry: Some(Retry {
-                attempts: 3,
-                trigger: RetryTrigger::Other,
-                until,
-                inputs,
-                unpublished: Some(Arc::new(Outcome::NoOp(""))),
-            }),
-            ..RuntimeState::default()
+        observed: Observed {
+            create_in_flight: false,
+            owner: Owner::None,
+            cluster: None,
+            infra_cluster: None,
+            cluster_id: None,
+            driver: Err(ResolveError::NoneConfigured),
+            conflict: ProviderIdConflict::None,
+            violation: None,
+            state: RuntimeState {
+                retry: Some(Retry {
+                    attempts: 3,
+                    trigger: RetryTrigger::Other,
+                    until,
+                    inputs,
+                    unpublished: Some(Arc::new(Outcome::NoOp(""))),
+                }),
+                ..RuntimeState::default()
+            },
+            inputs: 7,
+            connection_generation: 1,
+            now: Timestamp::UNIX_EPOCH,
+            instant,
         },
-        inputs: 7,
-        connection_generation: 1,
-        now: Timestamp::UNIX_EPOCH,
-        instant,
+        configured_driver: None,
     };
     let later = RetryCondition::Time(instant + Duration::from_secs(40));
     for (until, left) in [
@@ -111,8 +113,8 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
             None,
         ),
     ] {
-        let (_, moment) = failed(until, 7).unpublished().unwrap();
-        assert_eq!((moment.attempts, moment.wait), (3, left), "it is no further try");
+        let (_, timing) = failed(until, 7).unpublished().unwrap();
+        assert_eq!((timing.attempts, timing.wait), (3, left), "it is no further try");
     }
     assert!(
         failed(later, 8).unpublished().is_none(),
@@ -183,7 +185,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
     let mut ctx = context(FakeDriver::default());
     ctx.caches.infra_machines = infra_machines;
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(first.clone()))));
-    let conflict = async |machine: &InfraMachine| gather(&ctx, machine).await.conflict;
+    let conflict = async |machine: &InfraMachine| gather(&ctx, machine).await.observed.conflict;
     assert_eq!(
         conflict(&first).await,
         ProviderIdConflict::None,

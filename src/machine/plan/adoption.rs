@@ -27,7 +27,7 @@ const UNTIL_CACHED: Duration = Duration::from_secs(1);
 /// What keeps a machine from adopting its VM, whatever the driver says.
 pub(super) fn obstacle(
     machine: &InfraMachine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     owner: &Machine,
     ownership: &Ownership,
 ) -> Option<Blocked> {
@@ -70,7 +70,7 @@ pub(super) fn obstacle(
 /// handed to Cluster API yet. `wanted` is its spec with the tags that the VM carries.
 pub(super) fn plan_adoption(
     machine: &InfraMachine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     driver: &KnownDriver,
     ownership: Ownership,
     wanted: Result<ProviderSpec, InvalidSpec>,

@@ -29,7 +29,7 @@ const SHUTDOWN_TIMEOUT: i32 = 60;
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// What has to be done for a machine that is being deleted.
-pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
+pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let is_forced = identity::annotation(machine, labels::FORCE_DELETE) == Some("true");
     // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
     let is_moved = identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some();
@@ -40,7 +40,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         return moved_away(machine, observed);
     }
     // A move that stopped halfway leaves its Cluster paused, and would have taken the finalizer away.
-    if let Some(block) = paused(machine, observed.cluster).filter(|_| !is_moved) {
+    if let Some(block) = paused(machine, observed.cluster.as_deref()).filter(|_| !is_moved) {
         return Outcome::Blocked(block).into();
     }
     if is_forced {
@@ -66,7 +66,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
         }
         existence => existence == VmExistence::Refused && provider_id.is_none(),
     };
-    let driver = match observed.driver {
+    let driver = match &observed.driver {
         Ok(DriverState::Known(driver)) => driver,
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
@@ -106,13 +106,13 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 
 /// The provider does not hold the object, or not any more. Where it has said something of it, it
 /// says which finalizers do.
-fn let_go(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
+fn let_go(machine: &InfraMachine, observed: &Observed) -> Plan {
     let has_said_something = machine
         .status
         .as_ref()
         .is_some_and(|status| !status.conditions.is_empty());
     let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
-    if !has_said_something || holders.is_empty() || paused(machine, observed.cluster).is_some() {
+    if !has_said_something || holders.is_empty() || paused(machine, observed.cluster.as_deref()).is_some() {
         return Outcome::NoOp("it is being deleted and does not wait for this provider").into();
     }
     let message = format!(
@@ -130,7 +130,7 @@ fn let_go(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 /// clusterctl has made the object at another management cluster, marked this one and deleted it, and
 /// removes the finalizers next, which is not worth a write. The VM is the other's: it is left alone,
 /// also when the mark stays.
-fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
+fn moved_away(machine: &InfraMachine, observed: &Observed) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| remaining(deleted.0, GRACE, observed.now));
     if let Some(left) = left {
@@ -152,7 +152,7 @@ fn moved_away(machine: &InfraMachine, observed: &Observed<'_>) -> Plan {
 /// and the second begins anew when it ends; a call of another process ended with the process.
 pub(super) fn pending_create(
     machine: &InfraMachine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     driver: &KnownDriver,
 ) -> Option<PendingCreate> {
     let noted = identity::create_issued_at(machine);
@@ -191,7 +191,7 @@ fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
 }
 
 /// How the guest is asked to stop; nothing where it has no time, or no more.
-pub(super) fn shut_down(machine: &InfraMachine, observed: &Observed<'_>) -> Option<ShutDown> {
+pub(super) fn shut_down(machine: &InfraMachine, observed: &Observed) -> Option<ShutDown> {
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     // One that lies in the future is of a clock that was set back: the driver is asked anew.

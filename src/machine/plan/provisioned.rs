@@ -17,7 +17,7 @@ use cmi_driver::{Machine, Operation, ProviderSpec};
 /// its spec as the driver would get it, where that can be had.
 pub fn plan_provisioned(
     machine: &InfraMachine,
-    observed: &Observed<'_>,
+    observed: &Observed,
     driver: &KnownDriver,
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {

@@ -37,7 +37,7 @@ impl Wait {
 }
 
 /// What the last failure still makes a call wait for.
-pub fn retry_wait(observed: &Observed<'_>) -> Option<Wait> {
+pub fn retry_wait(observed: &Observed) -> Option<Wait> {
     if observed.state.hint.is_some() && observed.state.hint_is_new {
         return None;
     }
@@ -116,7 +116,7 @@ fn code_named(name: &str) -> Option<Code> {
     Code::ALL.into_iter().find(|code| code.name() == name)
 }
 
-fn recorded_wait(observed: &Observed<'_>) -> Option<Wait> {
+fn recorded_wait(observed: &Observed) -> Option<Wait> {
     let retry = observed.state.retry.as_ref()?;
     if retry.inputs != observed.inputs {
         return None;
@@ -133,7 +133,7 @@ fn recorded_wait(observed: &Observed<'_>) -> Option<Wait> {
 }
 
 /// Whether the driver has answered, as it is now, that it does not offer a call, whatever it says of itself.
-pub fn lacks(observed: &Observed<'_>, operation: Operation) -> bool {
+pub fn lacks(observed: &Observed, operation: Operation) -> bool {
     let Some(retry) = observed.state.retry.as_ref() else {
         return false;
     };
@@ -146,7 +146,7 @@ pub fn lacks(observed: &Observed<'_>, operation: Operation) -> bool {
 
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
 /// other call can be asked at any time.
-pub fn look_up_wait(observed: &Observed<'_>) -> Option<Duration> {
+pub fn look_up_wait(observed: &Observed) -> Option<Duration> {
     recorded_wait(observed).and_then(Wait::requeue_after)
 }
 
@@ -164,7 +164,7 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 ///
 /// A trigger that comes before does not lead to an earlier call, and must not make
 /// the later one be forgotten.
-pub fn until_settling(observed: &Observed<'_>) -> Option<Duration> {
+pub fn until_settling(observed: &Observed) -> Option<Duration> {
     let rest = observed.state.settle_until.and_then(|until| {
         let left = until.saturating_duration_since(observed.instant);
         (!left.is_zero()).then_some(left)
