@@ -10,6 +10,7 @@ use crate::api::conditions::{self, ConditionStatus};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::retry_trigger::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
+use crate::reconciler::Action;
 use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter};
 use crate::wall_clock::{elapsed, until};
 use cmi_driver::{Code, Operation};
@@ -17,27 +18,8 @@ use cmi_driver::{Code, Operation};
 /// The machines that waited for capacity come within this time after a start.
 const RECALLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a call that failed waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Time.
-    For(Duration),
-    /// A change, such as another driver: there is no time at which it is tried again.
-    Change,
-}
-
-impl Wait {
-    /// When to look again by oneself.
-    pub fn requeue_after(self) -> Option<Duration> {
-        match self {
-            Self::For(time) => Some(time),
-            Self::Change => None,
-        }
-    }
-}
-
-/// What the last failure still makes a call wait for.
-pub fn retry_wait(observed: &Observed) -> Option<Wait> {
+/// What the last failure still makes a call wait for: time, or a change, such as another driver.
+pub fn retry_wait(observed: &Observed) -> Option<Action> {
     if observed.state.hint.is_some() && observed.state.hint_is_new {
         return None;
     }
@@ -116,7 +98,7 @@ fn code_named(name: &str) -> Option<Code> {
     Code::ALL.into_iter().find(|code| code.name() == name)
 }
 
-fn recorded_wait(observed: &Observed) -> Option<Wait> {
+fn recorded_wait(observed: &Observed) -> Option<Action> {
     let retry = observed.state.retry.as_ref()?;
     if retry.inputs != observed.inputs {
         return None;
@@ -124,10 +106,11 @@ fn recorded_wait(observed: &Observed) -> Option<Wait> {
     match retry.until {
         RetryCondition::Time(time) => {
             let left = time.saturating_duration_since(observed.instant);
-            (!left.is_zero()).then_some(Wait::For(left))
+            (!left.is_zero()).then_some(Action::requeue(left))
         }
         RetryCondition::AnotherDriver(unable) => {
-            (unable.connection_generation == observed.connection_generation).then_some(Wait::Change)
+            let is_met_again = unable.connection_generation == observed.connection_generation;
+            is_met_again.then_some(Action::await_change())
         }
     }
 }
@@ -147,7 +130,7 @@ pub fn lacks(observed: &Observed, operation: Operation) -> bool {
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
 /// other call can be asked at any time.
 pub fn look_up_wait(observed: &Observed) -> Option<Duration> {
-    recorded_wait(observed).and_then(Wait::requeue_after)
+    recorded_wait(observed).and_then(Action::requeue_after)
 }
 
 /// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what
