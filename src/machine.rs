@@ -19,9 +19,7 @@ mod ownership;
 mod plan;
 mod provider_ids;
 mod publish;
-mod retry_trigger;
 mod runtime_state;
-mod secret_movability;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
+use super::outcome::RetryTrigger;
 use super::ownership::Ownership;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
-use super::retry_trigger::RetryTrigger;
 use super::runtime_state::{
     AnsweredCreate, LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall,
 };

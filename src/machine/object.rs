@@ -12,7 +12,6 @@ use tokio::time::timeout;
 
 use super::Context;
 use super::runtime_state::AnsweredCreate;
-use super::secret_movability::SecretMovability;
 use super::status;
 use crate::api::bounded;
 use crate::api::labels::{self, VmExistence};
@@ -21,7 +20,7 @@ use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _};
 use crate::apiserver::{Error, patch_metadata, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
-use crate::machine::status::in_progress;
+use crate::machine::status::{SecretMovability, in_progress};
 use crate::machine::unanswered_creates::UnansweredCreates;
 use cmi_driver::{LastKnownState, Operation, ProviderId};
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::ownership::Ownership;
-use super::retry_trigger::RetryTrigger;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
@@ -213,6 +212,17 @@ impl Outcome {
             other => other,
         }
     }
+}
+
+/// What may have a failed call made again before its wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryTrigger {
+    /// Something that passes by itself, such as an outage of the driver: it is over when the driver is back.
+    Transient,
+    /// Capacity was exhausted: there may be room when another machine is made or deleted.
+    Capacity,
+    /// Anything else.
+    Other,
 }
 
 /// A driver call that failed.

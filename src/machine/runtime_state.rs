@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, RetryTrigger};
 use super::provider_ids::ProviderIds;
-use super::retry_trigger::RetryTrigger;
 use crate::api::v1alpha1::InfraMachine;
 use crate::reconciler::FailureCounts;
 use cmi_driver::Operation;

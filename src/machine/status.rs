@@ -18,7 +18,6 @@ use crate::configured_driver::{CircuitOpen, StableReachability};
 use crate::identity;
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
-use crate::machine::secret_movability::SecretMovability;
 use crate::retry::LONG_WAIT;
 use crate::wall_clock::elapsed;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
@@ -47,6 +46,17 @@ pub struct RetryTiming {
     pub attempts: u32,
     /// The wait before the next try, if there is one.
     pub wait: Option<Duration>,
+}
+
+/// Whether `clusterctl move` takes the Secret with the credentials along.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretMovability {
+    /// It was not read.
+    Unread,
+    /// It does, or there is none.
+    Movable,
+    /// It leaves the one of this name behind.
+    LeftBehind(String),
 }
 
 /// A status under construction.

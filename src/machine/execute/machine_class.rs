@@ -9,7 +9,7 @@ use crate::credentials;
 use crate::identity;
 use crate::machine::Context;
 use crate::machine::object::Object;
-use crate::machine::secret_movability::SecretMovability;
+use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
 /// The class for every call but a create: the spec, and the credentials that the VM was made

@@ -18,7 +18,7 @@ use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::driver_resolution::{Choice, choice};
 use crate::machine::fixtures::{MachineFixture, machine};
-use crate::machine::retry_trigger::RetryTrigger;
+use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RuntimeState, UnimplementedCall};
 use crate::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};

@@ -8,7 +8,7 @@ use super::Observed;
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::machine::retry_trigger::RetryTrigger;
+use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::reconciler::Action;
 use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter};
