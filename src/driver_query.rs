@@ -9,9 +9,9 @@ use kube::Client;
 
 use crate::api::ObjectMetaExt as _;
 use crate::apiserver::Error;
-use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError};
+use crate::configured_driver::{ConfiguredDrivers, Permit, ResolveError};
 use crate::credentials;
-use crate::reconciler::{Enqueue, waker};
+use crate::reconciler::{Enqueue, upkeep_permit};
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
 
@@ -66,8 +66,7 @@ impl Query<'_> {
             Ok(driver) => driver,
             Err(error) => return Ok(Some(QueryResult::NotResolved(error))),
         };
-        let requester = Requester::new(self.object.uid(), namespace);
-        match driver.try_acquire(Priority::Upkeep, requester, waker(self.enqueue, self.object)) {
+        match upkeep_permit(&driver, self.enqueue, self.object) {
             Some(permit) => self.run_with(&permit, namespace, spec, request).await.map(Some),
             None => Ok(None),
         }

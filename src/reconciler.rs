@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
 use crate::caches::NamespacedName;
-use crate::configured_driver::{ConfiguredDrivers, Waker};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Permit, Priority, Requester, Waker};
 use crate::metrics::{ControllerName, Metrics, ReconcileResult};
 use crate::retry::{self, Delay, LONG_WAIT, MAX_REQUESTED_DELAY, Stage};
 use cmi_driver::Status;
@@ -42,6 +42,16 @@ pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
 pub fn waker(enqueue: &Enqueue, object: &ObjectMeta) -> Waker {
     let (enqueue, name) = (Arc::clone(enqueue), NamespacedName::of(object));
     Waker::new(move || enqueue(name))
+}
+
+/// A permit for a call that makes no VM; without one, the object is reconciled again when there is one.
+pub fn upkeep_permit<'a>(
+    driver: &'a ConfiguredDriver,
+    enqueue: &Enqueue,
+    object: &ObjectMeta,
+) -> Option<Permit<'a>> {
+    let requester = Requester::new(object.uid(), object.namespace());
+    driver.try_acquire(Priority::Upkeep, requester, waker(enqueue, object))
 }
 
 /// When an object is reconciled again. kube's own can't be read outside of its controller.
@@ -292,7 +302,6 @@ mod tests {
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
     use crate::apiserver::recorded;
     use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
-    use crate::configured_driver::{ConfiguredDriver, Priority, Requester, Waker};
     use cmi_driver::Code;
 
     const BACK_OFF: Requeue = Requeue::BackOff(Duration::ZERO);

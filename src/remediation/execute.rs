@@ -19,10 +19,10 @@ use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, NewEvent, patch_metadata};
-use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester, VM_LOCK_WAIT};
+use crate::configured_driver::{PERMIT_WAIT, Permit, VM_LOCK_WAIT};
 use crate::credentials;
 use crate::identity;
-use crate::reconciler::{Requeue, waker};
+use crate::reconciler::{Requeue, upkeep_permit};
 use crate::retry::{self, Stage};
 use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
@@ -41,14 +41,10 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     let Some((infra, driver)) = gathered.infra_and_driver() else {
         return Ok(Requeue::After(PERMIT_WAIT));
     };
-    let uid = remediation.metadata.uid();
-    let requester = Requester::new(uid, gathered.namespace());
-    let waker = waker(&ctx.enqueue, &remediation.metadata);
-    let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
+    let Some(permit) = upkeep_permit(driver, &ctx.enqueue, &remediation.metadata) else {
         return Ok(Requeue::After(PERMIT_WAIT));
     };
-    let uid = infra.metadata.uid();
-    let Some(_lock) = driver.try_lock_vm(uid) else {
+    let Some(_lock) = driver.try_lock_vm(infra.metadata.uid()) else {
         return Ok(Requeue::After(VM_LOCK_WAIT));
     };
     let unwritten = &remediation.metadata;

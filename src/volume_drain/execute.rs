@@ -17,9 +17,9 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, labels};
 use crate::apiserver::{Error, patch_metadata};
-use crate::configured_driver::{PERMIT_WAIT, Priority, Requester};
+use crate::configured_driver::PERMIT_WAIT;
 use crate::driver_resolution::driver_of;
-use crate::reconciler::{Requeue, waker};
+use crate::reconciler::{Requeue, upkeep_permit};
 use crate::retry::{self, Disposition, LONG_WAIT, Stage};
 use crate::wall_clock::{elapsed, until};
 use crate::workload_cluster::{self, Unreachable, Visit};
@@ -249,7 +249,7 @@ async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, sp
     if specs.is_empty() {
         return Ids::Known(Vec::new());
     }
-    let (namespace, name, uid) = observed.machine_names();
+    let (_, name, _) = observed.machine_names();
     let driver = match driver_of(&ctx.drivers, infra) {
         Ok(driver) => driver,
         Err(error) => {
@@ -261,9 +261,7 @@ async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, sp
             return Ids::Known(Vec::new());
         }
     };
-    let waker = waker(&ctx.enqueue, &observed.machine.metadata);
-    let requester = Requester::new(uid, namespace);
-    let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
+    let Some(permit) = upkeep_permit(&driver, &ctx.enqueue, &observed.machine.metadata) else {
         return Ids::Busy;
     };
     let capabilities = match permit.fetch_capabilities().await {

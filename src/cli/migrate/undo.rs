@@ -1,4 +1,7 @@
 //! `capcmi migrate --undo`: back to machine-controller-manager.
+//!
+//! Its look-up of a VM is no [`crate::driver_query`]: a command waits for its permit, and the credentials are
+//! those that machine-controller-manager had, where it had any.
 
 use std::collections::BTreeMap;
 
