@@ -267,7 +267,7 @@ impl Draft<'_> {
     fn queued(&mut self) {
         let message = "waiting for a permit to call the driver, which is busy with the calls of others";
         self.unpaused();
-        if self.tells_of_a_call() {
+        if self.shows_result_of_call() {
             return;
         }
         self.driver_is_no_longer_missing();
@@ -280,7 +280,7 @@ impl Draft<'_> {
 
     /// Whether what is shown is what came of a call: to say in its place that the next one waits would hide
     /// it, and cost two writes for each call.
-    fn tells_of_a_call(&self) -> bool {
+    fn shows_result_of_call(&self) -> bool {
         let (during, condition) = if self.machine.metadata.deletion_timestamp.is_some() {
             (OperationType::Delete, DELETING)
         } else {

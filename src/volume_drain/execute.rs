@@ -107,7 +107,7 @@ pub async fn drain(
         DrainObservation::ForeignNode(found) => release(observed, ctx, &End::ForeignNode(found)).await,
         DrainObservation::Done(before) => {
             ensure_current(infra, ctx).await?;
-            tell_of(infra, ctx, before).await;
+            record_timeout(infra, ctx, before).await;
             release(observed, ctx, &End::Drained).await
         }
         DrainObservation::Waiting(waiting) => {
@@ -146,7 +146,7 @@ async fn evict_next(
     let name = pod.full_name();
     let eviction = Eviction::new(&name, &pod.uid, Timestamp::now(), pod.grace_seconds, &attached);
     let infra = publish::record(infra, ctx, &eviction).await?;
-    tell_of(&infra, ctx, before).await;
+    record_timeout(&infra, ctx, before).await;
     if ctx.leadership.check().is_err() {
         return Ok(Requeue::BackOff(Duration::ZERO));
     }
@@ -192,10 +192,10 @@ async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error
     }
 }
 
-async fn tell_of(infra: &InfraMachine, ctx: &Context, before: Before) {
-    match before {
-        Before::Left => {}
-        Before::TimedOut(waiting) => publish::record_failure(infra, ctx, status::timed_out(&waiting)).await,
+/// Records an event of a pod whose volumes did not leave the Node in time.
+async fn record_timeout(infra: &InfraMachine, ctx: &Context, before: Before) {
+    if let Before::TimedOut(waiting) = before {
+        publish::record_failure(infra, ctx, status::timed_out(&waiting)).await;
     }
 }
 

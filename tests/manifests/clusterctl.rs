@@ -157,7 +157,7 @@ async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()
 }
 
 #[tokio::test]
-async fn a_configuration_that_does_not_name_the_release_is_left_alone_and_told_of() -> Result<()> {
+async fn a_configuration_that_does_not_name_the_release_is_left_alone_and_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("clusterctl-config.yaml");
     std::fs::write(&config, "providers: []\n")?;

@@ -93,7 +93,7 @@ fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_all_the_same() {
+async fn a_call_that_takes_long_is_reported_once_and_its_answer_can_be_written_all_the_same() {
     let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));

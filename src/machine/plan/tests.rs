@@ -916,7 +916,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
 /// There is nothing to compare an annotation with that was set before the start: what is
 /// seen first is what counts.
 #[test]
-fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_tells_of() {
+fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_shows() {
     let mut world = world();
     world.state.retry = restored(&failing(40).build(), now(), Instant::now(), INPUTS);
     assert!(matches!(

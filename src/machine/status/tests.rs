@@ -450,7 +450,7 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
 /// CTL-GS-14, CTL-GS-16: of a machine that is up it is reported when the outage lasts,
 /// whatever becomes of its own call.
 #[test]
-fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
+fn a_call_that_a_driver_does_not_answer_is_not_reported_of_a_machine_that_is_up() {
     let up = || {
         machine().provisioned().condition(
             conditions::DRIVER_REACHABLE,
@@ -1102,7 +1102,7 @@ fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
 }
 
 #[test]
-fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end() {
+fn a_call_that_takes_long_is_reported_unless_the_status_says_how_such_calls_end() {
     let said = |fixture: MachineFixture, operation| in_progress(&fixture.build(), operation, at(7));
     let creating = said(machine().identified(), Operation::CreateMachine);
     assert_eq!(

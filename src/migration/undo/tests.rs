@@ -73,7 +73,7 @@ fn what_is_as_the_migration_has_left_it_can_be_undone() {
 }
 
 #[test]
-fn a_vm_that_is_gone_or_is_not_told_of_is_refused() {
+fn a_vm_that_is_gone_or_unknown_is_refused() {
     let migration = migration();
     let said = |vm| {
         let all = [("m1".to_owned(), vm)].into();

@@ -167,7 +167,7 @@ fn another_code_of_the_same_call_is_news() {
 }
 
 #[test]
-fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
+fn an_outage_that_the_status_shows_leads_to_no_event_of_any_machine() {
     let known = machine().provisioned().condition(
         conditions::DRIVER_REACHABLE,
         ConditionStatus::False,
