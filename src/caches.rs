@@ -22,6 +22,9 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::identity::{self, MachineId};
 use crate::metrics::MachinePhase;
 
+/// A machine of the cache.
+pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
+
 /// How many objects are unpacked before other tasks run: there may be a hundred thousand, which take seconds.
 const BETWEEN_YIELDS: usize = 256;
 
@@ -148,7 +151,7 @@ impl Caches {
 }
 
 /// Whether a machine is labelled with a Cluster, in its namespace.
-fn is_labelled(entry: &Entry<DeserializeGuard<InfraMachine>>, cluster: &Cluster) -> bool {
+fn is_labelled(entry: &CachedMachine, cluster: &Cluster) -> bool {
     let meta = &cluster.metadata;
     entry.facts().cluster.as_deref() == meta.name.as_deref() && entry.key().namespace() == meta.namespace()
 }

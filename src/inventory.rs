@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use kube::Client;
 
-pub use self::groups::CachedMachine;
 use self::groups::{Group, Groups};
 use self::hanging_lists::HangingLists;
 pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, compare};
-use crate::caches::{Caches, Entry};
+use crate::caches::{CachedMachine, Caches, Entry};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ListError};
 use cmi_driver::ListedMachine;

@@ -30,7 +30,7 @@ use self::owner::{CommonTexts, Live, LiveMachine, OwnerLookup, Scope, Siblings, 
 use self::plan::{Clock, DeletionPolicy, Finding, classify};
 use self::report::{ReportState, record_abandoned_list, report};
 use self::rotation::{MAX_LISTS, Rotation};
-use self::scope::{MachineClasses, Machines, Objects, RetainedClass, Watched, watched};
+use self::scope::{MachineClasses, Objects, RetainedClass, Watched, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
@@ -284,7 +284,7 @@ fn cached(caches: &Caches) -> Objects {
     Objects {
         clusters: caches.clusters.state(),
         infra_clusters: caches.infra_clusters.state(),
-        infra_machines: Machines::Cached(caches.infra_machines.select(|_| true)),
+        infra_machines: caches.infra_machines.select(|_| true),
         templates: caches.infra_machine_templates.state(),
     }
 }

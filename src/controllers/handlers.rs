@@ -17,7 +17,7 @@ use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint, labels};
-use crate::caches::{Caches, Entry, cluster_owners, machine_owner, yield_periodically};
+use crate::caches::{CachedMachine, Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::is_same_or_both_transient;
 use crate::{not_ready_taint, volume_drain};
@@ -359,10 +359,7 @@ impl Controllers {
 }
 
 /// Whether the Node of a machine may have a taint to remove.
-fn awaits_reconcile(
-    taint_context: &not_ready_taint::Context,
-    entry: &Entry<DeserializeGuard<InfraMachine>>,
-) -> bool {
+fn awaits_reconcile(taint_context: &not_ready_taint::Context, entry: &CachedMachine) -> bool {
     entry.object().is_some_and(|object| {
         let machine = object.0.as_ref();
         machine.is_ok_and(|machine| taint_context.awaits_reconcile(machine))

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Controllers;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, ObjectMetaExt as _};
-use crate::caches::{Entry, yield_periodically};
+use crate::api::ObjectMetaExt as _;
+use crate::caches::{CachedMachine, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
@@ -155,7 +155,7 @@ impl Controllers {
         found
     }
 
-    fn all_machines_of(&self, driver: &str) -> Vec<Entry<DeserializeGuard<InfraMachine>>> {
+    fn all_machines_of(&self, driver: &str) -> Vec<CachedMachine> {
         self.caches.infra_machines.select(|entry| {
             let facts = entry.facts();
             facts.phase.is_some()

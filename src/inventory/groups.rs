@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, labels};
-use crate::caches::{ByVersion, Caches, Entry};
+use crate::api::labels;
+use crate::caches::{ByVersion, CachedMachine, Caches};
 use crate::identity;
 use crate::listing::ClassRef;
 use cmi_driver::JsonPointer;
@@ -19,16 +19,10 @@ pub struct Group {
     pub class: ClassRef,
 }
 
-/// A machine of the cache.
-pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
-
 /// The lists that answer for the machines of a driver, as far as they are known from the last scan: of a
 /// fleet at rest none is read again.
 #[derive(Debug, Default)]
-pub struct Groups {
-    known: ByVersion<Group>,
-    tag_path: Option<JsonPointer>,
-}
+pub struct Groups(ByVersion<JsonPointer, Group>);
 
 impl Groups {
     /// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a
@@ -39,12 +33,6 @@ impl Groups {
         driver: &str,
         tag_path: &JsonPointer,
     ) -> HashMap<Arc<Group>, Vec<CachedMachine>> {
-        if self.tag_path.as_ref() != Some(tag_path) {
-            *self = Self {
-                tag_path: Some(tag_path.clone()),
-                ..Self::default()
-            };
-        }
         let machines = caches.infra_machines.select(|entry| {
             let facts = entry.facts();
             facts.is_provisioned && facts.used_driver.as_deref() == Some(driver)
@@ -56,7 +44,7 @@ impl Groups {
                 groups.entry(Arc::clone(group)).or_default().push(machine);
             }
         };
-        self.known.update(machines, read, of_group).await;
+        self.0.update(tag_path, machines, read, of_group).await;
         groups
     }
 }
@@ -95,6 +83,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::api::DeserializeGuard;
     use crate::api::labels::VmExistence;
     use crate::caches::cache;
 

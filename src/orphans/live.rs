@@ -11,12 +11,13 @@ use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::owner::{CommonTexts, Live, LiveMachine};
-use super::scope::{Machines, Objects};
+use super::scope::Objects;
 use crate::api::DeserializeGuard;
 use crate::api::bounded::Bounded;
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::apiserver::{Error, pages};
+use crate::caches::cache;
 
 /// Reads what says whose VMs are, after these were listed: first the InfraMachines of all namespaces and
 /// labels, then InfraClusters and Clusters, so that a move that took away machines is seen.
@@ -55,8 +56,15 @@ pub async fn objects(
     selector: Option<&str>,
 ) -> Result<Objects, Error> {
     let ours = selector.unwrap_or_default();
+    let (infra_machines, mut writer) = cache();
+    let list = ListParams::default().labels(ours);
+    let read = all(client, namespace, list, |machine: DeserializeGuard<InfraMachine>| {
+        writer.apply(Arc::new(machine));
+    });
+    read.await
+        .map_err(|error| Error::api("listing InfraMachines", error))?;
     Ok(Objects {
-        infra_machines: Machines::Read(of_namespace(client, namespace, ours, "listing InfraMachines").await?),
+        infra_machines: infra_machines.select(|_| true),
         templates: of_namespace::<DeserializeGuard<InfraMachineTemplate>>(
             client,
             namespace,

@@ -10,8 +10,7 @@ use super::owner::{Scope, infra_cluster_of};
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
-use crate::caches::NamespacedName;
-use crate::caches::{ByVersion, Entry, cluster_owners, own_cluster_id, yield_periodically};
+use crate::caches::{ByVersion, CachedMachine, NamespacedName, cluster_owners, yield_periodically};
 use crate::identity::{self, Role};
 use crate::listing::{ClassId, ClassRef};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
@@ -49,62 +48,25 @@ pub struct Objects {
     pub clusters: Vec<Arc<Cluster>>,
     /// Our clusters.
     pub infra_clusters: Vec<Arc<DeserializeGuard<InfraCluster>>>,
-    /// Our machines.
-    pub infra_machines: Machines,
+    /// Our machines, each unpacked when it is looked at: a whole fleet of them would take many times what a
+    /// cache does.
+    pub infra_machines: Vec<CachedMachine>,
     /// Our templates.
     pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
 }
 
-/// A machine of the cache.
-type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
-
-/// InfraMachines, taken out one after the other: a whole fleet of them would take many times what the cache
-/// does.
-#[derive(Clone, Debug)]
-pub enum Machines {
-    /// As they were read.
-    Read(Vec<Arc<DeserializeGuard<InfraMachine>>>),
-    /// As the cache has them.
-    Cached(Vec<CachedMachine>),
-}
-
-impl Default for Machines {
-    fn default() -> Self {
-        Self::Read(Vec::new())
-    }
-}
-
-impl Machines {
-    /// For each Cluster the id that one of its machines was given, where there is one.
-    async fn cluster_ids(&self) -> HashMap<NamespacedName, String> {
-        let mut ids = HashMap::new();
-        let mut add = |namespace: &str, cluster: Option<&str>, id: Option<&str>| {
-            if let (Some(cluster), Some(id)) = (cluster, id) {
-                let cluster = NamespacedName::new(namespace, cluster);
-                ids.entry(cluster).or_insert_with(|| id.to_owned());
-            }
-        };
-        match self {
-            Self::Read(machines) => {
-                for (index, object) in machines.iter().enumerate() {
-                    yield_periodically(index).await;
-                    if let Ok(machine) = &object.0 {
-                        let meta = &machine.metadata;
-                        add(meta.namespace(), cluster_name(meta), own_cluster_id(machine));
-                    }
-                }
-            }
-            Self::Cached(machines) => {
-                for (index, machine) in machines.iter().enumerate() {
-                    yield_periodically(index).await;
-                    let facts = machine.facts();
-                    let id = facts.own_cluster_id.as_deref();
-                    add(machine.key().namespace(), facts.cluster.as_deref(), id);
-                }
-            }
+/// For each Cluster the id that one of its machines was given, where there is one.
+async fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, String> {
+    let mut ids = HashMap::new();
+    for (index, machine) in machines.iter().enumerate() {
+        yield_periodically(index).await;
+        let facts = machine.facts();
+        if let (Some(cluster), Some(id)) = (facts.cluster.as_deref(), facts.own_cluster_id.as_deref()) {
+            let cluster = NamespacedName::new(machine.key().namespace(), cluster);
+            ids.entry(cluster).or_insert_with(|| id.to_owned());
         }
-        ids
     }
+    ids
 }
 
 /// A class of a Cluster's machines.
@@ -113,44 +75,24 @@ type ClusterClass = (NamespacedName, ClassRef);
 /// The classes of the machines of a driver, as far as they are known from the last scan: of a fleet at rest
 /// no machine is unpacked again.
 #[derive(Debug, Default)]
-pub struct MachineClasses {
-    known: ByVersion<ClusterClass>,
-    tag_path: Option<JsonPointer>,
-}
+pub struct MachineClasses(ByVersion<JsonPointer, ClusterClass>);
 
 impl MachineClasses {
     /// The classes of the machines that a driver has, or is about to make, each once.
     pub async fn update(
         &mut self,
-        machines: &Machines,
+        machines: &[CachedMachine],
         driver: &str,
         tag_path: &JsonPointer,
     ) -> HashSet<Arc<ClusterClass>> {
-        if self.tag_path.as_ref() != Some(tag_path) {
-            *self = Self {
-                tag_path: Some(tag_path.clone()),
-                ..Self::default()
-            };
-        }
         let mut classes = HashSet::new();
-        match machines {
-            Machines::Read(machines) => {
-                for (index, object) in machines.iter().enumerate() {
-                    yield_periodically(index).await;
-                    classes.extend(class_of_machine(object, driver, tag_path).map(Arc::new));
-                }
-            }
-            Machines::Cached(machines) => {
-                let has_driver =
-                    |machine: &&CachedMachine| machine.facts().used_driver.as_deref() == Some(driver);
-                let read = |machine: &CachedMachine| class_of_machine(&*machine.object()?, driver, tag_path);
-                let of_class = |_: &CachedMachine, class: &Arc<ClusterClass>| {
-                    classes.insert(Arc::clone(class));
-                };
-                let machines = machines.iter().filter(has_driver);
-                self.known.update(machines, read, of_class).await;
-            }
-        }
+        let has_driver = |machine: &&CachedMachine| machine.facts().used_driver.as_deref() == Some(driver);
+        let read = |machine: &CachedMachine| class_of_machine(&*machine.object()?, driver, tag_path);
+        let of_class = |_: &CachedMachine, class: &Arc<ClusterClass>| {
+            classes.insert(Arc::clone(class));
+        };
+        let machines = machines.iter().filter(has_driver);
+        self.0.update(tag_path, machines, read, of_class).await;
         classes
     }
 }
@@ -234,7 +176,7 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         .iter()
         .map(|object| (NamespacedName::of(object.meta()), &**object))
         .collect();
-    let siblings = objects.infra_machines.cluster_ids().await;
+    let siblings = cluster_ids(&objects.infra_machines).await;
     let scope = |cluster: &Cluster| {
         let key = NamespacedName::of(&cluster.metadata);
         let uid = cluster.metadata.uid.clone()?;
@@ -392,6 +334,14 @@ mod tests {
         }))
     }
 
+    fn cached(machines: impl IntoIterator<Item = Arc<DeserializeGuard<InfraMachine>>>) -> Vec<CachedMachine> {
+        let (cache, mut writer) = cache();
+        for machine in machines {
+            writer.apply(machine);
+        }
+        cache.select(|_| true)
+    }
+
     fn template(name: &str, size: &str, labelled: &str) -> Arc<DeserializeGuard<InfraMachineTemplate>> {
         readable(json!({
             "metadata": {"namespace": "ns", "name": name, "labels": {labels::CLUSTER_NAME: labelled}},
@@ -429,7 +379,7 @@ mod tests {
         let objects = Objects {
             clusters: vec![cluster("c", false)],
             infra_clusters: vec![infra_cluster("c", "moved")],
-            infra_machines: Machines::Read(vec![machine("a", &ours()), machine("b", &ours())]),
+            infra_machines: cached([machine("a", &ours()), machine("b", &ours())]),
             templates: vec![template("t", "s", "c")],
         };
         let watched = of_pool(&objects, &[]);
@@ -484,7 +434,7 @@ mod tests {
         let objects = Objects {
             clusters: vec![cluster("c", false)],
             infra_clusters: vec![infra_cluster("c", "moved")],
-            infra_machines: Machines::Read(vec![
+            infra_machines: cached([
                 machine("a", &json!({"kubernetes.io/cluster": "other"})),
                 machine("b", &json!({})),
             ]),
@@ -492,7 +442,7 @@ mod tests {
         };
         assert!(of_pool(&objects, &[]).is_empty());
         let without_its_cluster = Objects {
-            infra_machines: Machines::Read(vec![machine("a", &json!({"kubernetes.io/cluster": "u-c"}))]),
+            infra_machines: cached([machine("a", &json!({"kubernetes.io/cluster": "u-c"}))]),
             ..Objects::default()
         };
         assert!(of_pool(&without_its_cluster, &[]).is_empty());
@@ -513,7 +463,7 @@ mod tests {
         };
         let mut known = MachineClasses::default();
         let mut specs = |driver: &str, tag_path: &str| {
-            let cached = Machines::Cached(machines.select(|_| true));
+            let cached = machines.select(|_| true);
             let tag_path = tag_path.parse().unwrap();
             let classes = known.update(&cached, driver, &tag_path);
             let classes = classes.now_or_never().unwrap();
@@ -545,7 +495,7 @@ mod tests {
         let machines = (0..600).map(|number| machine(&number.to_string(), &tag_map));
         let objects = Objects {
             clusters: vec![cluster("c", false)],
-            infra_machines: Machines::Read(machines.collect()),
+            infra_machines: cached(machines),
             ..Objects::default()
         };
         let tag_path = "/tags".parse().unwrap();
