@@ -135,14 +135,14 @@ pub fn main() -> ExitCode {
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::from),
         Command::Version => {
-            terminal::say(concat!("capcmi ", env!("CARGO_PKG_VERSION")));
+            terminal::print_line(concat!("capcmi ", env!("CARGO_PKG_VERSION")));
             Ok(())
         }
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            terminal::complain(&failure.message());
+            terminal::print_error(&failure.message());
             failure.exit_code()
         }
     }

@@ -99,7 +99,7 @@ pub struct Controllers {
     infra_cluster_queue: WorkQueue<DeserializeGuard<InfraCluster>>,
     template_queue: WorkQueue<DeserializeGuard<InfraMachineTemplate>>,
     /// The InfraMachines whose Nodes are to be looked at.
-    node_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
+    taint_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     /// The Machines whose volumes are to be drained.
     drain_queue: WorkQueue<Machine>,
     remediations: Option<Remediations>,
@@ -206,7 +206,7 @@ impl Controllers {
             infra_machine_queue,
             infra_cluster_queue: WorkQueue::default(),
             template_queue: WorkQueue::default(),
-            node_queue: WorkQueue::default(),
+            taint_queue: WorkQueue::default(),
             drain_queue,
             remediations: None,
             machine_context,
@@ -246,7 +246,7 @@ impl Controllers {
             filtered,
             writers.infra_machine_templates,
             slim,
-            self.on_waiting(self.template_queue.clone()),
+            self.on_object(self.template_queue.clone()),
         );
         vec![
             machines.boxed(),
@@ -343,7 +343,7 @@ impl Controllers {
         let (caches, workers) = (&self.caches, self.worker_counts());
         let of_machines = workers.machines;
         let machines = Controller::new(&caches.infra_machines, &self.infra_machine_queue, of_machines)
-            .and_all(|facts| !facts.is_provisioned)
+            .with_backlog(|facts| !facts.is_provisioned)
             .run(
                 machine::reconcile,
                 machine::error_policy,
@@ -352,7 +352,7 @@ impl Controllers {
             );
         let of_clusters = workers.clusters;
         let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_queue, of_clusters)
-            .and_all(|()| true)
+            .with_backlog(|()| true)
             .run(
                 cluster::reconcile,
                 |object, error, ctx| ctx.reconciler.error_policy(object, error),
@@ -364,14 +364,14 @@ impl Controllers {
             &self.template_queue,
             workers.templates,
         )
-        .and_all(|()| true)
+        .with_backlog(|()| true)
         .run(
             template::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             self.template_context(),
             shutdown.clone(),
         );
-        let nodes = Controller::new(&caches.infra_machines, &self.node_queue, workers.nodes).run(
+        let nodes = Controller::new(&caches.infra_machines, &self.taint_queue, workers.nodes).run(
             not_ready_taint::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.taint_context),
@@ -385,7 +385,7 @@ impl Controllers {
         );
         let remediations = self.remediations.as_ref().map(|remediations| {
             Controller::new(&remediations.cache, &remediations.queue, of_machines)
-                .and_all(|()| true)
+                .with_backlog(|()| true)
                 .run(
                     remediation::reconcile,
                     |object, error, ctx| ctx.reconciler.error_policy(object, error),

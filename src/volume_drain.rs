@@ -139,8 +139,8 @@ async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Requeue, E
     match plan {
         Plan::NoOp => Ok(Requeue::OnChange),
         Plan::Wait(time) => Ok(Requeue::After(time)),
-        Plan::Show(report) => {
-            publish::show(&observed, ctx, report.as_ref()).await?;
+        Plan::Publish(report) => {
+            publish::publish(&observed, ctx, report.as_ref()).await?;
             Ok(Requeue::OnChange)
         }
         Plan::SetHook => execute::set_hook(&observed, ctx).await,

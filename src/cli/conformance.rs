@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::plugin_args::PluginArgs;
 use super::{CommandError, ResultExt as _};
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
@@ -140,14 +140,14 @@ impl Progress for Lines {
 
     fn waits(&self, call: &Waiting) {
         let (time, limit) = (call.time.as_secs(), call.limit.as_secs_f64());
-        say(&format!(
+        print_line(&format!(
             "{:>17}{call} for {time} s now; it may take {limit} s",
             "... "
         ));
     }
 
     fn ended(&self, case: &CaseReport, done: usize, of: usize) {
-        say(&report::line(case, done, of));
+        print_line(&report::line(case, done, of));
     }
 }
 
@@ -160,7 +160,7 @@ struct Subject {
 
 pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
     if args.list {
-        say(&list());
+        print_line(&list());
         return Ok(());
     }
     let subject = subject(&args)?;
@@ -182,7 +182,7 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
         .await
         .misconfigured()?;
     drop(waiting);
-    say(&format!("\n{}", report::text(&report).trim_end()));
+    print_line(&format!("\n{}", report::text(&report).trim_end()));
     let unmet = args.require.unmet(&report);
     if let Some(file) = junit {
         let required = report::Required {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::run::reading_client;
 use super::{CommandError, ResultExt as _, drivers};
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::configured_driver::ConfiguredDrivers;
 use crate::describe::{self, Scrape};
 
@@ -80,7 +80,7 @@ async fn machine(args: MachineArgs) -> Result<(), CommandError> {
     let namespace = args.namespace.unwrap_or(own);
     let gathered = describe::gather_machine(&client, drivers.as_ref(), &namespace, &args.name);
     let facts = gathered.await?;
-    say(describe::machine_page(&facts, Timestamp::now()).trim_end());
+    print_line(describe::machine_page(&facts, Timestamp::now()).trim_end());
     Ok(())
 }
 
@@ -91,7 +91,7 @@ async fn driver(args: DriverArgs) -> Result<(), CommandError> {
     let namespace = args.namespace.as_deref();
     let gathered = describe::gather_driver(&client, drivers.as_ref(), namespace, &args.name, scrape);
     let facts = gathered.await?;
-    say(describe::driver_page(&facts, Timestamp::now()).trim_end());
+    print_line(describe::driver_page(&facts, Timestamp::now()).trim_end());
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
 use super::{CommandError, ResultExt as _};
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Introspection, Priority, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
@@ -101,14 +101,14 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
         let driver = ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics));
         match describe(&driver).await {
             Ok((readiness, line)) => {
-                say(&format!("{name}: {line}"));
+                print_line(&format!("{name}: {line}"));
                 match readiness {
                     Readiness::Ready => {}
                     Readiness::NotReady => failed.push(name),
                 }
             }
             Err(status) => {
-                say(&format!("{name}: {}: {}", status.code(), status.message()));
+                print_line(&format!("{name}: {}: {}", status.code(), status.message()));
                 failed.push(name);
             }
         }
@@ -124,7 +124,7 @@ fn check_file(path: &Path) -> Result<(), CommandError> {
     for DriverConfig { mut settings, kind } in configured(path)? {
         settings.credentials = None;
         build(path, &settings, kind)?;
-        say(&format!("{}: configured", settings.name));
+        print_line(&format!("{}: configured", settings.name));
     }
     Ok(())
 }

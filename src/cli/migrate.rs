@@ -18,7 +18,7 @@ use super::run::api_server;
 use super::{CommandError, ResultExt as _, drivers};
 use crate::api::{cluster_api, labels};
 use crate::apiserver::dynamic;
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
 use crate::migration::health_checks::health_checks;
@@ -136,24 +136,24 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     let marks = matches!(from, Origin::Cluster { .. });
     let progress = write::progress(&client, &migration, marks).await?;
     let checks = health_checks(&client, &migration, &progress, &target).await?;
-    say(described(&migration, &progress, &target, &checks).trim_end());
+    print_line(described(&migration, &progress, &target, &checks).trim_end());
     if args.dry_run {
-        say("\nNothing was written (--dry-run).");
+        print_line("\nNothing was written (--dry-run).");
         return Ok(());
     }
     if progress.is_complete(&migration) {
-        say("\nEverything was migrated before.");
+        print_line("\nEverything was migrated before.");
     } else {
         let old = from.stopped(&args).await?;
-        say("");
-        write::write(&client, &migration, &progress, old.as_ref(), &target.mark(), say)
+        print_line("");
+        write::write(&client, &migration, &progress, old.as_ref(), &target.mark(), print_line)
             .await
             .map_err(failed)?;
     }
     if let Origin::Cluster { client, namespace } = &from {
         write::mark(client, namespace, &migration, &target.mark()).await?;
     }
-    say(
+    print_line(
         "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, \
             and do not delete its objects before their finalizers are removed: docs/migration.md says how.",
     );

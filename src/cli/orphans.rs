@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::run::reading_client;
 use super::table::{Output, table};
 use super::{CommandError, drivers};
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::describe::span;
 use crate::orphans::plan::Finding;
 use crate::orphans::{self, Found, Scan};
@@ -85,9 +85,9 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     match args.output {
         // Of what could not be looked at, nothing is reported but that.
         Output::Table if rows.is_empty() && !failures.is_empty() => {}
-        Output::Table if rows.is_empty() => say(none(args.all)),
-        Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
-        Output::Json => say(&serde_json::to_string_pretty(&rows)?),
+        Output::Table if rows.is_empty() => print_line(none(args.all)),
+        Output::Table => print_line(text(&rows, Timestamp::now()).trim_end()),
+        Output::Json => print_line(&serde_json::to_string_pretty(&rows)?),
     }
     if failures.is_empty() {
         return Ok(());

@@ -17,7 +17,7 @@ use self::read::read;
 use super::run::reading_client;
 use super::table::Output;
 use super::{CommandError, drivers};
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::configured_driver::{ConfiguredDrivers, Priority};
 use cmi_driver::Capabilities;
 
@@ -54,8 +54,8 @@ pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
     let capabilities = capabilities(&drivers, &gathered, &namespace, &args.template).await?;
     let forecast = forecast(&gathered, &args.template, &capabilities);
     match args.output {
-        Output::Table => say(text(&forecast).trim_end()),
-        Output::Json => say(&serde_json::to_string_pretty(&forecast)?),
+        Output::Table => print_line(text(&forecast).trim_end()),
+        Output::Json => print_line(&serde_json::to_string_pretty(&forecast)?),
     }
     let mut actions = forecast.fields.iter().map(|field| field.action);
     if forecast.refused.is_some() || actions.any(|action| action == Action::Refused) {

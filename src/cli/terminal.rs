@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 /// Writes a line, or more, to standard output.
-pub(super) fn say(text: &str) {
+pub(super) fn print_line(text: &str) {
     let _gone = writeln!(io::stdout(), "{}", harmless(text));
 }
 
 /// Writes a line to standard error.
-pub(super) fn complain(text: &str) {
+pub(super) fn print_error(text: &str) {
     let _gone = writeln!(io::stderr(), "capcmi: {}", harmless(text));
 }
 

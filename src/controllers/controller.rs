@@ -99,7 +99,7 @@ impl<K: Cached> Controller<K> {
     }
 
     /// Also everything that there is, once, these first.
-    pub(super) fn and_all(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
+    pub(super) fn with_backlog(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
         let (mut first, mut others) = (Vec::new(), Vec::new());
         self.cache.scan(|all| {
             for entry in all {

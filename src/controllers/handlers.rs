@@ -41,19 +41,19 @@ impl Controllers {
         move |update| {
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
-                    remediations.wake_that_of(change.object());
+                    remediations.enqueue_of_machine(change.object());
                 }
-                if change.current().is_some() && change.concerns(what_counts_of_a_machine_for_a_drain) {
+                if change.current().is_some() && change.passes(machine_drain_predicate) {
                     on_drain_change(change.object());
                 }
                 if let Some(node_change) = NodeChange::of_change(change) {
                     hint(change.object(), node_change);
                 }
-                if concerns_its_node(change) {
+                if node_predicate(change) {
                     on_node_change(change);
                 }
                 let infra = &change.object().spec.infrastructure_ref;
-                if change.concerns(what_counts_of_a_machine) && infra.is_to::<InfraMachine>() {
+                if change.passes(machine_predicate) && infra.is_to::<InfraMachine>() {
                     infra_machine_queue.enqueue(infra_machine_of(change.object()));
                 }
             }
@@ -106,7 +106,7 @@ impl Controllers {
 
     /// Queues the Node of a Machine, where it may have a taint to remove.
     fn on_node_change(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
-        let (queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
+        let (queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
         move |change| {
             let reference = infra_machine_of(change.object());
             let cache = &taint_context.caches.infra_machines;
@@ -129,7 +129,7 @@ impl Controllers {
         for (index, entry) in tainted.iter().enumerate() {
             yield_periodically(index).await;
             if awaits_reconcile(&self.taint_context, entry) {
-                self.node_queue.enqueue_key(entry.key().clone());
+                self.taint_queue.enqueue_key(entry.key().clone());
             }
         }
     }
@@ -163,7 +163,7 @@ impl Controllers {
         let infra_cluster_queue = self.infra_cluster_queue.clone();
         let (template_queue, caches) = (self.template_queue.clone(), self.caches.clone());
         let cluster_ids = Arc::clone(&self.machine_context.cluster_ids);
-        let (node_queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
+        let (taint_queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
         move |update| {
@@ -174,11 +174,11 @@ impl Controllers {
                     .workload_clusters
                     .forget_all_but(|uid| there.contains(uid));
             }
-            let concerned = Concerned::by(&update.changes);
-            if concerned.is_empty() {
+            let changed = ChangedClusters::of(&update.changes);
+            if changed.is_empty() {
                 return;
             }
-            for cluster in &concerned.clusters {
+            for cluster in &changed.clusters {
                 if let Some(infra) = &cluster.spec.infrastructure_ref
                     && infra.is_to::<InfraCluster>()
                 {
@@ -187,25 +187,25 @@ impl Controllers {
                 }
             }
             for object in caches.infra_machine_templates.state() {
-                if concerned.owns(object.meta()) || concerned.labels(object.meta()) {
+                if changed.owns(object.meta()) || changed.labels(object.meta()) {
                     template_queue.enqueue(ObjectRef::from_obj(&*object));
                 }
             }
             let labelled = caches.infra_machines.select(|entry| {
                 let cluster = entry.facts().cluster.as_deref();
-                cluster.is_some_and(|cluster| concerned.names(entry.key().namespace(), cluster))
+                cluster.is_some_and(|cluster| changed.names(entry.key().namespace(), cluster))
             });
             for entry in labelled {
                 infra_machine_queue.enqueue_key(entry.key().clone());
                 if entry.facts().has_taint && awaits_reconcile(&taint_context, &entry) {
-                    node_queue.enqueue_key(entry.key().clone());
+                    taint_queue.enqueue_key(entry.key().clone());
                 }
             }
-            for machine in to_drain(&caches, |namespace, cluster| concerned.names(namespace, cluster)) {
+            for machine in to_drain(&caches, |namespace, cluster| changed.names(namespace, cluster)) {
                 on_drain_change(&machine);
             }
             if let Some(remediations) = &remediations {
-                remediations.wake_those_of(&concerned);
+                remediations.enqueue_of_clusters(&changed);
             }
         }
     }
@@ -219,16 +219,16 @@ impl Controllers {
         let left_behind = Mutex::new(JoinSet::new());
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
-        let (node_queue, taint_context) = (self.node_queue.clone(), Arc::clone(&self.taint_context));
+        let (taint_queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
         move |update| {
             let states = &machine_context.states;
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
-                    remediations.wake_that_of_owner(change.object().meta());
+                    remediations.enqueue_of_owner(change.object().meta());
                 }
-                if change.concerns(what_counts_of_an_infra_machine_for_a_drain)
+                if change.passes(infra_machine_drain_predicate)
                     && (volume_drain::is_requested(change.object())
                         || has_hook(&machine_context.caches, change.object().meta()))
                     && let Some(owner) = machine_context.caches.owner_machine(change.object().meta())
@@ -261,7 +261,7 @@ impl Controllers {
                         if let Ok(machine) = &object.0 {
                             states.caught_up(machine.metadata.uid(), machine);
                             if taint_context.awaits_reconcile(machine) {
-                                node_queue.enqueue(ObjectRef::from_obj(&**object));
+                                taint_queue.enqueue(ObjectRef::from_obj(&**object));
                             }
                         }
                     }
@@ -289,10 +289,10 @@ impl Controllers {
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
-        let on_waiting = self.on_waiting(self.infra_cluster_queue.clone());
+        let on_object = self.on_object(self.infra_cluster_queue.clone());
         let (infra_machine_queue, caches) = (self.infra_machine_queue.clone(), self.caches.clone());
         move |update| {
-            on_waiting(update);
+            on_object(update);
             let says_another_reason = |change: &&Change<_>| match change {
                 Change::Updated { before, now } => {
                     match (why_not_provisioned(before), why_not_provisioned(now)) {
@@ -319,7 +319,7 @@ impl Controllers {
     }
 
     /// What is reconciled for itself, and may stand in the queue of a driver until it is gone.
-    pub(super) fn on_waiting<K>(&self, queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+    pub(super) fn on_object<K>(&self, queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
@@ -367,31 +367,31 @@ fn awaits_reconcile(taint_context: &not_ready_taint::Context, entry: &CachedMach
 }
 
 impl Remediations {
-    /// Has the remediation of a Machine reconciled: whatever changes of it may concern that.
-    fn wake_that_of(&self, machine: &Machine) {
+    /// Queues the remediation of a Machine: whatever changes of it may concern that.
+    fn enqueue_of_machine(&self, machine: &Machine) {
         let meta = &machine.metadata;
-        self.wake(meta.name(), meta.namespace.as_deref());
+        self.enqueue(meta.name(), meta.namespace.as_deref());
     }
 
     /// The same of the Machine that owns an InfraMachine.
-    fn wake_that_of_owner(&self, infra: &ObjectMeta) {
+    fn enqueue_of_owner(&self, infra: &ObjectMeta) {
         let owners = infra.owner_references.iter().flatten();
         for owner in owners.filter(|owner| owner.kind == "Machine") {
-            self.wake(&owner.name, infra.namespace.as_deref());
+            self.enqueue(&owner.name, infra.namespace.as_deref());
         }
     }
 
     /// A MachineHealthCheck gives a remediation the name of its Machine.
-    fn wake(&self, name: &str, namespace: Option<&str>) {
+    fn enqueue(&self, name: &str, namespace: Option<&str>) {
         let reference = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.cache.get(&reference).is_some() {
             self.queue.enqueue(reference);
         }
     }
 
-    fn wake_those_of(&self, concerned: &Concerned<'_>) {
+    fn enqueue_of_clusters(&self, changed: &ChangedClusters<'_>) {
         for object in self.cache.state() {
-            if concerned.labels(object.meta()) {
+            if changed.labels(object.meta()) {
                 self.queue.enqueue(ObjectRef::from_obj(&*object));
             }
         }
@@ -410,7 +410,7 @@ fn deleted_despite_finalizer(update: &CacheUpdate<DeserializeGuard<InfraMachine>
         .collect()
 }
 
-fn what_counts_of_a_machine(machine: &Machine) -> u64 {
+fn machine_predicate(machine: &Machine) -> u64 {
     let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
     let spec = &machine.spec;
     fingerprint((
@@ -422,7 +422,7 @@ fn what_counts_of_a_machine(machine: &Machine) -> u64 {
 }
 
 /// Of a Node: its name, and that it came back. That it went silent is no reason to look at its taints.
-fn concerns_its_node(change: &Change<Machine>) -> bool {
+fn node_predicate(change: &Change<Machine>) -> bool {
     let node = |machine: &Machine| machine.status.clone().unwrap_or_default();
     match change {
         Change::Added(_) => true,
@@ -436,7 +436,7 @@ fn concerns_its_node(change: &Change<Machine>) -> bool {
 
 /// Of a Machine whose volumes are drained, that Cluster API waits for the provider is not cached, so that all
 /// that happens to one on its way out counts.
-fn what_counts_of_a_machine_for_a_drain(machine: &Machine) -> u64 {
+fn machine_drain_predicate(machine: &Machine) -> u64 {
     let meta = &machine.metadata;
     let version = meta
         .deletion_timestamp
@@ -451,7 +451,7 @@ fn what_counts_of_a_machine_for_a_drain(machine: &Machine) -> u64 {
 
 /// Of an InfraMachine: not what the provider itself writes while it drains. Cluster API makes it with one
 /// owner, the MachineSet, and then has the Machine take its place, which may be cached long before that.
-fn what_counts_of_an_infra_machine_for_a_drain(object: &DeserializeGuard<InfraMachine>) -> u64 {
+fn infra_machine_drain_predicate(object: &DeserializeGuard<InfraMachine>) -> u64 {
     let meta = object.meta();
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
     fingerprint((
@@ -463,7 +463,7 @@ fn what_counts_of_an_infra_machine_for_a_drain(object: &DeserializeGuard<InfraMa
     ))
 }
 
-fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
+fn cluster_predicate(cluster: &Cluster) -> u64 {
     let deleting = cluster.metadata.deletion_timestamp.is_some();
     let endpoint = cluster.spec.control_plane_endpoint.as_ref();
     fingerprint((
@@ -508,19 +508,19 @@ fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<
 }
 
 /// Clusters that changed or are no more: what belongs to them has to be looked at, once for all of them.
-struct Concerned<'a> {
+struct ChangedClusters<'a> {
     clusters: Vec<&'a Cluster>,
     uids: HashSet<&'a str>,
     /// Namespace and name.
     names: HashSet<(&'a str, &'a str)>,
 }
 
-impl<'a> Concerned<'a> {
-    fn by(changes: &'a [Change<Cluster>]) -> Self {
-        let concerning = changes
+impl<'a> ChangedClusters<'a> {
+    fn of(changes: &'a [Change<Cluster>]) -> Self {
+        let passing = changes
             .iter()
-            .filter(|change| change.concerns(what_counts_of_a_cluster));
-        let clusters: Vec<&Cluster> = concerning.map(|change| &**change.object()).collect();
+            .filter(|change| change.passes(cluster_predicate));
+        let clusters: Vec<&Cluster> = passing.map(|change| &**change.object()).collect();
         let name = |cluster: &&'a Cluster| {
             let meta = &cluster.metadata;
             Some((meta.namespace.as_deref()?, meta.name.as_deref()?))

@@ -58,12 +58,12 @@ impl<K> Change<K> {
         }
     }
 
-    /// Whether it concerns a reader of what this fingerprint is of. That one came or went concerns every
-    /// reader.
-    pub(super) fn concerns(&self, fingerprint: impl Fn(&K) -> u64) -> bool {
+    /// Whether it passes a predicate, which is a fingerprint as those of kube are: of what has to change. That
+    /// an object came or went passes every one.
+    pub(super) fn passes(&self, predicate: impl Fn(&K) -> u64) -> bool {
         match self {
             Self::Added(_) | Self::Deleted(_) => true,
-            Self::Updated { before, now } => fingerprint(before) != fingerprint(now),
+            Self::Updated { before, now } => predicate(before) != predicate(now),
         }
     }
 }
@@ -208,7 +208,7 @@ where
     move |update| {
         for change in &update.changes {
             if let Some(object) = change.current()
-                && change.concerns(wanted)
+                && change.passes(wanted)
             {
                 queue.enqueue(ObjectRef::from_obj(&**object));
             }

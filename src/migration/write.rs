@@ -264,7 +264,7 @@ pub async fn write(
     progress: &MigrationProgress,
     old: Option<&Stopped>,
     to: &str,
-    say: impl Fn(&str),
+    print_line: impl Fn(&str),
 ) -> Result<(), WriteError> {
     for class in migration
         .classes
@@ -272,7 +272,7 @@ pub async fn write(
         .filter(|class| progress.needs(migration, &class.key))
     {
         for object in &class.objects {
-            create(client, object, progress, &say).await?;
+            create(client, object, progress, &print_line).await?;
         }
     }
     for group in migration.groups.iter().filter(|group| !progress.is_done(group)) {
@@ -281,10 +281,10 @@ pub async fn write(
             .iter()
             .filter(|object| !group.has_marked(&object.name))
         {
-            create(client, object, progress, &say).await?;
+            create(client, object, progress, &print_line).await?;
         }
         for object in group.deployment.iter().chain(&group.set) {
-            create(client, object, progress, &say).await?;
+            create(client, object, progress, &print_line).await?;
         }
         if let Some(set) = &group.set {
             taken_over(client, set, group).await?;
@@ -400,7 +400,7 @@ async fn create(
     client: &Client,
     object: &Object,
     progress: &MigrationProgress,
-    say: &impl Fn(&str),
+    print_line: &impl Fn(&str),
 ) -> Result<(), WriteError> {
     if progress.has(object) {
         return Ok(());
@@ -415,7 +415,7 @@ async fn create(
         .create(&PostParams::default(), &body)
         .await;
     created.map_err(|error| WriteError::api(format!("creating {name}"), error))?;
-    say(&format!("created {name}"));
+    print_line(&format!("created {name}"));
     Ok(())
 }
 

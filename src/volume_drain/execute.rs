@@ -10,7 +10,7 @@ use super::Context;
 use super::end::End;
 use super::plan::{DrainTarget, Observed};
 use super::record::Eviction;
-use super::step::{Before, Waiting};
+use super::step::{PreviousEviction, Waiting};
 use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, observe};
 use super::{publish, status, volumes};
 use crate::api::cluster_api::{Cluster, Machine};
@@ -41,7 +41,7 @@ pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Err
         return Ok(Requeue::OnChange);
     }
     let (_, name, _) = observed.machine_names();
-    publish::show(observed, ctx, Some(&status::hook_not_permitted(name, true))).await?;
+    publish::publish(observed, ctx, Some(&status::hook_not_permitted(name, true))).await?;
     Ok(Requeue::After(LONG_WAIT))
 }
 
@@ -49,7 +49,7 @@ pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Err
 pub async fn release(observed: &Observed, ctx: &Context, end: &End) -> Result<Requeue, Error> {
     let (_, name, uid) = observed.machine_names();
     // Not even a status that is refused holds the deletion up.
-    if let Err(error) = publish::show(observed, ctx, status::ended(end).as_ref()).await {
+    if let Err(error) = publish::publish(observed, ctx, status::ended(end).as_ref()).await {
         tracing::warn!(machine = name, %error, "how the drain ended is not shown");
     }
     if write_hook(observed, ctx, &Value::Null).await? {
@@ -59,7 +59,7 @@ pub async fn release(observed: &Observed, ctx: &Context, end: &End) -> Result<Re
     }
     let report = status::hook_not_permitted(name, false);
     tracing::error!(machine = name, "{}", report.message);
-    publish::show(observed, ctx, Some(&report)).await?;
+    publish::publish(observed, ctx, Some(&report)).await?;
     Ok(Requeue::After(LONG_WAIT))
 }
 
@@ -91,9 +91,9 @@ pub async fn drain(
     let now = Timestamp::now();
     let visit = async |connection: &_| observe(connection, target, &ctx.leadership, now).await;
     let observation = match ctx.workload_clusters.visit(cluster, visit).await? {
-        Visit::Busy => return Ok(busy(uid)),
+        Visit::Busy => return Ok(busy_requeue(uid)),
         Visit::Failed { cause, retry_after } => {
-            return away(infra, ctx, uid, target, &cause, retry_after).await;
+            return publish_unreachable(infra, ctx, uid, target, &cause, retry_after).await;
         }
         Visit::Made(observation) => observation,
     };
@@ -111,11 +111,11 @@ pub async fn drain(
             release(observed, ctx, &End::Drained).await
         }
         DrainObservation::Waiting(waiting) => {
-            publish::show(observed, ctx, Some(&status::waiting(&waiting))).await?;
-            Ok(Requeue::After(pause(target, &waiting, now)))
+            publish::publish(observed, ctx, Some(&status::waiting(&waiting))).await?;
+            Ok(Requeue::After(poll_interval(target, &waiting, now)))
         }
         DrainObservation::Blocked { pod, why, left } => {
-            publish::show(observed, ctx, Some(&status::blocked(&pod, &why, left))).await?;
+            publish::publish(observed, ctx, Some(&status::blocked(&pod, &why, left))).await?;
             Ok(Requeue::After(until_deadline(target, BLOCKED)))
         }
         DrainObservation::Next(next) => evict_next(observed, infra, ctx, (target, cluster), next).await,
@@ -136,7 +136,7 @@ async fn evict_next(
         Ids::Failed(failure) => {
             let message = format!("{}: {}", Operation::GetVolumeIds, failure.message());
             let report = status::driver_failed(failure.code().name(), &message);
-            publish::show(observed, ctx, Some(&report)).await?;
+            publish::publish(observed, ctx, Some(&report)).await?;
             let asked = retry::requested_delay(&failure).unwrap_or_default();
             return Ok(Requeue::After(until_deadline(target, asked.max(DRIVER_FAILED))));
         }
@@ -152,21 +152,21 @@ async fn evict_next(
     }
     let visit = async |connection: &_| evict(connection, &pod, DryRun::No).await;
     let evicted = match ctx.workload_clusters.visit(cluster, visit).await? {
-        Visit::Busy => return Ok(busy(uid)),
+        Visit::Busy => return Ok(busy_requeue(uid)),
         Visit::Failed { cause, retry_after } => {
-            return away(&infra, ctx, uid, target, &cause, retry_after).await;
+            return publish_unreachable(&infra, ctx, uid, target, &cause, retry_after).await;
         }
         Visit::Made(evicted) => evicted,
     };
     match evicted {
         EvictionResult::Accepted => {
             tracing::info!(pod = name, node = target.node, volumes = ?attached, "evicted");
-            publish::show_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
+            publish::publish_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
             Ok(Requeue::After(MIN_POLL_INTERVAL))
         }
         EvictionResult::Refused(why) => {
             let infra = publish::record(&infra, ctx, &eviction.refused()).await?;
-            publish::show_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
+            publish::publish_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
             Ok(Requeue::After(until_deadline(target, BLOCKED)))
         }
     }
@@ -193,14 +193,14 @@ async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error
 }
 
 /// Records an event of a pod whose volumes did not leave the Node in time.
-async fn record_timeout(infra: &InfraMachine, ctx: &Context, before: Before) {
-    if let Before::TimedOut(waiting) = before {
+async fn record_timeout(infra: &InfraMachine, ctx: &Context, before: PreviousEviction) {
+    if let PreviousEviction::TimedOut(waiting) = before {
         publish::record_failure(infra, ctx, status::timed_out(&waiting)).await;
     }
 }
 
 /// The workload cluster can't be visited: shown, and tried again as long as it may be.
-async fn away(
+async fn publish_unreachable(
     infra: &InfraMachine,
     ctx: &Context,
     uid: &str,
@@ -209,11 +209,11 @@ async fn away(
     retry_after: Duration,
 ) -> Result<Requeue, Error> {
     ctx.outages.begin(uid);
-    publish::show_on(infra, ctx, Some(&status::unreachable(cause))).await?;
+    publish::publish_on(infra, ctx, Some(&status::unreachable(cause))).await?;
     Ok(Requeue::After(until_deadline(target, retry_after)))
 }
 
-fn busy(uid: &str) -> Requeue {
+fn busy_requeue(uid: &str) -> Requeue {
     Requeue::After(workload_cluster::busy_wait(uid))
 }
 
@@ -223,7 +223,7 @@ fn until_deadline(target: &DrainTarget, wait: Duration) -> Duration {
 }
 
 /// When a pod that is waited for is looked at again.
-fn pause(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Duration {
+fn poll_interval(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Duration {
     let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
     let elapsed = elapsed(begun, now).unwrap_or_default();
     let left = until(waiting.until, now);

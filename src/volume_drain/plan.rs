@@ -183,7 +183,7 @@ pub enum Plan<'a> {
     /// Nothing before this much time has passed.
     Wait(Duration),
     /// The hook is as it has to be: this is all there is to say.
-    Show(Option<DrainCondition>),
+    Publish(Option<DrainCondition>),
     /// The Machine gets the hook.
     SetHook,
     /// The hook is taken away.
@@ -243,13 +243,13 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
         return if has_hook {
             Plan::Release(End::NotAskedFor)
         } else {
-            Plan::Show(None)
+            Plan::Publish(None)
         };
     };
     match (has_hook, is_leaving) {
         (false, true) => Plan::NoOp,
         (false, false) => Plan::SetHook,
-        (true, false) => Plan::Show(status::invalid(&opt_in)),
+        (true, false) => Plan::Publish(status::invalid(&opt_in)),
         (true, true) => drain(observed, infra, timeout),
     }
 }

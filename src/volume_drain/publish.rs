@@ -13,16 +13,16 @@ use crate::api::{ObjectMetaExt as _, conditions, labels};
 use crate::apiserver::{Error, NewEvent, patch_annotations, publish_status};
 use crate::identity;
 
-/// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
-pub async fn show(observed: &Observed, ctx: &Context, report: Option<&DrainCondition>) -> Result<(), Error> {
+/// Publishes how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
+pub async fn publish(observed: &Observed, ctx: &Context, report: Option<&DrainCondition>) -> Result<(), Error> {
     match observed.infra() {
-        Some(infra) => show_on(infra, ctx, report).await,
+        Some(infra) => publish_on(infra, ctx, report).await,
         None => Ok(()),
     }
 }
 
 /// The same on this version of an InfraMachine.
-pub async fn show_on(
+pub async fn publish_on(
     infra: &InfraMachine,
     ctx: &Context,
     report: Option<&DrainCondition>,

@@ -42,16 +42,16 @@ impl Pod {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// No pod with volumes is left to be evicted.
-    Done(Before),
+    Done(PreviousEviction),
     /// The volumes of the pod that was evicted last have not left the Node.
     Wait(Waiting),
     /// One of these, the first that may be.
-    Evict(Vec<&'a Pod>, Before),
+    Evict(Vec<&'a Pod>, PreviousEviction),
 }
 
 /// How the eviction before ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Before {
+pub enum PreviousEviction {
     /// There was none, or its volumes have left.
     Left,
     /// It is not waited for any more.
@@ -94,7 +94,7 @@ pub fn step<'a>(
         next.rotate_left(refused + 1);
     }
     let before = match last.map(|last| awaited(attached, pods, last, timeout)) {
-        None | Some(None) => Before::Left,
+        None | Some(None) => PreviousEviction::Left,
         Some(Some(waiting)) => {
             let waiting = Waiting {
                 left: next.len(),
@@ -103,7 +103,7 @@ pub fn step<'a>(
             if now < waiting.until {
                 return Step::Wait(waiting);
             }
-            Before::TimedOut(waiting)
+            PreviousEviction::TimedOut(waiting)
         }
     };
     if next.is_empty() {
@@ -212,11 +212,11 @@ mod tests {
         let next = step(&attached[1..], &pods, Some(&last), TIMEOUT, at(1));
         assert_eq!(
             (names(&next), &next),
-            (vec!["b".to_owned()], &Step::Evict(vec![&pods[0]], Before::Left))
+            (vec!["b".to_owned()], &Step::Evict(vec![&pods[0]], PreviousEviction::Left))
         );
         assert_eq!(
             step(&[], &[], Some(&last), TIMEOUT, at(1)),
-            Step::Done(Before::Left)
+            Step::Done(PreviousEviction::Left)
         );
     }
 
@@ -232,9 +232,9 @@ mod tests {
             (at(70), 1, false)
         );
         let late = step(&attached, &pods, Some(&last), TIMEOUT, at(70));
-        assert!(matches!(late, Step::Evict(_, Before::TimedOut(_))), "{late:?}");
+        assert!(matches!(late, Step::Evict(_, PreviousEviction::TimedOut(_))), "{late:?}");
         let end = step(&attached, &[], Some(&last), TIMEOUT, at(70));
-        assert!(matches!(end, Step::Done(Before::TimedOut(_))), "{end:?}");
+        assert!(matches!(end, Step::Done(PreviousEviction::TimedOut(_))), "{end:?}");
     }
 
     /// The process was killed in between.

@@ -17,7 +17,7 @@ use self::node::{cordon, node};
 use self::pods::pods;
 use self::volumes::specs;
 use super::plan::DrainTarget;
-use super::step::{Before, Pod, Step, Waiting, step};
+use super::step::{Pod, PreviousEviction, Step, Waiting, step};
 use crate::leadership::Leadership;
 use crate::workload_cluster::{Answer, Connection, Unreachable};
 
@@ -45,7 +45,7 @@ pub enum DrainObservation {
     /// The Node changed meanwhile, or this replica does not lead any more.
     Raced,
     /// No pod with volumes is left to be evicted.
-    Done(Before),
+    Done(PreviousEviction),
     /// The pod before is waited for.
     Waiting(Waiting),
     /// No pod may be evicted now.
@@ -73,7 +73,7 @@ pub struct Next {
     /// How many pods are left, with it.
     pub left: usize,
     /// How the eviction before ended.
-    pub before: Before,
+    pub before: PreviousEviction,
 }
 
 /// What came of an eviction.

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::terminal::complain;
+use crate::cli::terminal::print_error;
 use cmi_conformance::{Ledger, leftover};
 
 /// The exit code after a second signal.
@@ -37,7 +37,7 @@ impl Signals {
     pub(super) async fn end(mut self, stop: CancellationToken, ledger: Arc<OnceLock<Arc<Ledger>>>) {
         let left = || ledger.get().map(|ledger| ledger.left()).unwrap_or_default();
         self.next().await;
-        complain(&format!(
+        print_error(&format!(
             "ending early: {} VMs may be there and are deleted first; a second signal does not wait for \
                 that, and names them",
             left().len()
@@ -45,7 +45,7 @@ impl Signals {
         stop.cancel();
         self.next().await;
         for line in leftover::lines(&left()) {
-            complain(&line);
+            print_error(&line);
         }
         std::process::exit(ABORTED);
     }

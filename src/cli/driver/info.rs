@@ -9,7 +9,7 @@ use clap::Args;
 use super::super::drivers_file::DriverConfig;
 use super::super::plugin_args::PluginArgs;
 use super::super::{CommandError, ResultExt as _, drivers};
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::configured_driver::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Status};
 use cmi_grpc::client::Connector;
@@ -65,9 +65,9 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
     let mut failed = Vec::new();
     for driver in chosen(&args)? {
         match fetch(&driver).await {
-            Ok(driver_info) => say(format!("{}:\n{driver_info}", driver.name).trim_end()),
+            Ok(driver_info) => print_line(format!("{}:\n{driver_info}", driver.name).trim_end()),
             Err(status) => {
-                say(&format!(
+                print_line(&format!(
                     "{}: {}: {}",
                     driver.name,
                     status.code(),

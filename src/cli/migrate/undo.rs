@@ -11,7 +11,7 @@ use kube::Client;
 use super::print::{headed, listed};
 use super::{MigrateArgs, Origin, failed};
 use crate::api::labels;
-use crate::cli::terminal::say;
+use crate::cli::terminal::print_line;
 use crate::cli::{CommandError, ResultExt as _, drivers};
 use crate::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
 use crate::migration::plan::{Destination, Migration, Object};
@@ -38,29 +38,29 @@ impl Undo<'_> {
             .misconfigured()?;
         let remains = self.examined(driver, "nothing was undone by this run").await?;
         if remains.is_nothing(self.migration) {
-            say("Nothing of this migration is there, so there is nothing to undo.");
+            print_line("Nothing of this migration is there, so there is nothing to undo.");
             return Ok(());
         }
-        say(self.described(&remains).trim_end());
+        print_line(self.described(&remains).trim_end());
         if self.args.dry_run {
-            say("\nNothing was written (--dry-run).");
+            print_line("\nNothing was written (--dry-run).");
             return Ok(());
         }
         let old = self.from.stopped(self.args).await?;
         let old = old
             .context("the objects of machine-controller-manager are read from files")
             .misconfigured()?;
-        say("");
+        print_line("");
         undo::pause(self.client, self.migration, &remains)
             .await
             .map_err(failed)?;
         // Core may have worked on it until now.
         self.examined(driver, "all is paused, and this run has released no VM")
             .await?;
-        undo::release(self.client, self.migration, self.target, &old, say)
+        undo::release(self.client, self.migration, self.target, &old, print_line)
             .await
             .map_err(failed)?;
-        say(
+        print_line(
             "All VMs are machine-controller-manager's again. Look at the back end that they are there, and \
                 start machine-controller-manager and its provider's controller.",
         );

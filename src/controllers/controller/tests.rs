@@ -114,7 +114,7 @@ fn reference(name: &str) -> ObjectRef<Machine> {
 async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
     let cache = machines(&["a", "b", "c", "d", "e"]);
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 2).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 2).with_backlog(|_| true);
     let all = async {
         seen.until(|seen| seen.runs.lock().unwrap().len() >= 2).await;
         seen.may_end.add_permits(100);
@@ -151,13 +151,13 @@ async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_n
 async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_changes() {
     let cache = machines(&["again"]);
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
     let started = Instant::now();
     run_until(controller, &seen, seen.until(|seen| seen.runs("again") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 5);
 
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
     let started = Instant::now();
     let changes = async {
         seen.until(|seen| seen.runs("again") >= 1).await;
@@ -173,7 +173,7 @@ async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_c
 async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
     let cache = machines(&["a", "b"]);
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
     let shutdown = Notify::new();
     let run = controller.run(
         reconcile,
@@ -198,7 +198,7 @@ async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
 async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
     let cache = machines(&["fails"]);
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
     let started = Instant::now();
     run_until(controller, &seen, seen.until(|seen| seen.runs("fails") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 7);
@@ -213,7 +213,7 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
         writer.apply(machine(name));
     }
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
     writer.apply(machine("changed"));
     let all = async {
         seen.until(|seen| !seen.order().is_empty()).await;
@@ -230,7 +230,7 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
 async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     let cache = machines(&["a", "b", "busy", "c", "d"]);
     let (seen, queue) = (Seen::new(10 * MAX_RUNS), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
     queue.enqueue(reference("busy"));
     run_until(
         controller,
@@ -252,7 +252,7 @@ async fn a_fleet_at_rest_lets_others_go_on_while_it_is_looked_at() {
     let names: Vec<_> = (0..FLEET).map(|n| format!("m-{n}")).collect();
     let cache = machines(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 2).and_all(|_| true);
+    let controller = Controller::new(&cache, &queue, 2).with_backlog(|_| true);
     let at_rest = async |machine: Arc<Machine>, seen: Arc<Seen>| {
         seen.order.lock().unwrap().push(machine.name_any());
         Ok::<_, Failed>(Action::await_change())

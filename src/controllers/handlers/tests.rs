@@ -59,7 +59,7 @@ fn watched() -> Watched {
         ("machine", controllers.infra_machine_queue.receive()),
         ("cluster", controllers.infra_cluster_queue.receive()),
         ("template", controllers.template_queue.receive()),
-        ("node of", controllers.node_queue.receive()),
+        ("node of", controllers.taint_queue.receive()),
     ];
     let woken = move || {
         let mut woken = BTreeSet::new();
@@ -386,7 +386,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let mut cache_writer = CacheWriter::new(writers.infra_clusters);
     let notify = watched
         .controllers
-        .on_waiting(watched.controllers.infra_cluster_queue.clone());
+        .on_object(watched.controllers.infra_cluster_queue.clone());
     let mut woken = watched.woken;
     let infra: DeserializeGuard<InfraCluster> = read(
         "ic",
@@ -543,8 +543,8 @@ fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
         infra_machine("m", 1, &json!({"metadata": {"ownerReferences": [owner]}}))
     };
     assert_ne!(
-        what_counts_of_an_infra_machine_for_a_drain(&owned_by("MachineSet")),
-        what_counts_of_an_infra_machine_for_a_drain(&owned_by("Machine"))
+        infra_machine_drain_predicate(&owned_by("MachineSet")),
+        infra_machine_drain_predicate(&owned_by("Machine"))
     );
 }
 

@@ -17,7 +17,7 @@ pub(super) async fn drop_class(
     client: &Client,
     class: &Class,
     target: &Destination,
-    say: &impl Fn(&str),
+    print_line: &impl Fn(&str),
 ) -> Result<(), WriteError> {
     // A template that is kept keeps the Secret that it names.
     let (templates, secrets): (Vec<_>, Vec<_>) = class
@@ -27,7 +27,7 @@ pub(super) async fn drop_class(
     for objects in [templates, secrets] {
         let used = names_in_use(client, target).await?;
         for object in objects {
-            drop_unused(client, object, &used, say).await?;
+            drop_unused(client, object, &used, print_line).await?;
         }
     }
     Ok(())
@@ -37,7 +37,7 @@ async fn drop_unused(
     client: &Client,
     object: &Object,
     used: &BTreeSet<String>,
-    say: &impl Fn(&str),
+    print_line: &impl Fn(&str),
 ) -> Result<(), WriteError> {
     let Some(found) = read(client, object).await? else {
         return Ok(());
@@ -47,11 +47,11 @@ async fn drop_unused(
     }
     let what = object.to_string();
     if used.contains(&object.name) {
-        say(&format!("kept {what}: objects that were made since use it"));
+        print_line(&format!("kept {what}: objects that were made since use it"));
         return Ok(());
     }
     match api_of(client, object).delete(&object.name, &this(&found)).await {
-        Ok(_) => say(&format!("deleted {what}")),
+        Ok(_) => print_line(&format!("deleted {what}")),
         Err(kube::Error::Api(refused)) if refused.code == 404 => {}
         Err(error) => return Err(WriteError::api(format!("deleting {what}"), error)),
     }

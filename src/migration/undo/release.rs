@@ -82,7 +82,7 @@ pub async fn release(
     migration: &Migration,
     target: &Destination,
     old: &Stopped,
-    say: impl Fn(&str),
+    print_line: impl Fn(&str),
 ) -> Result<(), WriteError> {
     let unmark = async |kind: &str, name: &str| {
         unmark_one(&old.client, &old.namespace, kind, name, &target.mark()).await
@@ -92,7 +92,7 @@ pub async fn release(
         let infra: Vec<_> = group.of_kind("InfraMachine").collect();
         for object in &infra {
             if let_go(client, object).await? {
-                say(&format!("released {}", object.name));
+                print_line(&format!("released {}", object.name));
             }
         }
         gone(client, &infra).await?;
@@ -102,18 +102,18 @@ pub async fn release(
         rest.extend(&group.deployment);
         let last = if group.head().is_some() { rest.len() - 1 } else { 0 };
         for object in &rest[..last] {
-            delete(client, object, target, &say).await?;
+            delete(client, object, target, &print_line).await?;
         }
         // What keeps the machines comes last: as long as it is marked, the group counts as migrated.
         for original in group.originals.iter().rev() {
             unmark(original.kind, &original.name).await?;
         }
         for object in &rest[last..] {
-            delete(client, object, target, &say).await?;
+            delete(client, object, target, &print_line).await?;
         }
     }
     for class in &migration.classes {
-        drop_class(client, class, target, &say).await?;
+        drop_class(client, class, target, &print_line).await?;
         unmark(&class.key.kind, &class.key.name).await?;
     }
     Ok(())
@@ -209,7 +209,7 @@ async fn delete(
     client: &Client,
     object: &Object,
     target: &Destination,
-    say: &impl Fn(&str),
+    print_line: &impl Fn(&str),
 ) -> Result<(), WriteError> {
     let Some(found) = read(client, object).await? else {
         return Ok(());
@@ -240,7 +240,7 @@ async fn delete(
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error),
     }
-    say(&format!("deleted {what}"));
+    print_line(&format!("deleted {what}"));
     Ok(())
 }
 

@@ -77,7 +77,7 @@ impl Seen {
         match plan(&observed) {
             Plan::NoOp => "nothing".to_owned(),
             Plan::Wait(time) => format!("wait {time:?}"),
-            Plan::Show(report) => format!("show {:?}", report.map(|report| report.reason)),
+            Plan::Publish(report) => format!("show {:?}", report.map(|report| report.reason)),
             Plan::SetHook => "set".to_owned(),
             Plan::Release(end) => format!("release {end:?}"),
             Plan::Drain(target, _) => format!("drain {} {:?}", target.node, target.timeout),
