@@ -1,7 +1,7 @@
 //! Condition types and reasons, and how a list of conditions changes.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 
 /// Summary of an object; Cluster API mirrors it to `InfrastructureReady`, which MachineHealthChecks look at.
 pub const READY: &str = "Ready";
@@ -227,6 +227,30 @@ pub fn set(
     match conditions.iter_mut().find(|c| c.type_ == type_) {
         Some(present) => *present = condition,
         None => conditions.push(condition),
+    }
+}
+
+/// Sets conditions of an object: of its generation, and at one time.
+pub struct Setter<'a> {
+    conditions: &'a mut Vec<Condition>,
+    generation: Option<i64>,
+    now: Timestamp,
+}
+
+impl<'a> Setter<'a> {
+    /// Of the object that has this metadata.
+    pub fn new(conditions: &'a mut Vec<Condition>, object: &ObjectMeta, now: Timestamp) -> Self {
+        Self {
+            conditions,
+            generation: object.generation,
+            now,
+        }
+    }
+
+    /// As [`set`].
+    pub fn set(&mut self, type_: &str, state: ConditionStatus, reason: &str, message: &str) {
+        let (generation, now) = (self.generation, self.now);
+        set(self.conditions, type_, state, reason, message, generation, now);
     }
 }
 

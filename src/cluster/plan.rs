@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{
-    self, ConditionStatus, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, reason,
+    self, ConditionStatus, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, Setter, reason,
 };
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
@@ -182,26 +182,17 @@ pub fn report_connectivity(
         shown.status == ConditionStatus::False.as_str() && shown.reason == Code::Unavailable.name()
     };
     let was_lost = shown.as_ref().is_some_and(is_lost);
-    let mut set = |state, reason: &str, message: &str| {
-        conditions::set(
-            &mut status.conditions,
-            DRIVER_REACHABLE,
-            state,
-            reason,
-            message,
-            infra.metadata.generation,
-            now,
-        );
-    };
+    let mut conditions = Setter::new(&mut status.conditions, &infra.metadata, now);
     let transition = match (connectivity, zones) {
         // It is not configured, and that is what is reported.
         (_, Zones::NotConfigured(_)) => None,
         (Connectivity::Lost(message), _) => {
-            set(ConditionStatus::False, Code::Unavailable.name(), message);
+            let reason = Code::Unavailable.name();
+            conditions.set(DRIVER_REACHABLE, ConditionStatus::False, reason, message);
             (!was_lost).then(|| Transition::Lost(message.clone()))
         }
         (Connectivity::Kept, _) => {
-            set(ConditionStatus::True, reason::REACHABLE, "");
+            conditions.set(DRIVER_REACHABLE, ConditionStatus::True, reason::REACHABLE, "");
             was_lost.then_some(Transition::Back)
         }
         (Connectivity::Unsettled, _) => {
@@ -224,16 +215,8 @@ pub fn report_connectivity(
 
 impl Draft<'_> {
     fn set(&mut self, type_: &str, state: ConditionStatus, reason: &str, message: &str) {
-        let generation = self.infra.metadata.generation;
-        conditions::set(
-            &mut self.status.conditions,
-            type_,
-            state,
-            reason,
-            message,
-            generation,
-            self.now,
-        );
+        Setter::new(&mut self.status.conditions, &self.infra.metadata, self.now)
+            .set(type_, state, reason, message);
     }
 
     /// It is so, and there is nothing more to say.

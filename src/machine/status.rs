@@ -6,7 +6,7 @@ use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::conditions::{
-    self, CREDENTIALS_MOVABLE, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY,
+    self, CREDENTIALS_MOVABLE, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY, Setter,
     VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_UP_TO_DATE, reason,
 };
 use crate::api::labels;
@@ -180,16 +180,8 @@ pub fn with_secret_movability(
 
 impl Draft<'_> {
     fn set(&mut self, type_: &str, state: ConditionStatus, reason: &str, message: &str) {
-        let generation = self.machine.metadata.generation;
-        conditions::set(
-            &mut self.status.conditions,
-            type_,
-            state,
-            reason,
-            message,
-            generation,
-            self.now,
-        );
+        Setter::new(&mut self.status.conditions, &self.machine.metadata, self.now)
+            .set(type_, state, reason, message);
     }
 
     /// It is so, and there is nothing more to say.

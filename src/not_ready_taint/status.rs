@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::plan::Removal;
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{self, ConditionStatus, Setter, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::NewEvent;
 use crate::workload_cluster::Unreachable;
@@ -42,14 +42,11 @@ pub fn after(
         return status;
     }
     let (state, reason, message) = condition(removal, progress);
-    conditions::set(
-        &mut status.conditions,
+    Setter::new(&mut status.conditions, &machine.metadata, now).set(
         conditions::NOT_READY_TAINT_REMOVED,
         state,
         reason,
         &message,
-        machine.metadata.generation,
-        now,
     );
     status
 }

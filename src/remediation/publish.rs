@@ -11,7 +11,7 @@ use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::plan::Outcome;
 use super::record::Record;
 use crate::api::ObjectMetaExt as _;
-use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, reason};
+use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, Setter, reason};
 use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
 use crate::apiserver::{Error, NewEvent, patch_params, publish_status};
 
@@ -60,20 +60,11 @@ pub async fn publish_pause(
     ctx: &Context,
     by: &str,
 ) -> Result<(), Error> {
-    let now = Timestamp::now();
+    let (metadata, now) = (&remediation.metadata, Timestamp::now());
     let mut status = remediation.status.clone().unwrap_or_default();
-    let generation = remediation.metadata.generation;
-    let paused = reason::PAUSED;
-    conditions::set(
-        &mut status.conditions,
-        PAUSED,
-        ConditionStatus::True,
-        paused,
-        by,
-        generation,
-        now,
-    );
-    status.observed_generation = generation;
+    let mut conditions = Setter::new(&mut status.conditions, metadata, now);
+    conditions.set(PAUSED, ConditionStatus::True, reason::PAUSED, by);
+    status.observed_generation = metadata.generation;
     write(remediation, &remediation.metadata, ctx, &status).await
 }
 
@@ -85,9 +76,8 @@ pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Con
     if !conditions::is_true(&status.conditions, PAUSED) {
         return Ok(());
     }
-    let (generation, now) = (remediation.metadata.generation, Timestamp::now());
-    let (holds, reason) = (ConditionStatus::False, reason::NOT_PAUSED);
-    conditions::set(&mut status.conditions, PAUSED, holds, reason, "", generation, now);
+    let mut conditions = Setter::new(&mut status.conditions, &remediation.metadata, Timestamp::now());
+    conditions.set(PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
     write(remediation, &remediation.metadata, ctx, &status).await
 }
 
@@ -160,18 +150,15 @@ fn status(
     now: Timestamp,
 ) -> InfraMachineRemediationStatus {
     let before = remediation.status.clone().unwrap_or_default();
-    let generation = remediation.metadata.generation;
     let mut conditions = before.conditions;
-    let mut set = |type_: &str, state, reason: &str, message: &str| {
-        conditions::set(&mut conditions, type_, state, reason, message, generation, now);
-    };
-    set(READY, outcome.ready, &outcome.reason, &outcome.message);
-    set(PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
+    let mut shown = Setter::new(&mut conditions, &remediation.metadata, now);
+    shown.set(READY, outcome.ready, &outcome.reason, &outcome.message);
+    shown.set(PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
     InfraMachineRemediationStatus {
         phase: Some(outcome.phase),
         retry_count: Some(i32::try_from(record.count).unwrap_or(i32::MAX)),
         last_remediated: record.issued_at.map(Time),
         conditions,
-        observed_generation: generation,
+        observed_generation: remediation.metadata.generation,
     }
 }

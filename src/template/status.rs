@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use schemars::SchemaGenerator;
 use serde_json::json;
 
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{self, ConditionStatus, Setter, reason};
 use crate::api::schema;
 use crate::api::v1alpha1::{
     Architecture, InfraMachineTemplate, InfraMachineTemplateStatus, NodeInfo, OperatingSystem,
@@ -62,15 +62,11 @@ fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
 /// The status of a template that is paused; of the rest nothing new is known.
 pub fn paused(template: &InfraMachineTemplate, by: &str, now: Timestamp) -> InfraMachineTemplateStatus {
     let mut status = template.status.clone().unwrap_or_default();
-    let generation = template.metadata.generation;
-    conditions::set(
-        &mut status.conditions,
+    Setter::new(&mut status.conditions, &template.metadata, now).set(
         conditions::PAUSED,
         ConditionStatus::True,
         reason::PAUSED,
         by,
-        generation,
-        now,
     );
     status
 }
@@ -82,19 +78,8 @@ pub fn status(
     now: Timestamp,
 ) -> InfraMachineTemplateStatus {
     let mut status = template.status.clone().unwrap_or_default();
-    let generation = template.metadata.generation;
-    let mut set = |type_: &str, state: ConditionStatus, reason: &str, message: &str| {
-        conditions::set(
-            &mut status.conditions,
-            type_,
-            state,
-            reason,
-            message,
-            generation,
-            now,
-        );
-    };
-    set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
+    let mut shown = Setter::new(&mut status.conditions, &template.metadata, now);
+    shown.set(conditions::PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
     let failed;
     let (state, reason, message) = match described {
         Described::Known(description) => {
@@ -118,8 +103,8 @@ pub fn status(
             (ConditionStatus::False, error.code().name(), failed.as_str())
         }
     };
-    set(conditions::READY, state, reason, message);
-    status.observed_generation = generation;
+    shown.set(conditions::READY, state, reason, message);
+    status.observed_generation = template.metadata.generation;
     status
 }
 

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::end::{End, MAX_OUTAGE};
 use super::opt_in::{DEFAULT_TIMEOUT, OptIn};
 use super::step::Waiting;
-use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::conditions::{self, ConditionStatus, Setter, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::NewEvent;
@@ -199,14 +199,11 @@ fn shown(infra: &InfraMachine) -> Option<&str> {
 pub fn after(infra: &InfraMachine, report: Option<&DrainCondition>, now: Timestamp) -> InfraMachineStatus {
     let mut status = infra.status.clone().unwrap_or_default();
     match report {
-        Some(report) => conditions::set(
-            &mut status.conditions,
+        Some(report) => Setter::new(&mut status.conditions, &infra.metadata, now).set(
             conditions::VOLUMES_DRAINED,
             report.state,
             &report.reason,
             &report.message,
-            infra.metadata.generation,
-            now,
         ),
         None => status
             .conditions
