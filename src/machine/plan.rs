@@ -113,8 +113,14 @@ pub fn plan(machine: &InfraMachine, observed: &Observed) -> Plan {
 
 fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     let owner = match &observed.owner {
-        Owner::None => return plan_unowned(machine, observed, &owner_is_none(machine)),
-        Owner::Missing => return plan_unowned(machine, observed, &owner_is_missing(machine)),
+        Owner::None => {
+            let why = "no Machine is the controller in `metadata.ownerReferences`";
+            return plan_unowned(machine, observed, why);
+        }
+        Owner::Missing => {
+            let why = "the Machine that `metadata.ownerReferences` names as controller can't be found";
+            return plan_unowned(machine, observed, why);
+        }
         Owner::Found(owner) => owner,
     };
     // Before anything else that there is to say: an operator who paused it looks for this.
@@ -206,14 +212,14 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
 
 /// A machine that no Machine owns. Nothing is reported at once: Cluster API makes the object first and then
 /// the Machine that owns it, and what a move or a restore puts back comes one after the other.
-fn plan_unowned(machine: &InfraMachine, observed: &Observed, message: &str) -> Plan {
+fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan {
     if let Some(left) = rest_of_first_minute(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
-    let message = match cluster_name(&machine.metadata) {
-        Some(name) if observed.cluster.is_none() => format!("{message}; {}", cluster_is_missing(name)),
-        _ => message.to_owned(),
-    };
+    let mut message = format!("{why}: {}", what_is_left_undone(machine));
+    if let Some(name) = cluster_name(&machine.metadata).filter(|_| observed.cluster.is_none()) {
+        message = format!("{message}; {}", cluster_is_missing(name));
+    }
     // Of what is paused nothing else is written. clusterctl moves it with the rest, and waits for it.
     if let Some(paused) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(Blocked {
@@ -264,20 +270,6 @@ fn condition_unattended(machine: &InfraMachine) -> &'static str {
 fn rest_of_first_minute(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
     let created = machine.metadata.creation_timestamp.as_ref()?;
     remaining(created.0, GRACE, now)
-}
-
-fn owner_is_none(machine: &InfraMachine) -> String {
-    format!(
-        "no Machine is the controller in `metadata.ownerReferences`: {}",
-        what_is_left_undone(machine)
-    )
-}
-
-fn owner_is_missing(machine: &InfraMachine) -> String {
-    format!(
-        "the Machine that `metadata.ownerReferences` names as controller can't be found: {}",
-        what_is_left_undone(machine)
-    )
 }
 
 /// What does not happen for a machine that can't be looked after. Whether a VM may exist is a different

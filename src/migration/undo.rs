@@ -16,7 +16,7 @@ pub use self::release::{pause, release};
 use super::error::WriteError;
 use super::plan::{Destination, Group, MIGRATED_FROM, Migration, Object, UNDOING};
 use super::source::{condition, text};
-use super::write::{self, OF_INFRA_MACHINES, differences_at, marker, read};
+use super::write::{self, OF_INFRA_MACHINES, differences_at, is_made_from, marker, read};
 use crate::api::{self, cluster_api, conditions, labels};
 use crate::apiserver::dynamic;
 
@@ -61,7 +61,7 @@ impl Remains {
         let of_classes = migration.classes.iter().flat_map(|class| &class.objects);
         for object in of_groups.chain(of_classes) {
             match read(client, object).await? {
-                Some(found) if found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body)) => {
+                Some(found) if is_made_from(&found, object) => {
                     remains.made.insert((object.kind, object.name.clone()), found);
                 }
                 Some(_) => remains.foreign.push(object.to_string()),
@@ -312,13 +312,18 @@ fn api_of(client: &Client, object: &Object) -> Api<DynamicObject> {
     write::api(client, &object.body)
 }
 
-/// This object, and none that has come in its place.
-fn this(found: &DynamicObject) -> DeleteParams {
-    DeleteParams {
+/// Deletes the object that was found, and none that has come in its place; whether it was still there.
+async fn delete_found(client: &Client, object: &Object, found: &DynamicObject) -> Result<bool, WriteError> {
+    let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: found.uid(),
             resource_version: None,
         }),
         ..DeleteParams::default()
+    };
+    match api_of(client, object).delete(&object.name, &params).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(false),
+        Err(error) => Err(WriteError::api(format!("deleting {object}"), error)),
     }
 }

@@ -235,7 +235,7 @@ async fn find(
 ) -> Result<Option<DynamicObject>, WriteError> {
     let found = read(client, object).await?;
     if let Some(found) = &found {
-        if found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body)) {
+        if is_made_from(found, object) {
             progress.made.insert((object.kind, object.name.clone()));
         } else {
             taken.push(object.to_string());
@@ -562,6 +562,11 @@ async fn set_mark(
         None => format!("taking the annotation {MIGRATED_TO} of {kind} {name} away"),
     };
     patched.map(drop).map_err(|error| WriteError::api(action, error))
+}
+
+/// Whether what was found is what a migration has made of an object, and not another of its name.
+pub(super) fn is_made_from(found: &DynamicObject, object: &Object) -> bool {
+    found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body))
 }
 
 pub(super) fn marker(body: &Value) -> String {

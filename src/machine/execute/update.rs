@@ -35,7 +35,7 @@ pub async fn update(
         return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
     };
     object.issue_update().await?;
-    announce(object).await?;
+    object.patch_status(announced).await?;
     let request = UpdateMachineRequest {
         machine: MachineRef::new(object.name(), class),
         provider_id: plan.provider_id,
@@ -56,11 +56,6 @@ pub async fn update(
     notes.extend(object.annotations_for_move());
     object.patch_annotations(action, &notes).await?;
     Ok(Outcome::Updated)
-}
-
-async fn announce(object: &mut Object<'_>) -> Result<(), Error> {
-    object.patch_status(announced).await?;
-    Ok(())
 }
 
 /// The status of a machine whose update begins, if it has not begun before.

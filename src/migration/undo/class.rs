@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 
-use super::{api_of, list, this};
+use super::{delete_found, list};
 use crate::api::labels;
 use crate::migration::error::WriteError;
-use crate::migration::plan::{Class, Destination, MIGRATED_FROM, Object};
+use crate::migration::plan::{Class, Destination, Object};
 use crate::migration::source::text;
-use crate::migration::write::{marker, read};
+use crate::migration::write::{is_made_from, read};
 
 /// Deletes template and Secrets of a class, but for those that others have come to use.
 pub(super) async fn drop_class(
@@ -42,18 +42,13 @@ async fn drop_unused(
     let Some(found) = read(client, object).await? else {
         return Ok(());
     };
-    if found.annotations().get(MIGRATED_FROM) != Some(&marker(&object.body)) {
+    if !is_made_from(&found, object) {
         return Ok(());
     }
-    let what = object.to_string();
     if used.contains(&object.name) {
-        print_line(&format!("kept {what}: objects that were made since use it"));
-        return Ok(());
-    }
-    match api_of(client, object).delete(&object.name, &this(&found)).await {
-        Ok(_) => print_line(&format!("deleted {what}")),
-        Err(kube::Error::Api(refused)) if refused.code == 404 => {}
-        Err(error) => return Err(WriteError::api(format!("deleting {what}"), error)),
+        print_line(&format!("kept {object}: objects that were made since use it"));
+    } else if delete_found(client, object, &found).await? {
+        print_line(&format!("deleted {object}"));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::class::drop_class;
-use super::{Remains, api_of, list, this};
+use super::{Remains, api_of, delete_found, list};
 use crate::api::{conditions, labels};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
@@ -221,13 +221,8 @@ async fn delete(
     if object.kind != "Machine" {
         keeps_nothing(client, &found, &what, target).await?;
     }
-    if found.metadata.deletion_timestamp.is_none() {
-        let deleted = api_of(client, object).delete(&object.name, &this(&found)).await;
-        match deleted {
-            Ok(_) => {}
-            Err(kube::Error::Api(refused)) if refused.code == 404 => return Ok(()),
-            Err(error) => return Err(WriteError::api(format!("deleting {what}"), error)),
-        }
+    if found.metadata.deletion_timestamp.is_none() && !delete_found(client, object, &found).await? {
+        return Ok(());
     }
     // Core would put its own back before the deletion.
     let others = found.finalizers().iter();
