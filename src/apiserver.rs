@@ -13,7 +13,7 @@ mod status;
 use http::header::HeaderValue;
 
 pub use dynamic::dynamic;
-pub use error::{Error, in_words};
+pub use error::{Error, error_message};
 #[cfg(test)]
 pub(crate) use events::tests::recorded;
 pub use events::{Events, NewEvent};

@@ -30,7 +30,7 @@ use self::owner::{CommonTexts, Live, LiveMachine, OwnerLookup, Scope, Siblings, 
 use self::plan::{Clock, DeletionPolicy, Finding, classify};
 use self::report::{ReportState, record_abandoned_list, report};
 use self::rotation::{MAX_LISTS, Rotation};
-use self::scope::{MachineClasses, Objects, RetainedClass, Watched, watched};
+use self::scope::{MachineClasses, Objects, RetainedClass, WatchedCluster, watched};
 use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
@@ -155,7 +155,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
                 "VMs can't be listed; nothing is concluded of those"
             );
         }
-        give_up(ctx, driver, watched, &listed).await;
+        forget_unlistable_classes(ctx, driver, watched, &listed).await;
         all.push(listed);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
@@ -184,7 +184,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
     for listed in &all {
         let known = state.reports.entry(listed.scope.clone()).or_default();
         match &live {
-            Some(live) => conclude(ctx, driver, listed, live, known, (policy, &mut deletes)).await,
+            Some(live) => classify_and_report(ctx, driver, listed, live, known, (policy, &mut deletes)).await,
             None => known.all_owned(listed),
         }
     }
@@ -192,7 +192,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
 
 /// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every scan, for ever.
-async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
+async fn forget_unlistable_classes(ctx: &Context, driver: &ConfiguredDriver, watched: &WatchedCluster, listed: &ClusterListing) {
     let of = |class: &ClassRef| RetainedClass {
         driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),
@@ -212,7 +212,7 @@ async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, li
 }
 
 /// Judges the VMs of a Cluster, reports what is new of them, and deletes those that may be.
-async fn conclude(
+async fn classify_and_report(
     ctx: &Context,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
@@ -268,7 +268,7 @@ async fn watched_by(
     capabilities: &Capabilities,
     retained: &[RetainedClass],
     known: &mut MachineClasses,
-) -> Vec<Watched> {
+) -> Vec<WatchedCluster> {
     let resolve = |named: Option<&str>, namespace: &str| {
         let resolved = drivers.resolve(named, namespace).ok()?;
         Some(resolved.name().to_owned())
@@ -385,7 +385,7 @@ pub async fn scan(
         let found = listed.vms.iter().map(|vm| Found {
             scope: listed.scope.clone(),
             vm: vm.clone(),
-            finding: plan::at_a_glance(&listed.scope, vm, &siblings, &live),
+            finding: plan::classify_once(&listed.scope, vm, &siblings, &live),
         });
         scans.entry(driver.to_owned()).or_default().found.extend(found);
     }

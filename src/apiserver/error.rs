@@ -42,7 +42,7 @@ pub enum Error {
 
 /// An error of a request, in the API server's words where it has answered: kube's own text has the answer
 /// once more, as a value of Rust.
-pub fn in_words(error: &kube::Error) -> String {
+pub fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),

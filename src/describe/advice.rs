@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use jiff::Timestamp;
 
 use super::machine::MachineReport;
-use super::vm::SeenVm;
+use super::vm::VmAnswer;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{ObjectMetaExt as _, labels};
@@ -120,12 +120,12 @@ fn of_vm(facts: &MachineReport) -> Option<String> {
     let machine = &facts.machine;
     let is_up = machine.is_provisioned() && machine.metadata.deletion_timestamp.is_none();
     match &facts.vm {
-        SeenVm::Observed(ObservedVm::Absent) | SeenVm::Listed(None) if is_up && !machine.has_vanished() => {
+        VmAnswer::Observed(ObservedVm::Absent) | VmAnswer::Listed(None) if is_up && !machine.has_vanished() => {
             let text = "The driver does not see the VM now, and the status does not say so yet: the provider \
                 believes it after two lists and a look-up. Look again in some minutes.";
             Some(text.to_owned())
         }
-        SeenVm::Observed(ObservedVm::Present(_)) if machine.has_vanished() => Some(
+        VmAnswer::Observed(ObservedVm::Present(_)) if machine.has_vanished() => Some(
             "The driver sees the VM again: the next list takes `VirtualMachineVanished` back.".to_owned(),
         ),
         _ => None,

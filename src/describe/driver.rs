@@ -8,14 +8,14 @@ use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::Error;
-use super::events::{self, SeenEvent};
+use super::events::{self, EventSummary};
 use super::scrape::Scrape;
 use crate::api::bounded::Bounded;
 use crate::api::cluster_api::cluster_name;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, Parts};
-use crate::apiserver::{in_words, pages};
+use crate::apiserver::{error_message, pages};
 use crate::configured_driver::{ConfiguredDrivers, Introspection, Priority};
 use crate::identity::driver_name;
 use crate::machine::{phase, phase_reason};
@@ -42,7 +42,7 @@ pub struct DriverReport {
     /// How many of these there are that are not shown.
     pub more_clusters: usize,
     /// The newest events of VMs that nothing has, at whatever driver.
-    pub orphans: Result<Vec<SeenEvent>, String>,
+    pub orphans: Result<Vec<EventSummary>, String>,
     /// What the running provider shows.
     pub scrape: Option<Scrape>,
 }
@@ -121,7 +121,7 @@ pub async fn gather(
     facts.more_clusters = clusters.len().saturating_sub(MAX_CLUSTERS);
     clusters.truncate(MAX_CLUSTERS);
     facts.clusters = clusters;
-    facts.orphans = orphans(client, namespace).await.map_err(|error| in_words(&error));
+    facts.orphans = orphans(client, namespace).await.map_err(|error| error_message(&error));
     Ok(facts)
 }
 
@@ -145,7 +145,7 @@ async fn answer(drivers: Option<&ConfiguredDrivers>, name: &str) -> DriverAnswer
     }
 }
 
-async fn orphans(client: &Client, namespace: Option<&str>) -> Result<Vec<SeenEvent>, kube::Error> {
+async fn orphans(client: &Client, namespace: Option<&str>) -> Result<Vec<EventSummary>, kube::Error> {
     let mut all = Vec::new();
     for why in [
         reason::VIRTUAL_MACHINE_ORPHANED,

@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 
-use super::events::SeenEvent;
+use super::events::EventSummary;
 use super::page::{Page, ago};
 
 /// Adds a row for each event.
-pub(super) fn event_table(page: &mut Page, events: &[SeenEvent], now: Timestamp) {
+pub(super) fn event_table(page: &mut Page, events: &[EventSummary], now: Timestamp) {
     let rows: Vec<_> = events
         .iter()
         .map(|event| {

@@ -10,7 +10,7 @@ const MAX_EVENTS: usize = 8;
 
 /// An event, as a page shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeenEvent {
+pub struct EventSummary {
     /// When it came, or came last.
     pub at: Option<Timestamp>,
     /// `Warning` or `Normal`.
@@ -28,7 +28,7 @@ pub(super) async fn of(
     client: &Client,
     namespace: &str,
     uids: &[String],
-) -> Result<Vec<SeenEvent>, kube::Error> {
+) -> Result<Vec<EventSummary>, kube::Error> {
     let events = Api::<Event>::namespaced(client.clone(), namespace);
     let mut all = Vec::new();
     for uid in uids {
@@ -43,7 +43,7 @@ pub(super) async fn of_reason(
     client: &Client,
     namespace: Option<&str>,
     reason: &str,
-) -> Result<Vec<SeenEvent>, kube::Error> {
+) -> Result<Vec<EventSummary>, kube::Error> {
     let events = match namespace {
         Some(namespace) => Api::<Event>::namespaced(client.clone(), namespace),
         None => Api::<Event>::all(client.clone()),
@@ -54,19 +54,19 @@ pub(super) async fn of_reason(
 }
 
 /// The newest of these, the newest first.
-pub(super) fn newest(mut events: Vec<SeenEvent>) -> Vec<SeenEvent> {
+pub(super) fn newest(mut events: Vec<EventSummary>) -> Vec<EventSummary> {
     events.sort_by_key(|event| std::cmp::Reverse(event.at));
     events.truncate(MAX_EVENTS);
     events
 }
 
-fn seen(event: Event) -> SeenEvent {
+fn seen(event: Event) -> EventSummary {
     let about = event.involved_object;
     let last = event.last_timestamp.map(|time| time.0);
     let at = last
         .or(event.event_time.map(|time| time.0))
         .or(event.metadata.creation_timestamp.map(|time| time.0));
-    SeenEvent {
+    EventSummary {
         at,
         type_: event.type_.unwrap_or_default(),
         about: format!(

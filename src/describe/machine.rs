@@ -4,13 +4,13 @@ use kube::Client;
 use kube::api::Api;
 
 use super::Error;
-use super::events::{self, SeenEvent};
+use super::events::{self, EventSummary};
 use super::owners::{self, Owner};
-use super::vm::{self, SeenVm};
+use super::vm::{self, VmAnswer};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
-use crate::apiserver::in_words;
+use crate::apiserver::error_message;
 use crate::configured_driver::ConfiguredDrivers;
 
 /// What is known about a machine.
@@ -21,16 +21,16 @@ pub struct MachineReport {
     /// Its owners, the nearest first.
     pub owners: Vec<Owner>,
     /// Its Cluster, where it can be had, or why not.
-    pub cluster: Result<SeenCluster, String>,
+    pub cluster: Result<ClusterSummary, String>,
     /// Its VM.
-    pub vm: SeenVm,
+    pub vm: VmAnswer,
     /// Its newest events and those of its Machine, or why they can't be had.
-    pub events: Result<Vec<SeenEvent>, String>,
+    pub events: Result<Vec<EventSummary>, String>,
 }
 
 /// What is known about a Cluster.
 #[derive(Clone, Debug)]
-pub struct SeenCluster {
+pub struct ClusterSummary {
     /// Its name.
     pub name: String,
     /// Whether it is paused.
@@ -72,7 +72,7 @@ pub async fn gather(
     Ok(MachineReport {
         cluster: cluster(client, &machine).await,
         vm: vm::of(client, drivers, &machine).await,
-        events: events.map_err(|error| in_words(&error)),
+        events: events.map_err(|error| error_message(&error)),
         owners,
         machine,
     })
@@ -124,7 +124,7 @@ async fn infra_machine(client: &Client, namespace: &str, name: &str) -> Result<I
     })
 }
 
-async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster, String> {
+async fn cluster(client: &Client, machine: &InfraMachine) -> Result<ClusterSummary, String> {
     let namespace = machine.metadata.namespace();
     let Some(name) = cluster_name(&machine.metadata) else {
         return Err(format!("the object has no label {}", labels::CLUSTER_NAME));
@@ -132,7 +132,7 @@ async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster,
     let clusters = Api::<Cluster>::namespaced(client.clone(), namespace);
     let found = clusters.get_opt(name).await;
     let cluster = found
-        .map_err(|error| format!("the Cluster `{name}` can't be read: {}", in_words(&error)))?
+        .map_err(|error| format!("the Cluster `{name}` can't be read: {}", error_message(&error)))?
         .ok_or_else(|| format!("there is no Cluster `{name}` in namespace `{namespace}`"))?;
     let reference = cluster.spec.infrastructure_ref.as_ref();
     let ours = reference.filter(|infra| infra.is_to::<InfraCluster>());
@@ -140,7 +140,7 @@ async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster,
         Some(reference) => Some(infra_cluster(client, namespace, &reference.name).await),
         None => None,
     };
-    Ok(SeenCluster {
+    Ok(ClusterSummary {
         name: name.to_owned(),
         paused: cluster.is_paused(),
         provisioned: cluster.infrastructure_is_provisioned(),
@@ -152,7 +152,7 @@ async fn infra_cluster(client: &Client, namespace: &str, name: &str) -> Result<I
     let api = Api::<DeserializeGuard<InfraCluster>>::namespaced(client.clone(), namespace);
     let found = api.get_opt(name).await;
     found
-        .map_err(|error| format!("the InfraCluster `{name}` can't be read: {}", in_words(&error)))?
+        .map_err(|error| format!("the InfraCluster `{name}` can't be read: {}", error_message(&error)))?
         .ok_or_else(|| format!("there is no InfraCluster `{name}`"))?
         .0
         .map_err(|invalid| format!("the InfraCluster `{name}` can't be read: {}", invalid.error))

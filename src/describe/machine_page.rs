@@ -5,10 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::advice;
 use super::event_table::event_table;
-use super::machine::{MachineReport, SeenCluster};
+use super::machine::{MachineReport, ClusterSummary};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
-use super::vm::SeenVm;
+use super::vm::VmAnswer;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::configured_driver::ObservedVm;
@@ -116,7 +116,7 @@ fn state_of(owner: &Owner) -> String {
     }
 }
 
-fn infra_cluster(page: &mut Page, cluster: &SeenCluster) {
+fn infra_cluster(page: &mut Page, cluster: &ClusterSummary) {
     match &cluster.infra {
         None => page.row("InfraCluster", "none of this provider"),
         Some(Err(why)) => page.row("InfraCluster", why),
@@ -230,20 +230,20 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
     );
 }
 
-fn vm(page: &mut Page, vm: &SeenVm) {
+fn vm(page: &mut Page, vm: &VmAnswer) {
     page.section("VM, as the driver sees it now, asked from here");
     match vm {
-        SeenVm::NotCalled(why) => page.row("Not asked", why),
-        SeenVm::Observed(ObservedVm::Absent) => page.line("The driver sees none of this machine."),
-        SeenVm::Listed(Some(id)) => page.row("Listed", &format!("{id}; more can't be asked of this driver")),
-        SeenVm::Listed(None) => page.line("The driver lists none of this name."),
-        SeenVm::Failed {
+        VmAnswer::NotCalled(why) => page.row("Not asked", why),
+        VmAnswer::Observed(ObservedVm::Absent) => page.line("The driver sees none of this machine."),
+        VmAnswer::Listed(Some(id)) => page.row("Listed", &format!("{id}; more can't be asked of this driver")),
+        VmAnswer::Listed(None) => page.line("The driver lists none of this name."),
+        VmAnswer::Failed {
             operation,
             code,
             message,
         } => page.row("Failed", &format!("{operation}: {code}: {message}")),
-        SeenVm::Observed(ObservedVm::Present(vm)) => seen(page, vm, "yes"),
-        SeenVm::Observed(ObservedVm::Uninitialized(vm)) => seen(page, vm, "no"),
+        VmAnswer::Observed(ObservedVm::Present(vm)) => seen(page, vm, "yes"),
+        VmAnswer::Observed(ObservedVm::Uninitialized(vm)) => seen(page, vm, "no"),
     }
 }
 

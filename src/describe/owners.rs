@@ -4,7 +4,7 @@ use kube::Client;
 use kube::api::ObjectMeta;
 
 use crate::api::ObjectMetaExt as _;
-use crate::apiserver::{dynamic, in_words};
+use crate::apiserver::{dynamic, error_message};
 
 /// No chain of Cluster API is longer.
 const MAX_CHAIN: usize = 8;
@@ -59,7 +59,7 @@ pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
                 (OwnerState::There { phase, deleting }, Some(found.metadata))
             }
             Ok(Some(_) | None) => (OwnerState::Gone, None),
-            Err(error) => (OwnerState::Unread(in_words(&error)), None),
+            Err(error) => (OwnerState::Unread(error_message(&error)), None),
         };
         chain.push(Owner {
             kind: owner.kind,

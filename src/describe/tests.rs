@@ -9,11 +9,11 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use super::driver::{Configured, DriverAnswer, DriverReport};
-use super::events::SeenEvent;
-use super::machine::{MachineReport, SeenCluster};
+use super::events::EventSummary;
+use super::machine::{MachineReport, ClusterSummary};
 use super::owners::{Owner, OwnerState};
 use super::scrape::Scrape;
-use super::vm::SeenVm;
+use super::vm::VmAnswer;
 use super::{driver_page, machine_page};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
@@ -59,7 +59,7 @@ fn infra_cluster(ready: bool) -> InfraCluster {
     .unwrap()
 }
 
-fn facts(machine: &serde_json::Value, vm: SeenVm) -> MachineReport {
+fn facts(machine: &serde_json::Value, vm: VmAnswer) -> MachineReport {
     let machine: InfraMachine = serde_json::from_value(machine.clone()).unwrap();
     MachineReport {
         machine,
@@ -78,14 +78,14 @@ fn facts(machine: &serde_json::Value, vm: SeenVm) -> MachineReport {
                 state: OwnerState::Gone,
             },
         ],
-        cluster: Ok(SeenCluster {
+        cluster: Ok(ClusterSummary {
             name: "c".to_owned(),
             paused: false,
             provisioned: true,
             infra: Some(Ok(infra_cluster(true))),
         }),
         vm,
-        events: Ok(vec![SeenEvent {
+        events: Ok(vec![EventSummary {
             at: Some(at(60)),
             type_: "Warning".to_owned(),
             about: "InfraMachine/m".to_owned(),
@@ -125,7 +125,7 @@ fn refused() -> serde_json::Value {
 
 #[test]
 fn the_page_of_a_machine_says_why_it_waits_what_to_do_and_when_it_is_tried_again() {
-    let page = machine_page(&facts(&refused(), SeenVm::Observed(ObservedVm::Absent)), at(120));
+    let page = machine_page(&facts(&refused(), VmAnswer::Observed(ObservedVm::Absent)), at(120));
     assert_page("refused.txt", &page);
 }
 
@@ -143,7 +143,7 @@ fn the_page_of_a_machine_that_is_up_shows_its_vm_and_asks_for_nothing() {
     let mut vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m");
     vm.power_state = Some(PowerState::Running);
     vm.failure_domain = Some("zone-a".to_owned());
-    let mut facts = facts(&up, SeenVm::Observed(ObservedVm::Present(Box::new(vm))));
+    let mut facts = facts(&up, VmAnswer::Observed(ObservedVm::Present(Box::new(vm))));
     facts.events = Ok(Vec::new());
     assert_page("up.txt", &machine_page(&facts, at(7_300)));
 }
@@ -163,7 +163,7 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
     deleted["status"]["lastOperation"]["nextRetryTime"] = json!(null);
     let mut facts = facts(
         &deleted,
-        SeenVm::NotCalled("there is no driver `pool`".to_owned()),
+        VmAnswer::NotCalled("there is no driver `pool`".to_owned()),
     );
     facts.owners.clear();
     facts.cluster = Err("there is no Cluster `c` in namespace `ns`".to_owned());

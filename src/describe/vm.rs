@@ -11,7 +11,7 @@ use cmi_driver::{Code, ListMachinesRequest, MachineClass, MachineRef, Operation,
 
 /// What the driver says of the VM.
 #[derive(Clone, Debug, PartialEq)]
-pub enum SeenVm {
+pub enum VmAnswer {
     /// It was not called, for this reason.
     NotCalled(String),
     /// It answered this.
@@ -29,7 +29,7 @@ pub enum SeenVm {
     },
 }
 
-impl SeenVm {
+impl VmAnswer {
     fn failed(operation: Operation, status: &Status) -> Self {
         Self::Failed {
             operation,
@@ -45,15 +45,15 @@ pub(super) async fn of(
     client: &Client,
     drivers: Option<&ConfiguredDrivers>,
     machine: &InfraMachine,
-) -> SeenVm {
+) -> VmAnswer {
     let Some(drivers) = drivers else {
         let why = "name the drivers file with --drivers-config to have the driver asked";
-        return SeenVm::NotCalled(why.to_owned());
+        return VmAnswer::NotCalled(why.to_owned());
     };
     let namespace = machine.metadata.namespace();
     let driver = match driver_of(drivers, machine) {
         Ok(driver) => driver,
-        Err(why) => return SeenVm::NotCalled(format!("by the drivers file that was given, {why}")),
+        Err(why) => return VmAnswer::NotCalled(format!("by the drivers file that was given, {why}")),
     };
     let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
     // A machine that was never created has its spec without the tags: nothing carries its identity.
@@ -62,38 +62,38 @@ pub(super) async fn of(
     let secret = identity::credentials(machine);
     let class = match credentials::class(client, &driver, namespace, secret, spec).await {
         Ok(Ok(class)) => class,
-        Ok(Err(why)) => return SeenVm::NotCalled(why.to_string()),
-        Err(error) => return SeenVm::NotCalled(format!("the credentials can't be read: {error}")),
+        Ok(Err(why)) => return VmAnswer::NotCalled(why.to_string()),
+        Err(error) => return VmAnswer::NotCalled(format!("the credentials can't be read: {error}")),
     };
     look_up(&permit, machine, class).await
 }
 
-async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -> SeenVm {
+async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -> VmAnswer {
     let capabilities = match permit.fetch_capabilities().await {
         Ok(capabilities) => capabilities,
-        Err(status) => return SeenVm::failed(Operation::GetPluginCapabilities, &status),
+        Err(status) => return VmAnswer::failed(Operation::GetPluginCapabilities, &status),
     };
     let name = machine.metadata.name();
     if identity::applied_spec(machine).is_none() {
         let why = "no VM was asked for yet: no provider spec is noted that it was made from";
-        return SeenVm::NotCalled(why.to_owned());
+        return VmAnswer::NotCalled(why.to_owned());
     }
     if capabilities.supports(Operation::GetMachineStatus) {
         let provider_id = identity::provider_id(machine).and_then(|id| id.parse().ok());
         let observed = permit.observe_vm(MachineRef::new(name, class), provider_id).await;
         return observed.map_or_else(
-            |status| SeenVm::failed(Operation::GetMachineStatus, &status),
-            SeenVm::Observed,
+            |status| VmAnswer::failed(Operation::GetMachineStatus, &status),
+            VmAnswer::Observed,
         );
     }
     if capabilities.supports(Operation::ListMachines) {
         return match permit.driver().list_machines(ListMachinesRequest { class }).await {
             Ok(vms) => {
                 let own = vms.into_iter().find(|vm| vm.machine_name == name);
-                SeenVm::Listed(own.map(|vm| vm.provider_id.to_string()))
+                VmAnswer::Listed(own.map(|vm| vm.provider_id.to_string()))
             }
-            Err(status) => SeenVm::failed(Operation::ListMachines, &status),
+            Err(status) => VmAnswer::failed(Operation::ListMachines, &status),
         };
     }
-    SeenVm::NotCalled("the driver offers neither GetMachineStatus nor ListMachines".to_owned())
+    VmAnswer::NotCalled("the driver offers neither GetMachineStatus nor ListMachines".to_owned())
 }

@@ -293,7 +293,7 @@ impl Failure {
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.
-    pub fn questions_the_vm(&self) -> bool {
+    pub fn calls_for_look_up(&self) -> bool {
         self.disposition == Disposition::LookUp && self.during == OperationType::Update
     }
 

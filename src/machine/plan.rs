@@ -22,7 +22,7 @@ pub use self::deletion::SHUT_DOWN_TRIES;
 pub use self::steps::{
     Adopt, Delete, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck, ShutDown, Step, Update,
 };
-pub use self::waits::{is_unsettled, pace, restored};
+pub use self::waits::{is_unsettled, settling_poll_interval, restored};
 
 use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};
@@ -129,7 +129,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
     let finalizer_missing = has_lost_finalizer(machine);
     if has_failed_for_good(machine) && !finalizer_missing {
-        return left_for_good(machine);
+        return plan_failed(machine);
     }
     let Some(cluster) = &observed.cluster else {
         return plan_without_cluster(machine, observed, owner);
@@ -213,7 +213,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
 /// A machine that no Machine owns. Nothing is reported at once: Cluster API makes the object first and then
 /// the Machine that owns it, and what a move or a restore puts back comes one after the other.
 fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan {
-    if let Some(left) = rest_of_first_minute(machine, observed.now) {
+    if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
     let mut message = format!("{why}: {}", what_is_left_undone(machine));
@@ -238,7 +238,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan 
 
 /// A machine whose Machine is there, and the Cluster of that is not.
 fn plan_without_cluster(machine: &InfraMachine, observed: &Observed, owner: &Machine) -> Plan {
-    if let Some(left) = rest_of_first_minute(machine, observed.now) {
+    if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
     let message = format!(
@@ -267,7 +267,7 @@ fn condition_unattended(machine: &InfraMachine) -> &'static str {
     }
 }
 
-fn rest_of_first_minute(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
+fn grace_left(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
     let created = machine.metadata.creation_timestamp.as_ref()?;
     remaining(created.0, GRACE, now)
 }
@@ -306,7 +306,7 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
 
 /// failureReason is set, and nothing is tried before the spec changes. That it was paused
 /// is taken back all the same.
-fn left_for_good(machine: &InfraMachine) -> Plan {
+fn plan_failed(machine: &InfraMachine) -> Plan {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
         return Outcome::Waiting(None).into();

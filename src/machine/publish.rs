@@ -13,7 +13,7 @@ use super::Context;
 use super::gather::Gathered;
 use super::object::{Annotation, Object};
 use super::outcome::{Outcome, RetryTrigger};
-use super::plan::{is_unsettled, pace};
+use super::plan::{is_unsettled, settling_poll_interval};
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
@@ -155,7 +155,7 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         | Outcome::Refused { requeue_after, .. }
         | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
-            Some(pace(before, Timestamp::now()))
+            Some(settling_poll_interval(before, Timestamp::now()))
         }
         // It was asked after before anything else: whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
@@ -214,7 +214,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
 /// Has the VM asked after, where the answer gives reason to.
 fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     if let Outcome::Failed(failure) = outcome
-        && failure.questions_the_vm()
+        && failure.calls_for_look_up()
         && gathered.can_ask()
     {
         ctx.states.hint(uid, LookUpHint::Signal);

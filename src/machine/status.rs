@@ -200,7 +200,7 @@ impl Draft<'_> {
     /// Paused. A deletion says so as well: it stands still, whatever it said before, and the
     /// machine is not ready any more.
     fn paused(&mut self, block: &Blocked) {
-        self.calls_nothing();
+        self.clear_next_retry_time();
         self.set(PAUSED, ConditionStatus::True, block.reason, &block.message);
         if self.machine.metadata.deletion_timestamp.is_some() {
             self.set(DELETING, ConditionStatus::True, block.reason, &block.message);
@@ -217,7 +217,7 @@ impl Draft<'_> {
 
     /// While no call is planned, there is no time of the next one: the one that was reported would be read as
     /// one, and a later process would wait for it though what kept the machine was put right.
-    fn calls_nothing(&mut self) {
+    fn clear_next_retry_time(&mut self) {
         if let Some(last) = &mut self.status.last_operation {
             last.next_retry_time = None;
         }
@@ -311,7 +311,7 @@ impl Draft<'_> {
             return;
         }
         // What it waited for before is not what it waits for now.
-        self.calls_nothing();
+        self.clear_next_retry_time();
         self.driver_is_no_longer_missing();
         let message = format!(
             "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {RETRY_NOW_HINT}",
@@ -322,7 +322,7 @@ impl Draft<'_> {
 
     fn blocked(&mut self, block: &Blocked) {
         self.working();
-        self.calls_nothing();
+        self.clear_next_retry_time();
         let state = ConditionStatus::from(block.condition == DELETING);
         self.set(block.condition, state, block.reason, &block.message);
         if block.reason == reason::DRIVER_NOT_CONFIGURED {

@@ -137,7 +137,7 @@ pub struct Class {
     /// Secrets and template.
     pub objects: Vec<Object>,
     /// What machine-controller-manager hands to the driver with every call but a create.
-    pub handed: MachineClass,
+    pub mcm_class: MachineClass,
     /// Whether an earlier run has marked it as migrated.
     pub is_marked: bool,
 }
@@ -224,11 +224,11 @@ pub fn plan(
     let (mut classes, mut converted) = (Vec::new(), BTreeMap::new());
     for key in source.used_classes() {
         match class(source, target, capabilities, &key) {
-            Ok((objects, handed, class)) => {
+            Ok((objects, mcm_class, class)) => {
                 classes.push(Class {
                     key: key.clone(),
                     objects,
-                    handed,
+                    mcm_class,
                     is_marked: is_marked(source, &key),
                 });
                 converted.insert(key, class);
@@ -240,8 +240,8 @@ pub fn plan(
     let groups = groups(source, &mut problems);
     let mut names = BTreeSet::new();
     let mut made = Vec::new();
-    for drawn in groups {
-        for machine in &drawn.machines {
+    for group in groups {
+        for machine in &group.machines {
             if let Some(problem) = unfit(machine) {
                 problems.push(format!("Machine `{}`: {problem}", name(&machine.metadata)));
             }
@@ -251,19 +251,19 @@ pub fn plan(
                     name(&machine.metadata)
                 ));
             }
-            let (own, of_group) = (key_of(&machine.spec), drawn.class());
+            let (own, of_group) = (key_of(&machine.spec), group.class());
             if of_group.as_ref().is_some_and(|class| *class != own) {
                 problems.push(format!(
                     "Machine `{}` is of class `{}`, and its {} of `{}`: a rollout is under way; let \
                         machine-controller-manager finish it first",
                     name(&machine.metadata),
                     own.name,
-                    drawn.from(),
+                    group.from(),
                     of_group.map(|class| class.name).unwrap_or_default()
                 ));
             }
         }
-        made.push(drawn.group(target, &converted));
+        made.push(group.group(target, &converted));
     }
     let migration = Migration {
         classes,

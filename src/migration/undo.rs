@@ -33,7 +33,7 @@ pub enum Vm {
 
 /// What is left of a migration.
 #[derive(Debug, Default)]
-pub struct Remains {
+pub struct MigratedObjects {
     /// What the migration has made, by kind and name.
     made: BTreeMap<(&'static str, String), DynamicObject>,
     /// Objects of the needed names that it has not made.
@@ -46,7 +46,7 @@ pub struct Remains {
     without_original: Vec<String>,
 }
 
-impl Remains {
+impl MigratedObjects {
     /// Looks for what a migration has made and what became of it.
     ///
     /// # Errors

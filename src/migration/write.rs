@@ -249,7 +249,7 @@ pub(super) async fn read(client: &Client, object: &Object) -> Result<Option<Dyna
     found.map_err(|error| WriteError::api(format!("looking for {object}"), error))
 }
 
-/// Makes what is not there yet; `say` tells of each object. With `old`, what was migrated is marked there as
+/// Makes what is not there yet; `print_line` reports each object. With `old`, what was migrated is marked there as
 /// migrated to `to`, each group before Cluster API may work on it.
 ///
 /// # Guarantees

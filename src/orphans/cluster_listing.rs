@@ -8,7 +8,7 @@ use kube::Client;
 
 use super::owner::Scope;
 use super::plan::each_once;
-use super::scope::Watched;
+use super::scope::WatchedCluster;
 use crate::configured_driver::ConfiguredDriver;
 use crate::listing::{self, ClassId, ClassRef, ListError};
 use cmi_driver::ListedMachine;
@@ -54,7 +54,7 @@ impl ClusterListing {
 pub async fn lists(
     client: &Client,
     driver: &ConfiguredDriver,
-    watched: &Watched,
+    watched: &WatchedCluster,
     is_due: impl Fn(ClassId) -> bool,
 ) -> ClusterListing {
     let mut listed = ClusterListing {

@@ -25,7 +25,7 @@ pub async fn delete_orphan(
     policy: DeletionPolicy,
 ) {
     match try_delete(ctx, driver, listed, vm, observation, policy).await {
-        Ok(Done::Deleted) => {
+        Ok(Deletion::Deleted) => {
             let text = format!(
                 "VM {} of machine `{}` was an orphan and is deleted",
                 vm.provider_id, vm.machine_name
@@ -33,7 +33,7 @@ pub async fn delete_orphan(
             tracing::warn!(cluster = %listed.scope.cluster, driver = driver.name(), "{text}");
             record_event(ctx, &listed.scope, reason::ORPHAN_DELETED, text).await;
         }
-        Ok(Done::Kept) => {
+        Ok(Deletion::Kept) => {
             tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
         }
         Err(why) => {
@@ -44,7 +44,7 @@ pub async fn delete_orphan(
 }
 
 /// How a deletion ended.
-enum Done {
+enum Deletion {
     Deleted,
     Kept,
 }
@@ -58,7 +58,7 @@ async fn try_delete(
     vm: &ListedMachine,
     observation: Observation,
     policy: DeletionPolicy,
-) -> Result<Done, String> {
+) -> Result<Deletion, String> {
     let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let capabilities = permit
         .fetch_capabilities()
@@ -95,7 +95,7 @@ async fn try_delete(
         observation,
         (policy, clock),
     ) {
-        return Ok(Done::Kept);
+        return Ok(Deletion::Kept);
     }
     let request = DeleteMachineRequest {
         machine: MachineRef::new(vm.machine_name.clone(), class),
@@ -104,7 +104,7 @@ async fn try_delete(
     };
     let deleted = permit.driver().delete_machine(request).await;
     deleted
-        .map(|_| Done::Deleted)
+        .map(|_| Deletion::Deleted)
         .map_err(|status| status.message().to_owned())
 }
 

@@ -221,7 +221,7 @@ pub fn may_still_be_deleted(
 
 /// What one scan says of a VM: an orphan with what would keep it from being deleted, whatever was
 /// seen before and is asked for.
-pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> Finding {
+pub fn classify_once(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> Finding {
     match owner_of(scope, vm, siblings, live) {
         OwnerLookup::Owned(key) => Finding::Owned(key),
         OwnerLookup::Foreign => Finding::Foreign,

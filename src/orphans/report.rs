@@ -35,7 +35,7 @@ pub struct ReportState {
 
 /// What is to be reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Announcement {
+struct Report {
     reason: OrphanReason,
     text: String,
 }
@@ -95,14 +95,14 @@ impl ReportState {
 
     /// What is new of these VMs, or was reported long ago. Those that are neither orphans nor
     /// duplicates any more are forgotten.
-    fn announcements(
+    fn new_reports(
         &mut self,
         classified: &[(&ListedMachine, &Finding)],
         observed_deletion: impl Fn(&str) -> Option<ObservedDeletion>,
         now: Instant,
-    ) -> Vec<Announcement> {
+    ) -> Vec<Report> {
         self.forget();
-        let mut announcements = Vec::new();
+        let mut new_reports = Vec::new();
         for (vm, finding) in classified {
             let id = vm.provider_id.as_str();
             let found = match finding {
@@ -130,10 +130,10 @@ impl ReportState {
                 .is_none_or(|(before, at)| *before != reason || now.saturating_duration_since(*at) >= REPEAT);
             if is_due {
                 self.reported.insert(id.to_owned(), (reason, now));
-                announcements.push(Announcement { reason, text });
+                new_reports.push(Report { reason, text });
             }
         }
-        announcements
+        new_reports
     }
 }
 
@@ -173,14 +173,14 @@ pub async fn report(
     known: &mut ReportState,
     classified: &[(&ListedMachine, &Finding)],
 ) {
-    let mut announcements = known.announcements(classified, |id| ctx.observed_deletion(id), Instant::now());
-    for Announcement { reason, text } in &announcements {
+    let mut new_reports = known.new_reports(classified, |id| ctx.observed_deletion(id), Instant::now());
+    for Report { reason, text } in &new_reports {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
     }
-    let left = announcements.len().saturating_sub(MAX_EVENTS);
-    announcements.truncate(MAX_EVENTS);
-    for Announcement { reason, text } in announcements {
+    let left = new_reports.len().saturating_sub(MAX_EVENTS);
+    new_reports.truncate(MAX_EVENTS);
+    for Report { reason, text } in new_reports {
         record_event(ctx, scope, event_reason(reason), text).await;
     }
     if left > 0 {
@@ -283,7 +283,7 @@ mod tests {
         let kept = Finding::Orphan(vec![KeepReason::ReportOnly]);
         let mut reported = |finding: &Finding, after| {
             known
-                .announcements(&[(&vm, finding)], |_| None, start + after)
+                .new_reports(&[(&vm, finding)], |_| None, start + after)
                 .len()
         };
         assert_eq!(reported(&kept, Duration::ZERO), 1);
@@ -325,7 +325,7 @@ mod tests {
         let counted_after = |next: &ClusterListing| {
             let (mut known, vm, now) = (known(), vm(), Instant::now());
             known.record_lists(&listed(Some("a"), &["b"]));
-            known.announcements(&[(&vm, &Finding::Orphan(vec![]))], |_| None, now);
+            known.new_reports(&[(&vm, &Finding::Orphan(vec![]))], |_| None, now);
             assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
             known.all_owned(next);
             assert_eq!(known.reported.len(), known.lists.len());

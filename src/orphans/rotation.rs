@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::scope::Watched;
+use super::scope::WatchedCluster;
 use crate::caches::NamespacedName;
 use crate::listing::ClassId;
 
@@ -24,7 +24,7 @@ pub(super) struct Rotation {
 
 impl Rotation {
     /// The lists that this scan makes, at most so many.
-    pub fn next(&mut self, watched: &[Watched], most: usize) -> HashSet<(NamespacedName, ClassId)> {
+    pub fn next(&mut self, watched: &[WatchedCluster], most: usize) -> HashSet<(NamespacedName, ClassId)> {
         self.scan += 1;
         let mut by_namespace: BTreeMap<&str, Vec<(usize, u64, &NamespacedName, ClassId)>> = BTreeMap::new();
         for watched in watched.iter().filter(|watched| !watched.is_paused) {
@@ -79,12 +79,12 @@ mod tests {
     use crate::listing::ClassRef;
 
     /// A Cluster with so many classes.
-    fn watched(namespace: &str, cluster: &str, classes: usize) -> Watched {
+    fn watched(namespace: &str, cluster: &str, classes: usize) -> WatchedCluster {
         let class = |number: usize| ClassRef {
             secret: None,
             spec: format!("{namespace}/{cluster}/{number}"),
         };
-        Watched {
+        WatchedCluster {
             scope: Scope {
                 cluster: NamespacedName::new(namespace, cluster),
                 uid: cluster.to_owned(),

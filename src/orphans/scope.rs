@@ -29,7 +29,7 @@ pub struct RetainedClass {
 
 /// A Cluster and the lists of one driver that show its VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watched {
+pub struct WatchedCluster {
     /// The Cluster.
     pub scope: Scope,
     /// Whether it is paused, as far as is known: then nothing is asked.
@@ -108,7 +108,7 @@ pub async fn watched(
     resolve: impl Fn(Option<&str>, &str) -> Option<String>,
     tag_path: &JsonPointer,
     retained: &[RetainedClass],
-) -> Vec<Watched> {
+) -> Vec<WatchedCluster> {
     let scopes = scopes(objects).await;
     let mut found: BTreeMap<&NamespacedName, BTreeSet<ClassRef>> = BTreeMap::new();
     // Whether it was not known before.
@@ -155,7 +155,7 @@ pub async fn watched(
         .into_iter()
         .map(|(key, classes)| {
             let (scope, is_paused) = scopes[key].clone();
-            Watched {
+            WatchedCluster {
                 scope,
                 is_paused,
                 classes,
@@ -350,7 +350,7 @@ mod tests {
         }))
     }
 
-    fn of_pool(objects: &Objects, retained: &[RetainedClass]) -> Vec<Watched> {
+    fn of_pool(objects: &Objects, retained: &[RetainedClass]) -> Vec<WatchedCluster> {
         let resolve = |named: Option<&str>, _: &str| Some(named.unwrap_or("pool").to_owned());
         let tag_path = "/tags".parse().unwrap();
         let few = watched_by_pool(objects, resolve, &tag_path, retained);
@@ -362,13 +362,13 @@ mod tests {
         resolve: impl Fn(Option<&str>, &str) -> Option<String>,
         tag_path: &JsonPointer,
         retained: &[RetainedClass],
-    ) -> Vec<Watched> {
+    ) -> Vec<WatchedCluster> {
         let mut known = MachineClasses::default();
         let classes = known.update(&objects.infra_machines, "pool", tag_path).await;
         watched(objects, "pool", classes, resolve, tag_path, retained).await
     }
 
-    fn specs(watched: &[Watched]) -> Vec<&str> {
+    fn specs(watched: &[WatchedCluster]) -> Vec<&str> {
         let classes = watched.iter().flat_map(|watched| &watched.classes);
         classes.map(|class| class.spec.as_str()).collect()
     }

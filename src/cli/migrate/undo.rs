@@ -16,7 +16,7 @@ use crate::cli::{CommandError, ResultExt as _, drivers};
 use crate::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
-use crate::migration::undo::{self, Remains, Vm};
+use crate::migration::undo::{self, MigratedObjects, Vm};
 use cmi_driver::{MachineClass, MachineRef, ProviderSpec};
 
 /// What is undone.
@@ -68,8 +68,8 @@ impl Undo<'_> {
     }
 
     /// What there is, if it can be undone.
-    async fn examined(&self, driver: &ConfiguredDriver, so_far: &str) -> Result<Remains, CommandError> {
-        let remains = Remains::of(self.client, self.migration, self.target).await;
+    async fn examined(&self, driver: &ConfiguredDriver, so_far: &str) -> Result<MigratedObjects, CommandError> {
+        let remains = MigratedObjects::of(self.client, self.migration, self.target).await;
         let remains = remains.map_err(failed)?;
         let vms = if remains.is_nothing(self.migration) {
             BTreeMap::new()
@@ -88,7 +88,7 @@ impl Undo<'_> {
 
     /// What the driver says of every VM: an InfraMachine that is not there may have been released by an
     /// earlier run, or have gone with its VM.
-    async fn vms(&self, driver: &ConfiguredDriver, remains: &Remains) -> BTreeMap<String, Vm> {
+    async fn vms(&self, driver: &ConfiguredDriver, remains: &MigratedObjects) -> BTreeMap<String, Vm> {
         let groups = self.migration.groups.iter();
         let mut vms = BTreeMap::new();
         for object in groups.flat_map(|group| group.of_kind("InfraMachine")) {
@@ -109,21 +109,21 @@ impl Undo<'_> {
     ///
     /// # Errors
     /// What the provider knows can't be read.
-    fn class_of(&self, object: &Object, remains: &Remains) -> Result<MachineClass, String> {
+    fn class_of(&self, object: &Object, remains: &MigratedObjects) -> Result<MachineClass, String> {
         let from = text(
             &object.body,
             "/metadata/annotations/cluster.x-k8s.io~1cloned-from-name",
         );
         let mut classes = self.migration.classes.iter();
         let class = classes.find(|class| class.key.name == from);
-        let mut handed = class.map(|class| class.handed.clone()).unwrap_or_default();
+        let mut mcm_class = class.map(|class| class.mcm_class.clone()).unwrap_or_default();
         if let Some(applied) = remains.applied_spec(object) {
-            handed.provider_spec = parsed(applied)?;
+            mcm_class.provider_spec = parsed(applied)?;
         }
-        Ok(handed)
+        Ok(mcm_class)
     }
 
-    fn described(&self, remains: &Remains) -> String {
+    fn described(&self, remains: &MigratedObjects) -> String {
         let groups = self.migration.groups.iter();
         let machines = groups.flat_map(|group| group.of_kind("InfraMachine"));
         let released = machines.filter(|object| remains.has(object)).count();

@@ -34,7 +34,7 @@ pub async fn confirm_gone(
         presence = presence_of_vm(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
         if let Ok(VmPresence::Present(stray)) = &presence
-            && let Some(failure) = remove_stray(object, permit, stray.clone(), class.clone()).await?
+            && let Some(failure) = remove_second_vm(object, permit, stray.clone(), class.clone()).await?
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
@@ -131,7 +131,7 @@ async fn remove_listed(
         .into_iter()
         .filter(|id| plan.provider_id.as_ref() != Some(id));
     for stray in strays {
-        if let Some(failure) = remove_stray(object, permit, Some(stray), class.clone()).await? {
+        if let Some(failure) = remove_second_vm(object, permit, Some(stray), class.clone()).await? {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
     }
@@ -160,7 +160,7 @@ async fn remove_named(
     };
     let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
         Some(failure) => Some(failure),
-        None => remove_stray(object, permit, Some(named.clone()), class).await?,
+        None => remove_second_vm(object, permit, Some(named.clone()), class).await?,
     };
     Ok(failure.map_or(presence, Err))
 }
@@ -178,7 +178,7 @@ fn is_anothers(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool {
     is_anothers
 }
 
-async fn remove_stray(
+async fn remove_second_vm(
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     stray: Option<ProviderId>,

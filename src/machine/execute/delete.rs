@@ -46,7 +46,7 @@ pub async fn delete(
                     secrets: Secrets::default(),
                 };
                 if !plan.refused
-                    && let Some(failure) = do_without(object, permit, &plan, name, class.clone()).await?
+                    && let Some(failure) = check_without_credentials(object, permit, &plan, name, class.clone()).await?
                 {
                     return Ok(Outcome::Failed(Box::new(failure)));
                 }
@@ -131,7 +131,7 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
 /// is for the operator to say.
 ///
 /// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the credentials.
-async fn do_without(
+async fn check_without_credentials(
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     plan: &Delete,

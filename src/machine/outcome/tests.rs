@@ -146,9 +146,9 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
 fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
     for stage in Stage::ALL {
         for code in Code::ALL {
-            let doubts = failure(stage, code).questions_the_vm();
+            let calls_for_look_up = failure(stage, code).calls_for_look_up();
             assert_eq!(
-                doubts,
+                calls_for_look_up,
                 stage == Stage::Update && code == Code::NotFound,
                 "{stage:?} {code}"
             );

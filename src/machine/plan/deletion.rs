@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::waits::{pace_of_deletion, retry_wait};
+use super::waits::{deletion_poll_interval, retry_wait};
 use super::{
     Delete, GRACE, Observed, PendingCreate, Plan, ShutDown, Step, blocked, capabilities_unknown, no_driver,
     paused,
@@ -34,10 +34,10 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
     let is_moved = identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some();
     if !has_finalizer(machine) {
-        return let_go(machine, observed);
+        return plan_without_finalizer(machine, observed);
     }
     if is_moved && !is_forced {
-        return moved_away(machine, observed);
+        return plan_moved(machine, observed);
     }
     // A move that stopped halfway leaves its Cluster paused, and would have taken the finalizer away.
     if let Some(block) = paused(machine, observed.cluster.as_deref()).filter(|_| !is_moved) {
@@ -99,14 +99,14 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         pending_create: pending_create(machine, observed, driver).filter(|_| !refused),
         may_have_second_vm: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
         refused,
-        requeue_after: pace_of_deletion(deleted_for(machine, observed.now), left),
+        requeue_after: deletion_poll_interval(deleted_for(machine, observed.now), left),
     }))
     .into()
 }
 
 /// The provider does not hold the object, or not any more. Where it has said something of it, it
 /// says which finalizers do.
-fn let_go(machine: &InfraMachine, observed: &Observed) -> Plan {
+fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
     let has_said_something = machine
         .status
         .as_ref()
@@ -130,7 +130,7 @@ fn let_go(machine: &InfraMachine, observed: &Observed) -> Plan {
 /// clusterctl has made the object at another management cluster, marked this one and deleted it, and
 /// removes the finalizers next, which is not worth a write. The VM is the other's: it is left alone,
 /// also when the mark stays.
-fn moved_away(machine: &InfraMachine, observed: &Observed) -> Plan {
+fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| remaining(deleted.0, GRACE, observed.now));
     if let Some(left) = left {

@@ -158,15 +158,15 @@ pub fn until_settling(observed: &Observed) -> Option<Duration> {
 /// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by
 /// themselves, and no longer than the guest still has to shut down. The end of a deletion is seen late by a
 /// quarter of what it took at most.
-pub fn pace_of_deletion(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
-    const MAX_PACE: Duration = Duration::from_mins(1);
-    let pace = (deleted_for / 4).clamp(FIRST_BACKOFF, MAX_PACE);
-    left_to_shut_down.map_or(pace, |left| pace.min(left.max(MIN_REQUEUE)))
+pub fn deletion_poll_interval(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
+    const MAX_INTERVAL: Duration = Duration::from_mins(1);
+    let interval = (deleted_for / 4).clamp(FIRST_BACKOFF, MAX_INTERVAL);
+    left_to_shut_down.map_or(interval, |left| interval.min(left.max(MIN_REQUEUE)))
 }
 
 /// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare
 /// by themselves where a driver says `Starting` for ever.
-pub fn pace(machine: &InfraMachine, now: Timestamp) -> Duration {
+pub fn settling_poll_interval(machine: &InfraMachine, now: Timestamp) -> Duration {
     let created = machine
         .status
         .as_ref()

@@ -45,7 +45,7 @@ pub fn class(
     );
     let (mut secrets, places) = secrets(source, target, &class)?;
     let user_data = secrets.0.remove(USER_DATA);
-    let handed = MachineClass {
+    let mcm_class = MachineClass {
         provider_spec: given,
         secrets: secrets
             .0
@@ -97,7 +97,7 @@ pub fn class(
     ));
     Ok((
         objects,
-        handed,
+        mcm_class,
         Converted {
             spec: spec.0,
             carried,

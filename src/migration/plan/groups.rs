@@ -6,13 +6,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::names::set_name;
-use super::objects::{Kept, labels_of, machine_objects};
+use super::objects::{SetTemplate, labels_of, machine_objects};
 use super::{Converted, Destination, Group, Object, Original, UNFINISHED, key_of, name};
 use crate::migration::source::{ClassKey, McmMachine, McmSetSpec, Source};
 use cmi_driver::LastKnownState;
 
 /// Machines that belong together, as machine-controller-manager has them.
-pub struct Drawn<'a> {
+pub struct MachineGroup<'a> {
     /// Its machines.
     pub machines: Vec<&'a McmMachine>,
     owner: GroupOwner<'a>,
@@ -27,7 +27,7 @@ enum GroupOwner<'a> {
 }
 
 /// The Machines by what keeps their number.
-pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'a>> {
+pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<MachineGroup<'a>> {
     let owner = |meta: &ObjectMeta, kind: &str| {
         let owners = meta.owner_references.iter().flatten();
         owners
@@ -49,7 +49,7 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'
             None => alone.push(machine),
         }
     }
-    let mut drawn = Vec::new();
+    let mut machine_groups = Vec::new();
     for deployment in &source.deployments {
         let own = name(&deployment.metadata);
         let sets: Vec<_> = source
@@ -64,7 +64,7 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'
             .flatten()
             .collect();
         let owner = GroupOwner::Deployment(&deployment.metadata, &deployment.spec);
-        drawn.push(Drawn {
+        machine_groups.push(MachineGroup {
             machines,
             owner,
             sets,
@@ -85,19 +85,19 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'
                     well",
                 name(&set.metadata)
             )),
-            None => drawn.push(Drawn {
+            None => machine_groups.push(MachineGroup {
                 machines: of_set.remove(&name(&set.metadata)).unwrap_or_default(),
                 owner: GroupOwner::Set(&set.metadata, &set.spec),
                 sets: Vec::new(),
             }),
         }
     }
-    drawn.extend(alone.into_iter().map(|machine| Drawn {
+    machine_groups.extend(alone.into_iter().map(|machine| MachineGroup {
         machines: vec![machine],
         owner: GroupOwner::None(&machine.metadata),
         sets: Vec::new(),
     }));
-    drawn
+    machine_groups
 }
 
 /// What keeps a machine from being migrated.
@@ -118,7 +118,7 @@ pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
     }
 }
 
-impl Drawn<'_> {
+impl MachineGroup<'_> {
     fn owner(&self) -> (&'static str, &ObjectMeta) {
         match self.owner {
             GroupOwner::Deployment(meta, _) => ("MachineDeployment", meta),
@@ -186,7 +186,7 @@ impl Drawn<'_> {
                 selector.insert("cluster.x-k8s.io/deployment-name".to_owned(), json!(own));
                 of_machines.insert("cluster.x-k8s.io/deployment-name".to_owned(), json!(own));
                 of_machines.insert("machine-template-hash".to_owned(), json!("migrated"));
-                let kept = Kept {
+                let kept = SetTemplate {
                     target,
                     marker: &marker,
                     replicas,
@@ -203,7 +203,7 @@ impl Drawn<'_> {
                     body,
                 ));
             }
-            let kept = Kept {
+            let kept = SetTemplate {
                 target,
                 marker: &marker,
                 replicas,

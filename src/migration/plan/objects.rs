@@ -21,7 +21,7 @@ pub fn metadata(target: &Destination, name: &str, from: &str, all: &Map<String, 
 }
 
 /// What a MachineSet or a MachineDeployment is made from.
-pub struct Kept<'a> {
+pub struct SetTemplate<'a> {
     /// What the operator has said.
     pub target: &'a Destination,
     /// The value of [`MIGRATED_FROM`].
@@ -38,7 +38,7 @@ pub struct Kept<'a> {
     pub spec: &'a McmSetSpec,
 }
 
-impl Kept<'_> {
+impl SetTemplate<'_> {
     /// The MachineSet that adopts the Machines.
     pub fn machine_set(&self, name: &str) -> Value {
         let mut body = self.body("MachineSet", name, self.labels);

@@ -7,7 +7,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::class::drop_class;
-use super::{Remains, api_of, delete_found, list};
+use super::{MigratedObjects, api_of, delete_found, list};
 use crate::api::{conditions, labels};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
@@ -23,7 +23,7 @@ const TRIES: u32 = 20;
 ///
 /// # Errors
 /// The API server's, core does not pause, or something of it is being deleted.
-pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) -> Result<(), WriteError> {
+pub async fn pause(client: &Client, migration: &Migration, remains: &MigratedObjects) -> Result<(), WriteError> {
     for group in &migration.groups {
         let own = || paused_of(group).filter(|object| remains.has(object));
         for object in own() {
@@ -67,7 +67,7 @@ fn is_paused(found: &DynamicObject) -> bool {
     condition(&found.data, conditions::PAUSED).is_some_and(|paused| paused["status"] == "True")
 }
 
-/// Lets go of the VMs and deletes what the migration has made; `say` tells of each object. The objects of
+/// Lets go of the VMs and deletes what the migration has made; `print_line` reports each object. The objects of
 /// `old` lose their marks.
 ///
 /// # Guarantees
@@ -219,7 +219,7 @@ async fn delete(
         return Err(WriteError::NotPaused(what));
     }
     if object.kind != "Machine" {
-        keeps_nothing(client, &found, &what, target).await?;
+        ensure_owns_nothing(client, &found, &what, target).await?;
     }
     if found.metadata.deletion_timestamp.is_none() && !delete_found(client, object, &found).await? {
         return Ok(());
@@ -240,7 +240,7 @@ async fn delete(
 }
 
 /// With what keeps them, the garbage collector would delete Machines, and core their VMs.
-async fn keeps_nothing(
+async fn ensure_owns_nothing(
     client: &Client,
     keeper: &DynamicObject,
     what: &str,

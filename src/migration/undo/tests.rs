@@ -42,8 +42,8 @@ fn migration() -> Migration {
 }
 
 /// All that was made, as it was made, but for a change of one kind.
-fn remains(migration: &Migration, kind: &str, change: impl Fn(&mut Value)) -> Remains {
-    let mut remains = Remains::default();
+fn remains(migration: &Migration, kind: &str, change: impl Fn(&mut Value)) -> MigratedObjects {
+    let mut remains = MigratedObjects::default();
     for object in migration.groups.iter().flat_map(Group::objects) {
         let mut live = object.body.clone();
         if object.kind == kind {
@@ -151,11 +151,11 @@ fn a_machine_that_is_being_deleted_is_refused_unless_it_was_released() {
 #[test]
 fn what_machine_controller_manager_does_not_know_or_another_has_made_is_refused() {
     let migration = migration();
-    let remains = Remains {
+    let remains = MigratedObjects {
         foreign: vec!["InfraMachine m1".to_owned()],
         later: vec![("m2".to_owned(), "MachineSet pool".to_owned())],
         without_original: vec!["m3".to_owned()],
-        ..Remains::default()
+        ..MigratedObjects::default()
     };
     let said = remains.problems(&migration, &BTreeMap::new()).join("\n");
     for part in [

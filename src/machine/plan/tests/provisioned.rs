@@ -269,7 +269,7 @@ fn a_trigger_in_between_neither_hurries_nor_loses_the_next_look() {
 fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
     let starting = machine().provisioned().power("Starting").build();
     let paced: Vec<_> = [0, 5, 60, 100_000, -100]
-        .map(|seconds| pace(&starting, at(seconds)).as_secs())
+        .map(|seconds| settling_poll_interval(&starting, at(seconds)).as_secs())
         .into();
     assert_eq!(paced, [5, 5, 60, 300, 5]);
 }
