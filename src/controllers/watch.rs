@@ -58,8 +58,8 @@ impl<K> Change<K> {
         }
     }
 
-    /// Whether it passes a predicate, which is a fingerprint as those of kube are: of what has to change. That
-    /// an object came or went passes every one.
+    /// Whether it passes a predicate, which is a fingerprint, as those of kube are, of what has to change.
+    /// That an object came or went passes every one.
     pub(super) fn passes(&self, predicate: impl Fn(&K) -> u64) -> bool {
         match self {
             Self::Added(_) | Self::Deleted(_) => true,

@@ -249,8 +249,8 @@ pub(super) async fn read(client: &Client, object: &Object) -> Result<Option<Dyna
     found.map_err(|error| WriteError::api(format!("looking for {object}"), error))
 }
 
-/// Makes what is not there yet; `print_line` reports each object. With `old`, what was migrated is marked there as
-/// migrated to `to`, each group before Cluster API may work on it.
+/// Makes what is not there yet; `print_line` reports each object. With `old`, what was migrated is marked
+/// there as migrated to `to`, each group before Cluster API may work on it.
 ///
 /// # Guarantees
 /// Machines are there before the MachineSet that adopts them, and are its own before anything lets it make

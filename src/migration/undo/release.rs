@@ -67,8 +67,8 @@ fn is_paused(found: &DynamicObject) -> bool {
     condition(&found.data, conditions::PAUSED).is_some_and(|paused| paused["status"] == "True")
 }
 
-/// Lets go of the VMs and deletes what the migration has made; `print_line` reports each object. The objects of
-/// `old` lose their marks.
+/// Lets go of the VMs and deletes what the migration has made; `print_line` reports each object. The objects
+/// of `old` lose their marks.
 ///
 /// # Guarantees
 /// An InfraMachine is deleted only as long as it carries the annotation by which the provider makes no call
