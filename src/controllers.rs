@@ -151,6 +151,9 @@ impl Controllers {
         let events = Events::new(client.clone(), options.reporter.clone());
         // Of both, so that a workload cluster has as many visits at a time as it may have.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
+        let reconciler = |controller, drivers: &ConfiguredDrivers| {
+            Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())
+        };
         let drain_context = Arc::new(volume_drain::Context {
             enabled: options.volume_drain,
             client: client.clone(),
@@ -159,12 +162,7 @@ impl Controllers {
             workload_clusters: Arc::clone(&workload_clusters),
             leadership: leadership.clone(),
             events: events.clone(),
-            reconciler: Reconciler::new(
-                ControllerName::VolumeDrain,
-                Arc::clone(&metrics),
-                drivers.clone(),
-                events.clone(),
-            ),
+            reconciler: reconciler(ControllerName::VolumeDrain, &drivers),
             enqueue: enqueue(&drain_queue),
             outages: Outages::default(),
         });
@@ -175,12 +173,7 @@ impl Controllers {
             leadership,
             events: events.clone(),
             // It calls no driver: a place in the queue of one is the machine's reconciler's to give up.
-            reconciler: Reconciler::new(
-                ControllerName::NotReadyTaint,
-                Arc::clone(&metrics),
-                ConfiguredDrivers::default(),
-                events.clone(),
-            ),
+            reconciler: reconciler(ControllerName::NotReadyTaint, &ConfiguredDrivers::default()),
             changed_nodes: ChangedNodes::default(),
         });
         let machine_context = Arc::new(machine::Context {

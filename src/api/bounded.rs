@@ -134,7 +134,7 @@ pub fn bound(meta: &mut ObjectMeta) {
     let mut others = DefaultHasher::new();
     let mut is_cut = false;
     if let Some(labels) = &mut meta.labels {
-        // No plan depends on the labels of others, so that a change of theirs is no news.
+        // No plan depends on the labels of others, so that a change of theirs is none.
         keep_known(labels, |_, _| {});
     }
     if let Some(annotations) = &mut meta.annotations {

@@ -1,4 +1,4 @@
-//! Tells the controller of a kind which objects have to be reconciled.
+//! The way of an object to the controller that reconciles it.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! What every reconcile works with.
+//! The clients, caches and queues of a reconcile, and how it waits for a permit or for capacity.
 
 use std::sync::Arc;
 use std::time::Duration;

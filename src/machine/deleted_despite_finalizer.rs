@@ -102,8 +102,8 @@ fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
     machine
 }
 
-/// When to try again; nothing where there is nothing more to do. An object that is still there, and that this
-/// process only does not watch any more, is no news.
+/// When to try again; nothing where there is nothing more to do. Nothing is logged of an object that is still
+/// there, and that this process only does not watch any more.
 async fn attempt(
     ctx: &Context,
     machine: &Arc<InfraMachine>,

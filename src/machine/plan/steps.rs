@@ -1,4 +1,4 @@
-//! What a plan can say.
+//! The steps that a plan can have, with what each needs.
 
 use std::time::Duration;
 

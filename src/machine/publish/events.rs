@@ -178,7 +178,7 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
         return true;
     };
     // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable,
-    // say whether this is news. An outage of the driver is reported once, on the InfraCluster.
+    // say whether this is new. An outage of the driver is reported once, on the InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
         if failure.is_outage() {
             return false;

@@ -1,4 +1,4 @@
-//! What a class comes to.
+//! The InfraMachineTemplate and the Secrets that a machine class becomes.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! The Node.
+//! The Node of a drain: it is read with its attached volumes, and cordoned.
 
 use http::StatusCode;
 use kube::api::Patch;

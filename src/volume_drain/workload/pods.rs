@@ -1,4 +1,4 @@
-//! The pods of a Node.
+//! The pods of a Node, and which of them have volumes and may be evicted.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The PersistentVolumes of a pod.
+//! The PersistentVolumes of a pod, by its claims.
 
 use serde::Deserialize;
 use serde_json::Value;
