@@ -21,7 +21,7 @@ pub use driver::{Configured, DriverAnswer, DriverReport, gather as gather_driver
 pub use driver_page::page as driver_page;
 pub use machine::{MachineReport, gather as gather_machine};
 pub use machine_page::page as machine_page;
-pub use page::span;
+pub use page::{columns, span};
 pub use scrape::{InvalidScrape, Scrape};
 
 /// Why a page can't be made at all.

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 
 use super::terminal::printable;
+use crate::describe::columns;
 
 /// How a command prints what it has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -18,20 +19,8 @@ pub(super) fn table<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String
     let shown = lines
         .iter()
         .map(|line| line.each_ref().map(|cell| printable(cell)));
-    let lines: Vec<_> = shown.collect();
-    let width = |column: usize| {
-        let cells = lines.iter().map(|line| line[column].chars().count());
-        cells.max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..COLUMNS).map(width).collect();
-    let mut text = String::new();
-    for line in &lines {
-        let cells = line.iter().zip(&widths);
-        let padded: Vec<_> = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
-        text.push_str(padded.join("   ").trim_end());
-        text.push('\n');
-    }
-    text
+    let lines = columns(&shown.collect::<Vec<_>>(), "   ");
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
 #[cfg(test)]

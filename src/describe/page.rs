@@ -33,25 +33,33 @@ impl Page {
         self.0.push('\n');
     }
 
-    /// Lines in columns, each as wide as its widest cell; the last one as it is.
+    /// Lines in columns.
     pub(super) fn table<const COLUMNS: usize>(&mut self, lines: &[[String; COLUMNS]]) {
-        let width = |column: usize| {
-            let cells = lines.iter().map(|line| line[column].chars().count());
-            cells.max().unwrap_or(0)
-        };
-        let widths: Vec<_> = (0..COLUMNS).map(width).collect();
-        for line in lines {
-            let cells = line.iter().zip(&widths);
-            let padded: Vec<_> = cells
-                .map(|(cell, width)| format!("{:<width$}", one_line(cell)))
-                .collect();
-            self.line(padded.join("  ").trim_end());
+        for line in columns(lines, "  ") {
+            self.line(&line);
         }
     }
 
     pub(super) fn text(self) -> String {
         self.0
     }
+}
+
+/// The lines, with every column as wide as its widest cell.
+pub fn columns<T: AsRef<str>, const COLUMNS: usize>(lines: &[[T; COLUMNS]], gap: &str) -> Vec<String> {
+    let width = |column: usize| {
+        let cells = lines.iter().map(|line| line[column].as_ref().chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..COLUMNS).map(width).collect();
+    let padded = |line: &[T; COLUMNS]| {
+        let cells = line.iter().zip(&widths);
+        let cells: Vec<_> = cells
+            .map(|(cell, width)| format!("{:<width$}", cell.as_ref()))
+            .collect();
+        cells.join(gap).trim_end().to_owned()
+    };
+    lines.iter().map(padded).collect()
 }
 
 /// What others have written has no line ends of its own on the page.
