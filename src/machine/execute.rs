@@ -88,7 +88,12 @@ pub async fn execute<'a>(
         return Ok(Execution::without_permit(outcome));
     };
     let during = step.during();
-    let outcome = match execute_step(ctx, object, &mut permit, step).await {
+    let mut executor = Executor {
+        ctx,
+        object: &mut *object,
+        permit: &mut permit,
+    };
+    let outcome = match executor.execute_step(step).await {
         Ok(outcome) => outcome.unless_not_leading(),
         Err(ExecuteError::Secret(cause)) => Outcome::NoSecrets { during, cause },
         Err(ExecuteError::Unfinished(error)) => return Err(error),
@@ -122,18 +127,23 @@ async fn restore_finalizer(object: &mut Object<'_>, ownership: &Ownership) -> Re
     Ok(())
 }
 
-async fn execute_step(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    step: Step,
-) -> Result<Outcome, ExecuteError> {
-    match step {
-        Step::Provision(plan) => provision::provision(ctx, object, permit, *plan).await,
-        Step::Adopt(plan) => adopt::adopt(ctx, object, permit, *plan).await,
-        Step::Refresh(plan) => refresh::refresh(ctx, object, permit, *plan).await,
-        Step::Update(plan) => update::update(ctx, object, permit, *plan).await,
-        Step::Delete(plan) => delete::delete(ctx, object, permit, *plan).await,
+/// Carries the step of a plan out, and writes what has to be written on the way.
+struct Executor<'r, 'o, 'p> {
+    ctx: &'r Context,
+    object: &'r mut Object<'o>,
+    /// To call the driver.
+    permit: &'r mut Permit<'p>,
+}
+
+impl Executor<'_, '_, '_> {
+    async fn execute_step(&mut self, step: Step) -> Result<Outcome, ExecuteError> {
+        match step {
+            Step::Provision(plan) => self.provision(*plan).await,
+            Step::Adopt(plan) => self.adopt(*plan).await,
+            Step::Refresh(plan) => self.refresh(*plan).await,
+            Step::Update(plan) => self.update(*plan).await,
+            Step::Delete(plan) => self.delete(*plan).await,
+        }
     }
 }
 

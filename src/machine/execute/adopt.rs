@@ -1,55 +1,45 @@
-//! Take over a VM that another has made.
+//! Adopt a VM that another controller has made.
 
-use super::ExecuteError;
-use super::consistency::gone_or_behind;
-use super::initialize::{initialize, uninitialized};
-use super::look_up::{LookUpResult, look_up};
-use super::machine_class;
+use super::initialize::uninitialized;
+use super::look_up::LookUpResult;
+use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
-use crate::configured_driver::Permit;
-use crate::machine::Context;
-use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::plan::{Adopt, LOOK_UP_INTERVAL, cannot_look_up};
 use crate::retry::Stage;
 
-/// Takes the VM over that the driver confirms.
-///
-/// # Guarantees
-/// Finalizer and identity are written only after the driver has answered with the VM of this very id, and on
-/// the object as it was decided on. Nothing is created, and no bootstrap data is sent.
-pub async fn adopt(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    plan: Adopt,
-) -> Result<Outcome, ExecuteError> {
-    let driver = permit.configured_driver();
-    let class = machine_class::with_credentials(ctx, object, driver, plan.look_up).await?;
-    let known = Some(&plan.provider_id);
-    match look_up(object, permit, known, Stage::Refresh, class.clone()).await {
-        LookUpResult::Machine(machine) => {
-            ctx.states.clear_absence(object.uid());
-            object.ensure_finalizer_and_identity(&plan.ownership).await?;
-            Ok(Outcome::Provisioned(Box::new(machine)))
+impl Executor<'_, '_, '_> {
+    /// Adopts the VM that the driver confirms.
+    ///
+    /// # Guarantees
+    /// Finalizer and identity are written only after the driver has answered with the VM of this very id, and
+    /// on the object as it was decided on. Nothing is created, and no bootstrap data is sent.
+    pub async fn adopt(&mut self, plan: Adopt) -> Result<Outcome, ExecuteError> {
+        let driver = self.permit.configured_driver();
+        let class = self.with_credentials(plan.look_up).await?;
+        let known = Some(&plan.provider_id);
+        match self.look_up(known, Stage::Refresh, class.clone()).await {
+            LookUpResult::Machine(machine) => {
+                self.ctx.states.clear_absence(self.object.uid());
+                self.object.ensure_finalizer_and_identity(&plan.ownership).await?;
+                Ok(Outcome::Provisioned(Box::new(machine)))
+            }
+            LookUpResult::Uninitialized(failure) => {
+                self.ctx.states.clear_absence(self.object.uid());
+                self.object.ensure_finalizer_and_identity(&plan.ownership).await?;
+                let vm = uninitialized(Some(plan.provider_id), failure);
+                self.initialize(class, vm).await
+            }
+            LookUpResult::Absent(_) if plan.is_confirmed => Ok(self.gone_or_behind(plan.provider_id)),
+            LookUpResult::Absent(_) => Ok(Outcome::Blocked(unconfirmed(
+                self.object.name(),
+                plan.provider_id.as_str(),
+            ))),
+            LookUpResult::Listed(_) | LookUpResult::CannotLook => {
+                Ok(Outcome::Blocked(cannot_look_up(driver.name())))
+            }
+            LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
         }
-        LookUpResult::Uninitialized(failure) => {
-            ctx.states.clear_absence(object.uid());
-            object.ensure_finalizer_and_identity(&plan.ownership).await?;
-            let vm = uninitialized(Some(plan.provider_id), failure);
-            initialize(ctx, object, permit, class, vm).await
-        }
-        LookUpResult::Absent(_) if plan.is_confirmed => {
-            Ok(gone_or_behind(ctx, object, permit, plan.provider_id))
-        }
-        LookUpResult::Absent(_) => Ok(Outcome::Blocked(unconfirmed(
-            object.name(),
-            plan.provider_id.as_str(),
-        ))),
-        LookUpResult::Listed(_) | LookUpResult::CannotLook => {
-            Ok(Outcome::Blocked(cannot_look_up(driver.name())))
-        }
-        LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }
 

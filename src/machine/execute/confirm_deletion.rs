@@ -3,193 +3,181 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::consistency::behind_for;
-use super::look_up::{another_vm, own_in_list};
-use super::vm::{VmPresence, presence_of_vm, remove_vm};
+use super::Executor;
+use super::look_up::another_vm;
+use super::vm::VmPresence;
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
-use crate::configured_driver::Permit;
-use crate::machine::Context;
-use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, PendingCreate};
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
-/// Whether the VM is gone, for all that the driver can say; else what is waited for.
-pub async fn confirm_gone(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: &Delete,
-    class: MachineClass,
-) -> Result<Outcome, Error> {
-    let capabilities = permit.known_capabilities();
-    if !capabilities.supports(Operation::GetMachineStatus) {
-        return confirm_without_look_up(ctx, object, permit, plan, class).await;
+impl Executor<'_, '_, '_> {
+    /// Whether the VM is gone, for all that the driver can say; else what is waited for.
+    pub async fn confirm_gone(&mut self, plan: &Delete, class: MachineClass) -> Result<Outcome, Error> {
+        let capabilities = self.permit.known_capabilities();
+        if !capabilities.supports(Operation::GetMachineStatus) {
+            return self.confirm_without_look_up(plan, class).await;
+        }
+        let known = plan.provider_id.as_ref();
+        let mut presence = self.presence_of_vm(known, class.clone()).await;
+        if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent(_))) {
+            presence = self.presence_of_vm(None, class.clone()).await;
+            // Where the driver does not say its id, its name is all there is to delete it by.
+            if let Ok(VmPresence::Present(stray)) = &presence
+                && let Some(failure) = self.remove_second_vm(stray.clone(), class.clone()).await?
+            {
+                return Ok(Outcome::Failed(Box::new(failure)));
+            }
+        }
+        if let Ok(VmPresence::Absent(named)) = &presence
+            && let Some(superseded) = plan.superseded(named.as_ref())
+        {
+            presence = self.remove_named(superseded, class).await?;
+        }
+        Ok(match presence {
+            Err(failure) => Outcome::Failed(Box::new(failure)),
+            Ok(VmPresence::Present(_)) => {
+                self.ctx.states.clear_absence(self.object.uid());
+                Outcome::Deleting {
+                    reason: reason::DELETING,
+                    message: "the driver accepted the deletion and still sees the VM".to_owned(),
+                    requeue_after: plan.requeue_after,
+                }
+            }
+            Ok(VmPresence::Absent(_)) => {
+                let behind = self.behind_for(capabilities.consistency_window);
+                after_absence(plan.pending_create, behind, plan.requeue_after)
+            }
+        })
     }
-    let known = plan.provider_id.as_ref();
-    let mut presence = presence_of_vm(object, permit, known, class.clone()).await;
-    if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent(_))) {
-        presence = presence_of_vm(object, permit, None, class.clone()).await;
-        // Where the driver does not say its id, its name is all there is to delete it by.
-        if let Ok(VmPresence::Present(stray)) = &presence
-            && let Some(failure) = remove_second_vm(object, permit, stray.clone(), class.clone()).await?
+
+    /// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its
+    /// list shows what it knows nothing of by then: the VM of a create that was never answered. It is asked
+    /// for only where there may be one, since a list is one of all VMs of the cluster.
+    async fn confirm_without_look_up(
+        &mut self,
+        plan: &Delete,
+        class: MachineClass,
+    ) -> Result<Outcome, Error> {
+        let capabilities = self.permit.known_capabilities();
+        let is_unanswered = plan.may_have_second_vm || plan.pending_create.is_some() || plan.named.is_some();
+        if is_unanswered && capabilities.supports(Operation::ListMachines) {
+            match self.own_in_list(class.clone()).await {
+                Ok(Some(listed)) if listed.is_empty() => {
+                    let behind = self.behind_for(capabilities.consistency_window);
+                    return Ok(after_absence(plan.pending_create, behind, plan.requeue_after));
+                }
+                Ok(Some(listed)) => {
+                    self.ctx.states.clear_absence(self.object.uid());
+                    return self.remove_listed(plan, listed, class).await;
+                }
+                Ok(None) => {}
+                Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
+            }
+        }
+        // The name is all there is to find another VM by. Whether a driver that was given an id before
+        // can do so is its own affair.
+        if plan.may_have_second_vm
+            && let Some(failure) = self.remove_vm(None, class.clone()).await?
+        {
+            if failure.disposition == Disposition::Retry {
+                return Ok(Outcome::Failed(Box::new(failure)));
+            }
+            tracing::warn!(
+                name = self.object.name(),
+                code = %failure.status.code(),
+                "the driver does not delete by name alone: a VM of a create that was never answered may be \
+                    left"
+            );
+        }
+        if let Some(named) = &plan.named
+            && !self.is_anothers(named)
+            && let Some(failure) = self.remove_vm(Some(named.clone()), class).await?
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
+        // Since when it has been answering that the VM is deleted.
+        self.ctx.states.absent_for(self.object.uid(), Instant::now());
+        Ok(plan.pending_create.map_or(Outcome::Gone, |pending_create| {
+            awaiting_create(
+                "the driver accepted the deletion",
+                pending_create,
+                plan.requeue_after,
+            )
+        }))
     }
-    if let Ok(VmPresence::Absent(named)) = &presence
-        && let Some(superseded) = plan.superseded(named.as_ref())
-    {
-        presence = remove_named(ctx, object, permit, superseded, class).await?;
-    }
-    Ok(match presence {
-        Err(failure) => Outcome::Failed(Box::new(failure)),
-        Ok(VmPresence::Present(_)) => {
-            ctx.states.clear_absence(object.uid());
-            Outcome::Deleting {
-                reason: reason::DELETING,
-                message: "the driver accepted the deletion and still sees the VM".to_owned(),
-                requeue_after: plan.requeue_after,
-            }
-        }
-        Ok(VmPresence::Absent(_)) => {
-            let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
-            after_absence(plan.pending_create, behind, plan.requeue_after)
-        }
-    })
-}
 
-/// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its
-/// list shows what it knows nothing of by then: the VM of a create that was never answered. It is asked for
-/// only where there may be one, since a list is one of all VMs of the cluster.
-async fn confirm_without_look_up(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: &Delete,
-    class: MachineClass,
-) -> Result<Outcome, Error> {
-    let capabilities = permit.known_capabilities();
-    let is_unanswered = plan.may_have_second_vm || plan.pending_create.is_some() || plan.named.is_some();
-    if is_unanswered && capabilities.supports(Operation::ListMachines) {
-        match own_in_list(object, permit, class.clone()).await {
-            Ok(Some(listed)) if listed.is_empty() => {
-                let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
-                return Ok(after_absence(plan.pending_create, behind, plan.requeue_after));
+    /// Deletes the VMs of the machine that a list still has, besides the one whose
+    /// deletion the driver has answered.
+    async fn remove_listed(
+        &mut self,
+        plan: &Delete,
+        listed: BTreeSet<ProviderId>,
+        class: MachineClass,
+    ) -> Result<Outcome, Error> {
+        let strays = listed
+            .into_iter()
+            .filter(|id| plan.provider_id.as_ref() != Some(id));
+        for stray in strays {
+            if let Some(failure) = self.remove_second_vm(Some(stray), class.clone()).await? {
+                return Ok(Outcome::Failed(Box::new(failure)));
             }
-            Ok(Some(listed)) => {
-                ctx.states.clear_absence(object.uid());
-                return remove_listed(object, permit, plan, listed, class).await;
-            }
-            Ok(None) => {}
-            Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
         }
+        Ok(Outcome::Deleting {
+            reason: reason::DELETING,
+            message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
+            requeue_after: plan.requeue_after,
+        })
     }
-    // The name is all there is to find another VM by. Whether a driver that was given an id before
-    // can do so is its own affair.
-    if plan.may_have_second_vm
-        && let Some(failure) = remove_vm(object, permit, None, class.clone()).await?
-    {
-        if failure.disposition == Disposition::Retry {
-            return Ok(Outcome::Failed(Box::new(failure)));
+
+    /// Deletes the VM of the id that was named for it, if there is one. A driver whose configuration has
+    /// changed since need not find it by its name any more, but in another pool or on another host.
+    async fn remove_named(
+        &mut self,
+        named: &ProviderId,
+        class: MachineClass,
+    ) -> Result<Result<VmPresence, Failure>, Error> {
+        if self.is_anothers(named) {
+            return Ok(Ok(VmPresence::Absent(None)));
         }
+        let presence = self.presence_of_vm(Some(named), class.clone()).await;
+        let Ok(VmPresence::Present(id)) = &presence else {
+            return Ok(presence);
+        };
+        let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
+            Some(failure) => Some(failure),
+            None => self.remove_second_vm(Some(named.clone()), class).await?,
+        };
+        Ok(failure.map_or(presence, Err))
+    }
+
+    /// Whether another machine has the id: then its VM is that one's.
+    fn is_anothers(&self, named: &ProviderId) -> bool {
+        let is_anothers = self.ctx.states.ids.is_anothers(named.as_str(), self.object.uid());
+        if is_anothers {
+            tracing::warn!(
+                name = self.object.name(),
+                provider_id = named.as_str(),
+                "another InfraMachine has the ProviderID that was named for this one: its VM is left alone"
+            );
+        }
+        is_anothers
+    }
+
+    async fn remove_second_vm(
+        &mut self,
+        stray: Option<ProviderId>,
+        class: MachineClass,
+    ) -> Result<Option<Failure>, Error> {
         tracing::warn!(
-            name = object.name(),
-            code = %failure.status.code(),
-            "the driver does not delete by name alone: a VM of a create that was never answered may be left"
+            name = self.object.name(),
+            stray = stray.as_ref().map(ProviderId::as_str),
+            "a create that was never answered has made a VM: deleting it"
         );
+        self.remove_vm(stray, class).await
     }
-    if let Some(named) = &plan.named
-        && !is_anothers(ctx, object, named)
-        && let Some(failure) = remove_vm(object, permit, Some(named.clone()), class).await?
-    {
-        return Ok(Outcome::Failed(Box::new(failure)));
-    }
-    // Since when it has been answering that the VM is deleted.
-    ctx.states.absent_for(object.uid(), Instant::now());
-    Ok(plan.pending_create.map_or(Outcome::Gone, |pending_create| {
-        awaiting_create(
-            "the driver accepted the deletion",
-            pending_create,
-            plan.requeue_after,
-        )
-    }))
-}
-
-/// Deletes the VMs of the machine that a list still has, besides the one whose
-/// deletion the driver has answered.
-async fn remove_listed(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: &Delete,
-    listed: BTreeSet<ProviderId>,
-    class: MachineClass,
-) -> Result<Outcome, Error> {
-    let strays = listed
-        .into_iter()
-        .filter(|id| plan.provider_id.as_ref() != Some(id));
-    for stray in strays {
-        if let Some(failure) = remove_second_vm(object, permit, Some(stray), class.clone()).await? {
-            return Ok(Outcome::Failed(Box::new(failure)));
-        }
-    }
-    Ok(Outcome::Deleting {
-        reason: reason::DELETING,
-        message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
-        requeue_after: plan.requeue_after,
-    })
-}
-
-/// Deletes the VM of the id that was named for it, if there is one. A driver whose configuration has changed
-/// since need not find it by its name any more, but in another pool or on another host.
-async fn remove_named(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    named: &ProviderId,
-    class: MachineClass,
-) -> Result<Result<VmPresence, Failure>, Error> {
-    if is_anothers(ctx, object, named) {
-        return Ok(Ok(VmPresence::Absent(None)));
-    }
-    let presence = presence_of_vm(object, permit, Some(named), class.clone()).await;
-    let Ok(VmPresence::Present(id)) = &presence else {
-        return Ok(presence);
-    };
-    let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
-        Some(failure) => Some(failure),
-        None => remove_second_vm(object, permit, Some(named.clone()), class).await?,
-    };
-    Ok(failure.map_or(presence, Err))
-}
-
-/// Whether another machine has the id: then its VM is that one's.
-fn is_anothers(ctx: &Context, object: &Object<'_>, named: &ProviderId) -> bool {
-    let is_anothers = ctx.states.ids.is_anothers(named.as_str(), object.uid());
-    if is_anothers {
-        tracing::warn!(
-            name = object.name(),
-            provider_id = named.as_str(),
-            "another InfraMachine has the ProviderID that was named for this one: its VM is left alone"
-        );
-    }
-    is_anothers
-}
-
-async fn remove_second_vm(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    stray: Option<ProviderId>,
-    class: MachineClass,
-) -> Result<Option<Failure>, Error> {
-    tracing::warn!(
-        name = object.name(),
-        stray = stray.as_ref().map(ProviderId::as_str),
-        "a create that was never answered has made a VM: deleting it"
-    );
-    remove_vm(object, permit, stray, class).await
 }
 
 /// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.

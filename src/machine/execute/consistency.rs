@@ -2,27 +2,27 @@
 
 use std::time::{Duration, Instant};
 
-use crate::configured_driver::Permit;
-use crate::machine::Context;
-use crate::machine::object::Object;
+use super::Executor;
 use crate::machine::outcome::Outcome;
 use crate::retry::MIN_REQUEUE;
 use cmi_driver::ProviderId;
 
-/// How much longer the driver may be behind, whose consistency window is `window` and which does not see the
-/// VM now; `None` when it can't be behind any more.
-pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration> {
-    let absent_for = ctx.states.absent_for(uid, Instant::now());
-    window
-        .checked_sub(absent_for)
-        .filter(|left| !left.is_zero())
-        .map(|left| left.max(MIN_REQUEUE))
-}
+impl Executor<'_, '_, '_> {
+    /// How much longer the driver may be behind, whose consistency window is `window` and which does not see
+    /// the VM now; `None` when it can't be behind any more.
+    pub fn behind_for(&self, window: Duration) -> Option<Duration> {
+        let absent_for = self.ctx.states.absent_for(self.object.uid(), Instant::now());
+        window
+            .checked_sub(absent_for)
+            .filter(|left| !left.is_zero())
+            .map(|left| left.max(MIN_REQUEUE))
+    }
 
-/// What comes of a VM whose id is known and that the driver does not see.
-pub fn gone_or_behind(ctx: &Context, object: &Object<'_>, permit: &Permit<'_>, id: ProviderId) -> Outcome {
-    match behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window) {
-        Some(requeue_after) => Outcome::Absent { requeue_after },
-        None => Outcome::Vanished(id),
+    /// What comes of a VM whose id is known and that the driver does not see.
+    pub fn gone_or_behind(&self, id: ProviderId) -> Outcome {
+        match self.behind_for(self.permit.known_capabilities().consistency_window) {
+            Some(requeue_after) => Outcome::Absent { requeue_after },
+            None => Outcome::Vanished(id),
+        }
     }
 }

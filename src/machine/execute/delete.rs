@@ -1,44 +1,31 @@
 //! Shut down and delete, until the VM is gone.
 
-use super::ExecuteError;
-use super::confirm_deletion::confirm_gone;
-use super::machine_class;
-use super::shut_down::shut_down;
-use super::vm::{VmPresence, presence_of_vm, remove_vm};
+use super::vm::VmPresence;
+use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::InvalidSecret;
-use crate::configured_driver::Permit;
 use crate::identity;
-use crate::machine::Context;
-use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
 use crate::retry::Disposition;
 use cmi_driver::{Code, MachineClass, Operation, Secrets};
 
-/// Deletes the VM.
-///
-/// # Guarantees
-/// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be
-/// behind, and no create that was never answered can make the VM any more. Where an id was named for such a
-/// create, it said so of that id as well, or named it again. A missing Secret does not stop the
-/// deletion of a VM that the driver sees without it.
-pub async fn delete(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: Delete,
-) -> Result<Outcome, ExecuteError> {
-    // clusterctl does not move an object that is being deleted, so stop blocking the move. For a VM that only
-    // the status confirmed, the pause before a move does this; no write per deletion.
-    if !identity::is_confirmed_by_status(object.get()) {
-        object.prepare_for_move().await?;
-    }
-    let (class, secret_is_gone) =
-        match machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone())
-            .await
-        {
+impl Executor<'_, '_, '_> {
+    /// Deletes the VM.
+    ///
+    /// # Guarantees
+    /// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be
+    /// behind, and no create that was never answered can make the VM any more. Where an id was named for such
+    /// a create, it said so of that id as well, or named it again. A missing Secret does not stop the
+    /// deletion of a VM that the driver sees without it.
+    pub async fn delete(&mut self, plan: Delete) -> Result<Outcome, ExecuteError> {
+        // clusterctl does not move an object that is being deleted, so stop blocking the move. For a VM that
+        // only the status confirmed, the pause before a move does this; no write per deletion.
+        if !identity::is_confirmed_by_status(self.object.get()) {
+            self.object.prepare_for_move().await?;
+        }
+        let (class, secret_is_gone) = match self.with_credentials(plan.spec.clone()).await {
             Ok(class) => (class, false),
             Err(ExecuteError::Secret(InvalidSecret::Missing { name, .. })) => {
                 let class = MachineClass {
@@ -46,7 +33,7 @@ pub async fn delete(
                     secrets: Secrets::default(),
                 };
                 if !plan.refused
-                    && let Some(failure) = check_without_credentials(object, permit, &plan, name, class.clone()).await?
+                    && let Some(failure) = self.check_without_credentials(&plan, name, class.clone()).await?
                 {
                     return Ok(Outcome::Failed(Box::new(failure)));
                 }
@@ -54,40 +41,85 @@ pub async fn delete(
             }
             Err(stopped) => return Err(stopped),
         };
-    if let Some(asking) = plan.shut_down
-        && let Some(outcome) = shut_down(ctx, object, permit, &plan, asking, class.clone()).await?
-    {
-        return Ok(outcome);
-    }
-    let secrets = class.secrets.clone();
-    let outcome = match remove_vm(object, permit, plan.provider_id.clone(), class.clone()).await? {
-        None => confirm_gone(ctx, object, permit, &plan, class).await?,
-        Some(failure) if may_be_gone(&failure, permit) => {
-            match confirm_gone(ctx, object, permit, &plan, class).await? {
+        if let Some(asking) = plan.shut_down
+            && let Some(outcome) = self.shut_down(&plan, asking, class.clone()).await?
+        {
+            return Ok(outcome);
+        }
+        let secrets = class.secrets.clone();
+        let outcome = match self.remove_vm(plan.provider_id.clone(), class.clone()).await? {
+            None => self.confirm_gone(&plan, class).await?,
+            Some(failure) if self.may_be_gone(&failure) => match self.confirm_gone(&plan, class).await? {
                 gone @ (Outcome::Gone
                 | Outcome::Deleting {
                     reason: reason::CONFIRMING_DELETION | reason::CREATE_UNANSWERED,
                     ..
                 }) => gone,
                 _ => Outcome::Failed(Box::new(failure)),
+            },
+            Some(failure) => Outcome::Failed(Box::new(failure)),
+        };
+        if matches!(outcome, Outcome::Gone) && !plan.refused {
+            self.permit.on_vm_deleted(&secrets);
+        }
+        Ok(if plan.refused {
+            of_a_refused_spec(outcome, secret_is_gone)
+        } else {
+            outcome
+        })
+    }
+
+    /// Whether a deletion that failed may have nothing to delete, and the driver can say so.
+    fn may_be_gone(&self, failure: &Failure) -> bool {
+        failure.disposition == Disposition::VerifyDeleted
+            && self
+                .permit
+                .known_capabilities()
+                .supports(Operation::GetMachineStatus)
+    }
+
+    /// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without
+    /// them needs none, and this is written down: once the VM is deleted it could not be determined any more.
+    /// To a driver that does not see it, it may be gone, or in an account that only the credentials open:
+    /// that is for the operator to say.
+    ///
+    /// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the
+    /// credentials.
+    async fn check_without_credentials(
+        &mut self,
+        plan: &Delete,
+        name: String,
+        class: MachineClass,
+    ) -> Result<Option<Failure>, ExecuteError> {
+        // A driver that has credentials from the provider needs some, and those open another
+        // account than the Secret did.
+        if self.permit.configured_driver().has_credentials() {
+            return Err(InvalidSecret::Needed { name }.into());
+        }
+        if !self
+            .permit
+            .known_capabilities()
+            .supports(Operation::GetMachineStatus)
+        {
+            return Ok(None);
+        }
+        match self.presence_of_vm(plan.provider_id.as_ref(), class).await {
+            Ok(VmPresence::Present(_)) => {}
+            Ok(VmPresence::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
+            Err(mut failure) => {
+                let said = failure.status.message();
+                let message =
+                    format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");
+                failure.status = failure.status.with_message(message);
+                return Ok(Some(failure));
             }
         }
-        Some(failure) => Outcome::Failed(Box::new(failure)),
-    };
-    if matches!(outcome, Outcome::Gone) && !plan.refused {
-        permit.on_vm_deleted(&secrets);
+        let none = (labels::SECRET, Some(String::new()));
+        self.object
+            .try_patch_annotations("noting that the driver sees the VM without credentials", &[none])
+            .await?;
+        Ok(None)
     }
-    Ok(if plan.refused {
-        of_a_refused_spec(outcome, secret_is_gone)
-    } else {
-        outcome
-    })
-}
-
-/// Whether a deletion that failed may have nothing to delete, and the driver can say so.
-fn may_be_gone(failure: &Failure, permit: &Permit<'_>) -> bool {
-    failure.disposition == Disposition::VerifyDeleted
-        && permit.known_capabilities().supports(Operation::GetMachineStatus)
 }
 
 /// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which
@@ -123,44 +155,6 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
         }
         other => other,
     }
-}
-
-/// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without
-/// them needs none, and this is written down: once the VM is deleted it could not be determined any more. To
-/// a driver that does not see it, it may be gone, or in an account that only the credentials open: that
-/// is for the operator to say.
-///
-/// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the credentials.
-async fn check_without_credentials(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: &Delete,
-    name: String,
-    class: MachineClass,
-) -> Result<Option<Failure>, ExecuteError> {
-    // A driver that has credentials from the provider needs some, and those open another
-    // account than the Secret did.
-    if permit.configured_driver().has_credentials() {
-        return Err(InvalidSecret::Needed { name }.into());
-    }
-    if !permit.known_capabilities().supports(Operation::GetMachineStatus) {
-        return Ok(None);
-    }
-    match presence_of_vm(object, permit, plan.provider_id.as_ref(), class).await {
-        Ok(VmPresence::Present(_)) => {}
-        Ok(VmPresence::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
-        Err(mut failure) => {
-            let said = failure.status.message();
-            let message = format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");
-            failure.status = failure.status.with_message(message);
-            return Ok(Some(failure));
-        }
-    }
-    let none = (labels::SECRET, Some(String::new()));
-    object
-        .try_patch_annotations("noting that the driver sees the VM without credentials", &[none])
-        .await?;
-    Ok(None)
 }
 
 #[cfg(test)]

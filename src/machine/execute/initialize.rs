@@ -1,11 +1,9 @@
 //! Initialize a VM that exists.
 
-use super::ExecuteError;
 use super::look_up::another_vm;
-use crate::configured_driver::{Permit, VM_LOCK_WAIT};
+use super::{ExecuteError, Executor};
+use crate::configured_driver::VM_LOCK_WAIT;
 use crate::identity;
-use crate::machine::Context;
-use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
@@ -49,44 +47,47 @@ pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitializ
     }
 }
 
-/// Initializes a VM that exists; a driver without the call has nothing to initialize. No remediation restarts
-/// the VM meanwhile.
-pub async fn initialize(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    class: MachineClass,
-    vm: ToInitialize,
-) -> Result<Outcome, ExecuteError> {
-    if vm.required {
-        // It came with an answer that is over: whatever becomes of the initialization, it must not be lost.
-        object.patch_last_known_state(vm.state.as_ref()).await?;
+impl Executor<'_, '_, '_> {
+    /// Initializes a VM that exists; a driver without the call has nothing to initialize. No remediation
+    /// restarts the VM meanwhile.
+    pub async fn initialize(
+        &mut self,
+        class: MachineClass,
+        vm: ToInitialize,
+    ) -> Result<Outcome, ExecuteError> {
+        if vm.required {
+            // It came with an answer that is over: whatever becomes of the initialization, it must not be
+            // lost.
+            self.object.patch_last_known_state(vm.state.as_ref()).await?;
+        }
+        if !self.ctx.may_create(self.object.get(), self.permit) {
+            return Ok(self
+                .ctx
+                .waiting_for_a_permit(self.object.get(), self.permit.configured_driver()));
+        }
+        let uid = self.object.uid().to_owned();
+        let driver = self.permit.configured_driver();
+        let Some(_lock) = driver.try_lock_vm(&uid) else {
+            return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
+        };
+        let request = InitializeMachineRequest {
+            machine: MachineRef::new(self.object.name(), class.clone()),
+            provider_id: vm.known.clone(),
+            last_known_state: vm
+                .state
+                .clone()
+                .or_else(|| identity::last_known_state(self.object.get())),
+        };
+        let call = self.permit.driver().initialize_machine(request);
+        let answer = self.object.awaiting(Operation::InitializeMachine, call).await;
+        let outcome = initialized(vm, answer);
+        if let Outcome::Failed(failure) = &outcome
+            && failure.disposition == Disposition::AwaitCapacity
+        {
+            self.ctx.await_capacity(self.object.get(), self.permit, &class);
+        }
+        Ok(outcome)
     }
-    if !ctx.may_create(object.get(), permit) {
-        return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
-    }
-    let uid = object.uid().to_owned();
-    let driver = permit.configured_driver();
-    let Some(_lock) = driver.try_lock_vm(&uid) else {
-        return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
-    };
-    let request = InitializeMachineRequest {
-        machine: MachineRef::new(object.name(), class.clone()),
-        provider_id: vm.known.clone(),
-        last_known_state: vm
-            .state
-            .clone()
-            .or_else(|| identity::last_known_state(object.get())),
-    };
-    let call = permit.driver().initialize_machine(request);
-    let answer = object.awaiting(Operation::InitializeMachine, call).await;
-    let outcome = initialized(vm, answer);
-    if let Outcome::Failed(failure) = &outcome
-        && failure.disposition == Disposition::AwaitCapacity
-    {
-        ctx.await_capacity(object.get(), permit, &class);
-    }
-    Ok(outcome)
 }
 
 /// What the answer to an initialization leads to.

@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::vm::{self, named_id};
-use crate::configured_driver::Permit;
+use super::Executor;
 use crate::identity::MachineId;
-use crate::machine::object::Object;
 use crate::machine::outcome::Failure;
 use crate::retry::{Disposition, Stage, VmObservation};
 use cmi_driver::{
@@ -28,94 +26,94 @@ pub enum LookUpResult {
     Failed(Failure),
 }
 
-/// Looks the VM up, by its id where that is known. A driver that can't is asked for its list, where no id is
-/// known and a create may follow.
-pub async fn look_up(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    known: Option<&ProviderId>,
-    stage: Stage,
-    class: MachineClass,
-) -> LookUpResult {
-    let capabilities = permit.known_capabilities();
-    if !capabilities.supports(stage.operation()) {
-        return match (stage, known) {
-            (Stage::LookUp, None) if capabilities.supports(Operation::ListMachines) => {
-                list(object, permit, Stage::List, class).await
-            }
-            (Stage::LookUpAgain, None) if capabilities.supports(Operation::ListMachines) => {
-                list(object, permit, Stage::ListAgain, class).await
-            }
-            _ => LookUpResult::CannotLook,
-        };
-    }
-    let status = match vm::read(object, permit, known, class).await {
-        Ok(machine) => {
-            return match another_vm(stage, known, Some(&machine.provider_id)) {
-                Some(failure) => LookUpResult::Failed(failure),
-                None => LookUpResult::Machine(machine),
+impl Executor<'_, '_, '_> {
+    /// Looks the VM up, by its id where that is known. A driver that can't is asked for its list, where no id
+    /// is known and a create may follow.
+    pub async fn look_up(
+        &mut self,
+        known: Option<&ProviderId>,
+        stage: Stage,
+        class: MachineClass,
+    ) -> LookUpResult {
+        let capabilities = self.permit.known_capabilities();
+        if !capabilities.supports(stage.operation()) {
+            return match (stage, known) {
+                (Stage::LookUp, None) if capabilities.supports(Operation::ListMachines) => {
+                    self.list(Stage::List, class).await
+                }
+                (Stage::LookUpAgain, None) if capabilities.supports(Operation::ListMachines) => {
+                    self.list(Stage::ListAgain, class).await
+                }
+                _ => LookUpResult::CannotLook,
             };
         }
-        Err(status) => status,
-    };
-    if let Some(failure) = another_vm(stage, known, status.machine().map(|machine| &machine.provider_id)) {
-        return LookUpResult::Failed(failure);
-    }
-    let failure = Failure::new(stage, status);
-    match failure.disposition.observation() {
-        Some(VmObservation::Absent) => LookUpResult::Absent(named_id(permit, &failure)),
-        Some(VmObservation::Uninitialized) => LookUpResult::Uninitialized(failure),
-        None if failure.disposition == Disposition::Fallback => LookUpResult::CannotLook,
-        None => LookUpResult::Failed(failure),
-    }
-}
-
-/// Looks for the VM in the driver's list of the cluster.
-async fn list(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    stage: Stage,
-    class: MachineClass,
-) -> LookUpResult {
-    match listed(object, permit, stage, class).await {
-        Ok(Some(machines)) => {
-            let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
-            among(machines, object.name(), id.as_ref().map(MachineId::tag), stage)
+        let status = match self.read(known, class).await {
+            Ok(machine) => {
+                return match another_vm(stage, known, Some(&machine.provider_id)) {
+                    Some(failure) => LookUpResult::Failed(failure),
+                    None => LookUpResult::Machine(machine),
+                };
+            }
+            Err(status) => status,
+        };
+        if let Some(failure) = another_vm(stage, known, status.machine().map(|machine| &machine.provider_id))
+        {
+            return LookUpResult::Failed(failure);
         }
-        Ok(None) => LookUpResult::CannotLook,
-        Err(failure) => LookUpResult::Failed(failure),
+        let failure = Failure::new(stage, status);
+        match failure.disposition.observation() {
+            Some(VmObservation::Absent) => LookUpResult::Absent(self.named_id(&failure)),
+            Some(VmObservation::Uninitialized) => LookUpResult::Uninitialized(failure),
+            None if failure.disposition == Disposition::Fallback => LookUpResult::CannotLook,
+            None => LookUpResult::Failed(failure),
+        }
     }
-}
 
-/// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list says
-/// whose a VM is, and otherwise those of its name. Nothing where the driver can't list after all.
-pub async fn own_in_list(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    class: MachineClass,
-) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
-    let machines = listed(object, permit, Stage::ListAfterDelete, class).await?;
-    let id = MachineId::of(object.get());
-    let own = id.as_ref().map(MachineId::tag);
-    Ok(machines.map(|machines| own_among(machines, object.name(), own)))
-}
+    /// Looks for the VM in the driver's list of the cluster.
+    async fn list(&mut self, stage: Stage, class: MachineClass) -> LookUpResult {
+        match self.listed(stage, class).await {
+            Ok(Some(machines)) => {
+                let id = MachineId::of(self.object.get()).or_else(|| MachineId::derived(self.object.get()));
+                among(
+                    machines,
+                    self.object.name(),
+                    id.as_ref().map(MachineId::tag),
+                    stage,
+                )
+            }
+            Ok(None) => LookUpResult::CannotLook,
+            Err(failure) => LookUpResult::Failed(failure),
+        }
+    }
 
-/// The driver's list of the cluster; nothing where it can't list after all.
-async fn listed(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    stage: Stage,
-    class: MachineClass,
-) -> Result<Option<Vec<ListedMachine>>, Failure> {
-    let answer = permit.driver().list_machines(ListMachinesRequest { class });
-    let failure = match object.awaiting(stage.operation(), answer).await {
-        Ok(machines) => return Ok(Some(machines)),
-        Err(status) => Failure::new(stage, status),
-    };
-    if failure.disposition == Disposition::Fallback {
-        Ok(None)
-    } else {
-        Err(failure)
+    /// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list says
+    /// whose a VM is, and otherwise those of its name. Nothing where the driver can't list after all.
+    pub async fn own_in_list(
+        &mut self,
+        class: MachineClass,
+    ) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
+        let machines = self.listed(Stage::ListAfterDelete, class).await?;
+        let id = MachineId::of(self.object.get());
+        let own = id.as_ref().map(MachineId::tag);
+        Ok(machines.map(|machines| own_among(machines, self.object.name(), own)))
+    }
+
+    /// The driver's list of the cluster; nothing where it can't list after all.
+    async fn listed(
+        &mut self,
+        stage: Stage,
+        class: MachineClass,
+    ) -> Result<Option<Vec<ListedMachine>>, Failure> {
+        let answer = self.permit.driver().list_machines(ListMachinesRequest { class });
+        let failure = match self.object.awaiting(stage.operation(), answer).await {
+            Ok(machines) => return Ok(Some(machines)),
+            Err(status) => Failure::new(stage, status),
+        };
+        if failure.disposition == Disposition::Fallback {
+            Ok(None)
+        } else {
+            Err(failure)
+        }
     }
 }
 

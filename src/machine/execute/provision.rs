@@ -2,17 +2,14 @@
 
 use jiff::Timestamp;
 
-use super::ExecuteError;
-use super::consistency::{behind_for, gone_or_behind};
-use super::initialize::{initialize, made, uninitialized};
-use super::look_up::{LookUpResult, another_vm, look_up};
-use super::machine_class;
+use super::initialize::{made, uninitialized};
+use super::look_up::{LookUpResult, another_vm};
+use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::VmExistence;
-use crate::configured_driver::{Permit, is_circuit_open};
+use crate::configured_driver::is_circuit_open;
 use crate::identity;
 use crate::machine::Context;
-use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::ownership::Ownership;
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
@@ -20,196 +17,232 @@ use crate::machine::runtime_state::AnsweredCreate;
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
 
-/// Brings the VM up, or finds it up.
-///
-/// # Guarantees
-/// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do
-/// neither), and only on an object that was written at the API server a moment ago: finalizer, identity,
-/// and when the create was issued. Where an id was named for an earlier create and is not named again, the
-/// driver has said NOT_FOUND of that one as well.
-pub async fn provision(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    plan: Provision,
-) -> Result<Outcome, ExecuteError> {
-    let class =
-        machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up.clone())
-            .await?;
-    // It was refused before, and no other create can have made its VM: there is nothing to look up
-    // while nothing may be created.
-    if plan.probe_hint.recalled
-        && plan.provider_id.is_none()
-        && plan.unanswered.latest().is_none()
-        && let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &class)
-    {
-        return Ok(circuit_open);
-    }
-    let stage = if plan.vm_may_exist() {
-        Stage::LookUpAgain
-    } else {
-        Stage::LookUp
-    };
-    let mut known = plan.provider_id.clone();
-    let mut result = look_up(object, permit, known.as_ref(), stage, class.clone()).await;
-    if let LookUpResult::Absent(named) = &result
-        && let Some(superseded) = plan.superseded(named.as_ref())
-    {
-        let before = look_up(object, permit, Some(superseded), stage, class.clone()).await;
-        if !matches!(before, LookUpResult::Absent(_)) {
-            known = Some(superseded.clone());
-            result = before;
+impl Executor<'_, '_, '_> {
+    /// Brings the VM up, or finds it up.
+    ///
+    /// # Guarantees
+    /// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do
+    /// neither), and only on an object that was written at the API server a moment ago: finalizer, identity,
+    /// and when the create was issued. Where an id was named for an earlier create and is not named again,
+    /// the driver has said NOT_FOUND of that one as well.
+    pub async fn provision(&mut self, plan: Provision) -> Result<Outcome, ExecuteError> {
+        let class = self.with_credentials(plan.look_up.clone()).await?;
+        // It was refused before, and no other create can have made its VM: there is nothing to look up
+        // while nothing may be created.
+        if plan.probe_hint.recalled
+            && plan.provider_id.is_none()
+            && plan.unanswered.latest().is_none()
+            && let Some(circuit_open) = self.circuit_open(&plan, &class)
+        {
+            return Ok(circuit_open);
         }
-    }
-    match result {
-        LookUpResult::Machine(machine) => {
-            ctx.states.clear_absence(object.uid());
-            object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
-            Ok(Outcome::Provisioned(Box::new(machine)))
-        }
-        LookUpResult::Uninitialized(failure) => {
-            ctx.states.clear_absence(object.uid());
-            object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
-            initialize(ctx, object, permit, class, uninitialized(known, failure)).await
-        }
-        LookUpResult::Listed(id) => {
-            ctx.states.clear_absence(object.uid());
-            object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
-            initialize(ctx, object, permit, class, made(cmi_driver::Machine::new(id, ""))).await
-        }
-        LookUpResult::Absent(named) => absent(ctx, object, permit, plan, class, named).await,
-        LookUpResult::CannotLook => match plan.id_of_vm().cloned() {
-            // The id is known, so a create has succeeded: another one would make a
-            // second VM if the first is gone.
-            Some(id) => {
-                let vm = made(cmi_driver::Machine::new(id, ""));
-                initialize(ctx, object, permit, class, vm).await
+        let stage = if plan.vm_may_exist() {
+            Stage::LookUpAgain
+        } else {
+            Stage::LookUp
+        };
+        let mut known = plan.provider_id.clone();
+        let mut result = self.look_up(known.as_ref(), stage, class.clone()).await;
+        if let LookUpResult::Absent(named) = &result
+            && let Some(superseded) = plan.superseded(named.as_ref())
+        {
+            let before = self.look_up(Some(superseded), stage, class.clone()).await;
+            if !matches!(before, LookUpResult::Absent(_)) {
+                known = Some(superseded.clone());
+                result = before;
             }
-            None => create(ctx, object, permit, plan, class, None).await,
-        },
-        LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
-    }
-}
-
-async fn absent(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    plan: Provision,
-    class: MachineClass,
-    named: Option<ProviderId>,
-) -> Result<Outcome, ExecuteError> {
-    // An earlier create may have made the VM: only once the driver can't be behind any more
-    // is its NOT_FOUND the truth.
-    if let Some(id) = plan.id_of_vm().cloned() {
-        return Ok(gone_or_behind(ctx, object, permit, id));
-    }
-    if plan.vm_may_exist()
-        && let Some(requeue_after) =
-            behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window)
-    {
-        return Ok(Outcome::Absent { requeue_after });
-    }
-    // What it was asked about is not what is made now: the id may be another one.
-    let named = named.filter(|_| plan.look_up == plan.wanted);
-    create(ctx, object, permit, plan, class, named).await
-}
-
-async fn create(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    plan: Provision,
-    class: MachineClass,
-    named: Option<ProviderId>,
-) -> Result<Outcome, ExecuteError> {
-    if let Some(pending_create) = plan.pending_create {
-        object.prepare_for_move().await?;
-        return Ok(Outcome::Blocked(awaiting_create_of_another_spec(pending_create)));
-    }
-    if !ctx.may_create(object.get(), permit) {
-        return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
-    }
-    let wanted = MachineClass {
-        provider_spec: plan.wanted.clone(),
-        ..class
-    };
-    if let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &wanted) {
-        return Ok(circuit_open);
-    }
-    // Nothing is written of a create that would not leave this process: else a driver that
-    // is down would cost writes.
-    if let Err(status) = permit.driver().prepare_call(Operation::CreateMachine).await {
-        return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
-    }
-    let with_bootstrap_data =
-        machine_class::with_bootstrap_data(ctx, object.get(), wanted.clone(), &plan.bootstrap).await?;
-    let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
-    let named = named.and_then(|id| claim_named_id(ctx, object, id));
-    // From before the write: the object may go at any time after it.
-    let mut in_flight = ctx.states.create_in_flight(object.uid());
-    let written = object
-        .record_create(&plan.ownership, &unanswered, named.as_ref())
-        .await;
-    if let (Err(_), Some(named)) = (&written, &named) {
-        release(ctx, object, named);
-    }
-    written?;
-    in_flight.issued();
-    let request = CreateMachineRequest {
-        machine: MachineRef::new(object.name(), with_bootstrap_data),
-        last_known_state: identity::last_known_state(object.get()),
-    };
-    let call = permit.driver().create_machine(request);
-    let status = match object.awaiting(Operation::CreateMachine, call).await {
-        Ok(machine) => {
-            ctx.states
-                .answered(object.uid(), AnsweredCreate { issued, made: true });
-            drop(in_flight);
-            return created(ctx, object, permit, plan, wanted, machine).await;
         }
-        Err(status) => status,
-    };
-    let failure = Failure::new(Stage::Create, status);
-    if failure.is_final_for_create() {
-        let made = failure.disposition == Disposition::Initialize;
-        ctx.states.answered(object.uid(), AnsweredCreate { issued, made });
+        match result {
+            LookUpResult::Machine(machine) => {
+                self.ctx.states.clear_absence(self.object.uid());
+                self.object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
+                Ok(Outcome::Provisioned(Box::new(machine)))
+            }
+            LookUpResult::Uninitialized(failure) => {
+                self.ctx.states.clear_absence(self.object.uid());
+                self.object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
+                self.initialize(class, uninitialized(known, failure)).await
+            }
+            LookUpResult::Listed(id) => {
+                self.ctx.states.clear_absence(self.object.uid());
+                self.object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
+                self.initialize(class, made(cmi_driver::Machine::new(id, "")))
+                    .await
+            }
+            LookUpResult::Absent(named) => self.absent(plan, class, named).await,
+            LookUpResult::CannotLook => match plan.id_of_vm().cloned() {
+                // The id is known, so a create has succeeded: another one would make a
+                // second VM if the first is gone.
+                Some(id) => {
+                    let vm = made(cmi_driver::Machine::new(id, ""));
+                    self.initialize(class, vm).await
+                }
+                None => self.create(plan, class, None).await,
+            },
+            LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+        }
     }
-    drop(in_flight);
-    if failure.disposition == Disposition::Initialize {
-        let vm = uninitialized(plan.provider_id, failure);
-        return initialize(ctx, object, permit, wanted, vm).await;
-    }
-    record_refusal(object, &plan, &failure).await?;
-    if failure.disposition == Disposition::AwaitCapacity {
-        ctx.await_capacity(object.get(), permit, &wanted);
-    }
-    if is_circuit_open(&failure.status) {
-        return Ok(Context::awaiting_capacity(object.get()));
-    }
-    Ok(Outcome::Failed(Box::new(failure)))
-}
 
-/// Takes the id that the driver has named for this machine, unless another one has it: of two that have it,
-/// one would be taken for the other.
-fn claim_named_id(ctx: &Context, object: &Object<'_>, named: ProviderId) -> Option<ProviderId> {
-    if ctx.states.ids.claim(named.as_str(), object.uid()) {
-        return Some(named);
+    async fn absent(
+        &mut self,
+        plan: Provision,
+        class: MachineClass,
+        named: Option<ProviderId>,
+    ) -> Result<Outcome, ExecuteError> {
+        // An earlier create may have made the VM: only once the driver can't be behind any more
+        // is its NOT_FOUND the truth.
+        if let Some(id) = plan.id_of_vm().cloned() {
+            return Ok(self.gone_or_behind(id));
+        }
+        if plan.vm_may_exist()
+            && let Some(requeue_after) = self.behind_for(self.permit.known_capabilities().consistency_window)
+        {
+            return Ok(Outcome::Absent { requeue_after });
+        }
+        // What it was asked about is not what is made now: the id may be another one.
+        let named = named.filter(|_| plan.look_up == plan.wanted);
+        self.create(plan, class, named).await
     }
-    tracing::warn!(
-        name = object.name(),
-        provider_id = named.as_str(),
-        "the driver names the ProviderID of another InfraMachine before the create: it is not written"
-    );
-    None
-}
 
-/// The id could not be written: another machine may have it, unless this one has it already. What the cache
-/// has is looked at last, since what comes into it later reaches the holders anyway.
-fn release(ctx: &Context, object: &Object<'_>, named: &ProviderId) {
-    ctx.states.ids.release(named.as_str(), object.uid());
-    if object.is_known_by(named) {
-        ctx.states.ids.claim(named.as_str(), object.uid());
+    async fn create(
+        &mut self,
+        plan: Provision,
+        class: MachineClass,
+        named: Option<ProviderId>,
+    ) -> Result<Outcome, ExecuteError> {
+        if let Some(pending_create) = plan.pending_create {
+            self.object.prepare_for_move().await?;
+            return Ok(Outcome::Blocked(awaiting_create_of_another_spec(pending_create)));
+        }
+        if !self.ctx.may_create(self.object.get(), self.permit) {
+            return Ok(self
+                .ctx
+                .waiting_for_a_permit(self.object.get(), self.permit.configured_driver()));
+        }
+        let wanted = MachineClass {
+            provider_spec: plan.wanted.clone(),
+            ..class
+        };
+        if let Some(circuit_open) = self.circuit_open(&plan, &wanted) {
+            return Ok(circuit_open);
+        }
+        // Nothing is written of a create that would not leave this process: else a driver that
+        // is down would cost writes.
+        if let Err(status) = self.permit.driver().prepare_call(Operation::CreateMachine).await {
+            return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
+        }
+        let with_bootstrap_data = self.with_bootstrap_data(wanted.clone(), &plan.bootstrap).await?;
+        let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
+        let named = named.and_then(|id| self.claim_named_id(id));
+        // From before the write: the object may go at any time after it.
+        let mut in_flight = self.ctx.states.create_in_flight(self.object.uid());
+        let written = self
+            .object
+            .record_create(&plan.ownership, &unanswered, named.as_ref())
+            .await;
+        if let (Err(_), Some(named)) = (&written, &named) {
+            self.release_named_id(named);
+        }
+        written?;
+        in_flight.issued();
+        let request = CreateMachineRequest {
+            machine: MachineRef::new(self.object.name(), with_bootstrap_data),
+            last_known_state: identity::last_known_state(self.object.get()),
+        };
+        let call = self.permit.driver().create_machine(request);
+        let status = match self.object.awaiting(Operation::CreateMachine, call).await {
+            Ok(machine) => {
+                self.ctx
+                    .states
+                    .answered(self.object.uid(), AnsweredCreate { issued, made: true });
+                drop(in_flight);
+                return self.created(plan, wanted, machine).await;
+            }
+            Err(status) => status,
+        };
+        let failure = Failure::new(Stage::Create, status);
+        if failure.is_final_for_create() {
+            let made = failure.disposition == Disposition::Initialize;
+            self.ctx
+                .states
+                .answered(self.object.uid(), AnsweredCreate { issued, made });
+        }
+        drop(in_flight);
+        if failure.disposition == Disposition::Initialize {
+            let vm = uninitialized(plan.provider_id, failure);
+            return self.initialize(wanted, vm).await;
+        }
+        self.record_refusal(&plan, &failure).await?;
+        if failure.disposition == Disposition::AwaitCapacity {
+            self.ctx.await_capacity(self.object.get(), self.permit, &wanted);
+        }
+        if is_circuit_open(&failure.status) {
+            return Ok(Context::awaiting_capacity(self.object.get()));
+        }
+        Ok(Outcome::Failed(Box::new(failure)))
+    }
+
+    /// Takes the id that the driver has named for this machine, unless another one has it: of two that have
+    /// it, one would be taken for the other.
+    fn claim_named_id(&self, named: ProviderId) -> Option<ProviderId> {
+        if self.ctx.states.ids.claim(named.as_str(), self.object.uid()) {
+            return Some(named);
+        }
+        tracing::warn!(
+            name = self.object.name(),
+            provider_id = named.as_str(),
+            "the driver names the ProviderID of another InfraMachine before the create: it is not written"
+        );
+        None
+    }
+
+    /// The id could not be written: another machine may have it, unless this one has it already. What the
+    /// cache has is looked at last, since what comes into it later reaches the holders anyway.
+    fn release_named_id(&self, named: &ProviderId) {
+        self.ctx.states.ids.release(named.as_str(), self.object.uid());
+        if self.object.is_known_by(named) {
+            self.ctx.states.ids.claim(named.as_str(), self.object.uid());
+        }
+    }
+
+    /// Writes down what a create that failed leaves, where the object says more than that by now.
+    async fn record_refusal(&mut self, plan: &Provision, failure: &Failure) -> Result<(), ExecuteError> {
+        if failure.is_not_leading() {
+            // The replica that leads by now writes it.
+            return Ok(());
+        }
+        match existence_after_failure(plan.recorded, failure) {
+            Some(VmExistence::MayExist) => self.object.prepare_for_move().await?,
+            Some(existence) => self.object.record_no_vm(existence).await?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The outcome when there is known to be no room for a create of the wanted spec.
+    fn circuit_open(&self, plan: &Provision, class: &MachineClass) -> Option<Outcome> {
+        let wanted = MachineClass {
+            provider_spec: plan.wanted.clone(),
+            secrets: class.secrets.clone(),
+        };
+        self.ctx
+            .circuit_open(self.object.get(), self.permit, &wanted, plan.probe_hint)
+    }
+
+    async fn created(
+        &mut self,
+        plan: Provision,
+        class: MachineClass,
+        machine: cmi_driver::Machine,
+    ) -> Result<Outcome, ExecuteError> {
+        if let Some(failure) = another_vm(
+            Stage::Create,
+            plan.provider_id.as_ref(),
+            Some(&machine.provider_id),
+        ) {
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+        self.initialize(class, made(machine)).await
     }
 }
 
@@ -226,24 +259,6 @@ fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     }
 }
 
-/// Writes down what a create that failed leaves, where the object says more than that by now.
-async fn record_refusal(
-    object: &mut Object<'_>,
-    plan: &Provision,
-    failure: &Failure,
-) -> Result<(), ExecuteError> {
-    if failure.is_not_leading() {
-        // The replica that leads by now writes it.
-        return Ok(());
-    }
-    match existence_after_failure(plan.recorded, failure) {
-        Some(VmExistence::MayExist) => object.prepare_for_move().await?,
-        Some(existence) => object.record_no_vm(existence).await?,
-        None => {}
-    }
-    Ok(())
-}
-
 /// What a create that failed leaves, when it is not tried again as it is or never reached the driver;
 /// `recorded` is what the object said before. Nothing is written between the tries of one.
 fn existence_after_failure(recorded: VmExistence, failure: &Failure) -> Option<VmExistence> {
@@ -258,39 +273,6 @@ fn existence_after_failure(recorded: VmExistence, failure: &Failure) -> Option<V
         (Disposition::Terminal, _) => Some(VmExistence::Refused),
         _ => None,
     }
-}
-
-/// The outcome when there is known to be no room for a create of the wanted spec.
-fn circuit_open(
-    ctx: &Context,
-    object: &Object<'_>,
-    permit: &Permit<'_>,
-    plan: &Provision,
-    class: &MachineClass,
-) -> Option<Outcome> {
-    let wanted = MachineClass {
-        provider_spec: plan.wanted.clone(),
-        secrets: class.secrets.clone(),
-    };
-    ctx.circuit_open(object.get(), permit, &wanted, plan.probe_hint)
-}
-
-async fn created(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &mut Permit<'_>,
-    plan: Provision,
-    class: MachineClass,
-    machine: cmi_driver::Machine,
-) -> Result<Outcome, ExecuteError> {
-    if let Some(failure) = another_vm(
-        Stage::Create,
-        plan.provider_id.as_ref(),
-        Some(&machine.provider_id),
-    ) {
-        return Ok(Outcome::Failed(Box::new(failure)));
-    }
-    initialize(ctx, object, permit, class, made(machine)).await
 }
 
 /// The ownership of a VM that is there: it has the spec of the create that made it.

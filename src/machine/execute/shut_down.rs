@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::vm::read;
+use super::Executor;
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::Error;
-use crate::configured_driver::Permit;
 use crate::identity;
-use crate::machine::Context;
-use crate::machine::object::{Annotation, Object};
+use crate::machine::object::Annotation;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
 use crate::retry::{Disposition, Stage};
@@ -23,82 +21,78 @@ use cmi_driver::{
 /// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
-/// Asks the guest to stop; `None` when the VM may be deleted now.
-pub async fn shut_down(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: &Delete,
-    asking: ShutDown,
-    class: MachineClass,
-) -> Result<Option<Outcome>, Error> {
-    let request = ShutDownMachineRequest {
-        machine: MachineRef::new(object.name(), class.clone()),
-        provider_id: plan.provider_id.clone(),
-        last_known_state: identity::last_known_state(object.get()),
-    };
-    let call = permit.driver().shut_down_machine(request);
-    let answer = object.awaiting(Operation::ShutDownMachine, call).await;
-    let answered = Timestamp::now();
-    let accepted = asking.accepted.unwrap_or(answered);
-    let deadline = ShutDownDeadline::of(accepted, asking.grace);
-    match answer {
-        Ok(response) => {
-            ctx.states.shut_down_accepted(object.uid());
-            let vm = if permit.known_capabilities().supports(Operation::GetMachineStatus) {
-                Some(read(object, permit, plan.provider_id.as_ref(), class).await)
-            } else {
-                None
-            };
-            let outcome = after_acceptance(vm, deadline, plan.requeue_after);
-            let waits = outcome.is_some();
-            record_acceptance(
-                object,
-                response.last_known_state.as_ref(),
-                waits.then_some(accepted),
-            )
-            .await?;
-            Ok(outcome)
-        }
-        Err(status) => {
-            let failure = Failure::new(Stage::ShutDown, status);
-            // It has begun to stop the guest, and waits for that itself.
-            let is_accepted = failure.status.code() == Code::Aborted;
-            if is_accepted {
-                ctx.states.shut_down_accepted(object.uid());
-            } else if !failure.status.is_never_sent() {
-                ctx.states.shut_down_failed(object.uid());
+impl Executor<'_, '_, '_> {
+    /// Asks the guest to stop; `None` when the VM may be deleted now.
+    pub async fn shut_down(
+        &mut self,
+        plan: &Delete,
+        asking: ShutDown,
+        class: MachineClass,
+    ) -> Result<Option<Outcome>, Error> {
+        let request = ShutDownMachineRequest {
+            machine: MachineRef::new(self.object.name(), class.clone()),
+            provider_id: plan.provider_id.clone(),
+            last_known_state: identity::last_known_state(self.object.get()),
+        };
+        let call = self.permit.driver().shut_down_machine(request);
+        let answer = self.object.awaiting(Operation::ShutDownMachine, call).await;
+        let answered = Timestamp::now();
+        let accepted = asking.accepted.unwrap_or(answered);
+        let deadline = ShutDownDeadline::of(accepted, asking.grace);
+        match answer {
+            Ok(response) => {
+                self.ctx.states.shut_down_accepted(self.object.uid());
+                let vm = if self
+                    .permit
+                    .known_capabilities()
+                    .supports(Operation::GetMachineStatus)
+                {
+                    Some(self.read(plan.provider_id.as_ref(), class).await)
+                } else {
+                    None
+                };
+                let outcome = after_acceptance(vm, deadline, plan.requeue_after);
+                let waits = outcome.is_some();
+                self.record_acceptance(response.last_known_state.as_ref(), waits.then_some(accepted))
+                    .await?;
+                Ok(outcome)
             }
-            record_acceptance(
-                object,
-                failure.last_known_state(),
-                is_accepted.then_some(accepted),
-            )
-            .await?;
-            Ok(after_shut_down(
-                failure,
-                asking,
-                deadline,
-                answered,
-                plan.requeue_after,
-            ))
+            Err(status) => {
+                let failure = Failure::new(Stage::ShutDown, status);
+                // It has begun to stop the guest, and waits for that itself.
+                let is_accepted = failure.status.code() == Code::Aborted;
+                if is_accepted {
+                    self.ctx.states.shut_down_accepted(self.object.uid());
+                } else if !failure.status.is_never_sent() {
+                    self.ctx.states.shut_down_failed(self.object.uid());
+                }
+                self.record_acceptance(failure.last_known_state(), is_accepted.then_some(accepted))
+                    .await?;
+                Ok(after_shut_down(
+                    failure,
+                    asking,
+                    deadline,
+                    answered,
+                    plan.requeue_after,
+                ))
+            }
         }
     }
-}
 
-/// Writes down since when the guest's time runs, and what the driver wants back.
-async fn record_acceptance(
-    object: &mut Object<'_>,
-    state: Option<&LastKnownState>,
-    accepted: Option<Timestamp>,
-) -> Result<(), Error> {
-    let state = state.map(identity::last_known_state_annotation);
-    let state = state.map(|(key, state)| (key, Some(state)));
-    let accepted = accepted.map(|time| (labels::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
-    let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
-    object
-        .patch_annotations("noting that the driver shuts the guest down", &notes)
-        .await
+    /// Writes down since when the guest's time runs, and what the driver wants back.
+    async fn record_acceptance(
+        &mut self,
+        state: Option<&LastKnownState>,
+        accepted: Option<Timestamp>,
+    ) -> Result<(), Error> {
+        let state = state.map(identity::last_known_state_annotation);
+        let state = state.map(|(key, state)| (key, Some(state)));
+        let accepted = accepted.map(|time| (labels::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
+        let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
+        self.object
+            .patch_annotations("noting that the driver shuts the guest down", &notes)
+            .await
+    }
 }
 
 /// Until when the guest has time, as a message says it.

@@ -2,60 +2,53 @@
 
 use jiff::Timestamp;
 
-use super::ExecuteError;
-use super::machine_class;
+use super::{ExecuteError, Executor};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
-use crate::configured_driver::{Permit, VM_LOCK_WAIT};
+use crate::configured_driver::VM_LOCK_WAIT;
 use crate::identity;
-use crate::machine::Context;
-use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;
 use crate::retry::Stage;
 use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
 
-/// Updates the VM (UPD-01..UPD-03).
-///
-/// # Guarantees
-/// The object says that an update is under way before the driver is called: when it is cut short, and the
-/// spec then goes back to what was applied, the driver is called all the same, since the VM may be half way.
-/// No remediation restarts the VM meanwhile.
-pub async fn update(
-    ctx: &Context,
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    plan: Update,
-) -> Result<Outcome, ExecuteError> {
-    let class =
-        machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
-    let uid = object.uid().to_owned();
-    let Some(_lock) = permit.configured_driver().try_lock_vm(&uid) else {
-        return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
-    };
-    object.issue_update().await?;
-    object.patch_status(announced).await?;
-    let request = UpdateMachineRequest {
-        machine: MachineRef::new(object.name(), class),
-        provider_id: plan.provider_id,
-        last_applied_provider_spec: plan.applied,
-        last_known_state: identity::last_known_state(object.get()),
-    };
-    if let Err(status) = permit.driver().update_machine(request).await {
-        let failure = Failure::new(Stage::Update, status);
-        return Ok(Outcome::Failed(Box::new(failure)));
+impl Executor<'_, '_, '_> {
+    /// Updates the VM (UPD-01..UPD-03).
+    ///
+    /// # Guarantees
+    /// The object says that an update is under way before the driver is called: when it is cut short, and the
+    /// spec then goes back to what was applied, the driver is called all the same, since the VM may be half
+    /// way. No remediation restarts the VM meanwhile.
+    pub async fn update(&mut self, plan: Update) -> Result<Outcome, ExecuteError> {
+        let class = self.with_credentials(plan.wanted.clone()).await?;
+        let uid = self.object.uid().to_owned();
+        let Some(_lock) = self.permit.configured_driver().try_lock_vm(&uid) else {
+            return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
+        };
+        self.object.issue_update().await?;
+        self.object.patch_status(announced).await?;
+        let request = UpdateMachineRequest {
+            machine: MachineRef::new(self.object.name(), class),
+            provider_id: plan.provider_id,
+            last_applied_provider_spec: plan.applied,
+            last_known_state: identity::last_known_state(self.object.get()),
+        };
+        if let Err(status) = self.permit.driver().update_machine(request).await {
+            let failure = Failure::new(Stage::Update, status);
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+        let action = "noting the applied provider spec";
+        let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
+        let mut notes = vec![
+            (labels::APPLIED_PROVIDER_SPEC, Some(json)),
+            (labels::UPDATE_ISSUED, None),
+        ];
+        notes.extend(plan.report_done.map(|done| (labels::IN_PLACE_UPDATE, Some(done))));
+        notes.extend(self.object.annotations_for_move());
+        self.object.patch_annotations(action, &notes).await?;
+        Ok(Outcome::Updated)
     }
-    let action = "noting the applied provider spec";
-    let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
-    let mut notes = vec![
-        (labels::APPLIED_PROVIDER_SPEC, Some(json)),
-        (labels::UPDATE_ISSUED, None),
-    ];
-    notes.extend(plan.report_done.map(|done| (labels::IN_PLACE_UPDATE, Some(done))));
-    notes.extend(object.annotations_for_move());
-    object.patch_annotations(action, &notes).await?;
-    Ok(Outcome::Updated)
 }
 
 /// The status of a machine whose update begins, if it has not begun before.
