@@ -192,7 +192,12 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
 
 /// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every scan, for ever.
-async fn forget_unlistable_classes(ctx: &Context, driver: &ConfiguredDriver, watched: &WatchedCluster, listed: &ClusterListing) {
+async fn forget_unlistable_classes(
+    ctx: &Context,
+    driver: &ConfiguredDriver,
+    watched: &WatchedCluster,
+    listed: &ClusterListing,
+) {
     let of = |class: &ClassRef| RetainedClass {
         driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),

@@ -28,8 +28,8 @@ impl<P, T> Default for ByVersion<P, T> {
 
 impl<P: Clone + PartialEq, T: Eq + Hash> ByVersion<P, T> {
     /// Hands each of these objects to `each`, with what `read` finds in it by this parameter. Only those are
-    /// read that have changed since the last time, or were not there; the others that were there are forgotten.
-    /// Objects that are alike share what was read.
+    /// read that have changed since the last time, or were not there; the others that were there are
+    /// forgotten. Objects that are alike share what was read.
     pub async fn update<K: Cached, E: Borrow<Entry<K>>>(
         &mut self,
         parameter: &P,

@@ -146,9 +146,16 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     } else {
         let old = from.stopped(&args).await?;
         print_line("");
-        write::write(&client, &migration, &progress, old.as_ref(), &target.mark(), print_line)
-            .await
-            .map_err(failed)?;
+        write::write(
+            &client,
+            &migration,
+            &progress,
+            old.as_ref(),
+            &target.mark(),
+            print_line,
+        )
+        .await
+        .map_err(failed)?;
     }
     if let Origin::Cluster { client, namespace } = &from {
         write::mark(client, namespace, &migration, &target.mark()).await?;

@@ -517,9 +517,7 @@ struct ChangedClusters<'a> {
 
 impl<'a> ChangedClusters<'a> {
     fn of(changes: &'a [Change<Cluster>]) -> Self {
-        let passing = changes
-            .iter()
-            .filter(|change| change.passes(cluster_predicate));
+        let passing = changes.iter().filter(|change| change.passes(cluster_predicate));
         let clusters: Vec<&Cluster> = passing.map(|change| &**change.object()).collect();
         let name = |cluster: &&'a Cluster| {
             let meta = &cluster.metadata;

@@ -14,9 +14,9 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Controllers;
+use crate::api::ObjectMetaExt as _;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::ObjectMetaExt as _;
 use crate::caches::{CachedMachine, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;

@@ -120,7 +120,9 @@ fn of_vm(facts: &MachineReport) -> Option<String> {
     let machine = &facts.machine;
     let is_up = machine.is_provisioned() && machine.metadata.deletion_timestamp.is_none();
     match &facts.vm {
-        VmAnswer::Observed(ObservedVm::Absent) | VmAnswer::Listed(None) if is_up && !machine.has_vanished() => {
+        VmAnswer::Observed(ObservedVm::Absent) | VmAnswer::Listed(None)
+            if is_up && !machine.has_vanished() =>
+        {
             let text = "The driver does not see the VM now, and the status does not say so yet: the provider \
                 believes it after two lists and a look-up. Look again in some minutes.";
             Some(text.to_owned())

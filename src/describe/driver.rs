@@ -121,7 +121,9 @@ pub async fn gather(
     facts.more_clusters = clusters.len().saturating_sub(MAX_CLUSTERS);
     clusters.truncate(MAX_CLUSTERS);
     facts.clusters = clusters;
-    facts.orphans = orphans(client, namespace).await.map_err(|error| error_message(&error));
+    facts.orphans = orphans(client, namespace)
+        .await
+        .map_err(|error| error_message(&error));
     Ok(facts)
 }
 

@@ -152,7 +152,12 @@ async fn infra_cluster(client: &Client, namespace: &str, name: &str) -> Result<I
     let api = Api::<DeserializeGuard<InfraCluster>>::namespaced(client.clone(), namespace);
     let found = api.get_opt(name).await;
     found
-        .map_err(|error| format!("the InfraCluster `{name}` can't be read: {}", error_message(&error)))?
+        .map_err(|error| {
+            format!(
+                "the InfraCluster `{name}` can't be read: {}",
+                error_message(&error)
+            )
+        })?
         .ok_or_else(|| format!("there is no InfraCluster `{name}`"))?
         .0
         .map_err(|invalid| format!("the InfraCluster `{name}` can't be read: {}", invalid.error))

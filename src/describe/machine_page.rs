@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::advice;
 use super::event_table::event_table;
-use super::machine::{MachineReport, ClusterSummary};
+use super::machine::{ClusterSummary, MachineReport};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
 use super::vm::VmAnswer;
@@ -235,7 +235,9 @@ fn vm(page: &mut Page, vm: &VmAnswer) {
     match vm {
         VmAnswer::NotCalled(why) => page.row("Not asked", why),
         VmAnswer::Observed(ObservedVm::Absent) => page.line("The driver sees none of this machine."),
-        VmAnswer::Listed(Some(id)) => page.row("Listed", &format!("{id}; more can't be asked of this driver")),
+        VmAnswer::Listed(Some(id)) => {
+            page.row("Listed", &format!("{id}; more can't be asked of this driver"));
+        }
         VmAnswer::Listed(None) => page.line("The driver lists none of this name."),
         VmAnswer::Failed {
             operation,

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::driver::{Configured, DriverAnswer, DriverReport};
 use super::events::EventSummary;
-use super::machine::{MachineReport, ClusterSummary};
+use super::machine::{ClusterSummary, MachineReport};
 use super::owners::{Owner, OwnerState};
 use super::scrape::Scrape;
 use super::vm::VmAnswer;
@@ -125,7 +125,10 @@ fn refused() -> serde_json::Value {
 
 #[test]
 fn the_page_of_a_machine_says_why_it_waits_what_to_do_and_when_it_is_tried_again() {
-    let page = machine_page(&facts(&refused(), VmAnswer::Observed(ObservedVm::Absent)), at(120));
+    let page = machine_page(
+        &facts(&refused(), VmAnswer::Observed(ObservedVm::Absent)),
+        at(120),
+    );
     assert_page("refused.txt", &page);
 }
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::api::v1alpha1::InfraMachine;
 use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
 use crate::caches::{ByVersion, CachedMachine, Caches};
 use crate::identity;
 use crate::listing::ClassRef;

@@ -22,7 +22,7 @@ pub use self::deletion::SHUT_DOWN_TRIES;
 pub use self::steps::{
     Adopt, Delete, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck, ShutDown, Step, Update,
 };
-pub use self::waits::{is_unsettled, settling_poll_interval, restored};
+pub use self::waits::{is_unsettled, restored, settling_poll_interval};
 
 use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};

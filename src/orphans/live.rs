@@ -58,9 +58,14 @@ pub async fn objects(
     let ours = selector.unwrap_or_default();
     let (infra_machines, mut writer) = cache();
     let list = ListParams::default().labels(ours);
-    let read = all(client, namespace, list, |machine: DeserializeGuard<InfraMachine>| {
-        writer.apply(Arc::new(machine));
-    });
+    let read = all(
+        client,
+        namespace,
+        list,
+        |machine: DeserializeGuard<InfraMachine>| {
+            writer.apply(Arc::new(machine));
+        },
+    );
     read.await
         .map_err(|error| Error::api("listing InfraMachines", error))?;
     Ok(Objects {

@@ -14,7 +14,11 @@ use crate::apiserver::{Error, NewEvent, patch_annotations, publish_status};
 use crate::identity;
 
 /// Publishes how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
-pub async fn publish(observed: &Observed, ctx: &Context, report: Option<&DrainCondition>) -> Result<(), Error> {
+pub async fn publish(
+    observed: &Observed,
+    ctx: &Context,
+    report: Option<&DrainCondition>,
+) -> Result<(), Error> {
     match observed.infra() {
         Some(infra) => publish_on(infra, ctx, report).await,
         None => Ok(()),

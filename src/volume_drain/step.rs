@@ -212,7 +212,10 @@ mod tests {
         let next = step(&attached[1..], &pods, Some(&last), TIMEOUT, at(1));
         assert_eq!(
             (names(&next), &next),
-            (vec!["b".to_owned()], &Step::Evict(vec![&pods[0]], PreviousEviction::Left))
+            (
+                vec!["b".to_owned()],
+                &Step::Evict(vec![&pods[0]], PreviousEviction::Left)
+            )
         );
         assert_eq!(
             step(&[], &[], Some(&last), TIMEOUT, at(1)),
@@ -232,9 +235,15 @@ mod tests {
             (at(70), 1, false)
         );
         let late = step(&attached, &pods, Some(&last), TIMEOUT, at(70));
-        assert!(matches!(late, Step::Evict(_, PreviousEviction::TimedOut(_))), "{late:?}");
+        assert!(
+            matches!(late, Step::Evict(_, PreviousEviction::TimedOut(_))),
+            "{late:?}"
+        );
         let end = step(&attached, &[], Some(&last), TIMEOUT, at(70));
-        assert!(matches!(end, Step::Done(PreviousEviction::TimedOut(_))), "{end:?}");
+        assert!(
+            matches!(end, Step::Done(PreviousEviction::TimedOut(_))),
+            "{end:?}"
+        );
     }
 
     /// The process was killed in between.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::markdown;
 use capcmi::metrics::{
-    BreakerCount, ControllerName, MachineCount, MachinePhase, Metrics, OrphanReason, PermitCount, ReconcileResult,
+    BreakerCount, ControllerName, MachineCount, MachinePhase, Metrics, OrphanReason, PermitCount,
+    ReconcileResult,
 };
 use cmi_driver::Operation;
 

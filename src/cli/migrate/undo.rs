@@ -68,7 +68,11 @@ impl Undo<'_> {
     }
 
     /// What there is, if it can be undone.
-    async fn examined(&self, driver: &ConfiguredDriver, so_far: &str) -> Result<MigratedObjects, CommandError> {
+    async fn examined(
+        &self,
+        driver: &ConfiguredDriver,
+        so_far: &str,
+    ) -> Result<MigratedObjects, CommandError> {
         let remains = MigratedObjects::of(self.client, self.migration, self.target).await;
         let remains = remains.map_err(failed)?;
         let vms = if remains.is_nothing(self.migration) {

@@ -23,7 +23,11 @@ const TRIES: u32 = 20;
 ///
 /// # Errors
 /// The API server's, core does not pause, or something of it is being deleted.
-pub async fn pause(client: &Client, migration: &Migration, remains: &MigratedObjects) -> Result<(), WriteError> {
+pub async fn pause(
+    client: &Client,
+    migration: &Migration,
+    remains: &MigratedObjects,
+) -> Result<(), WriteError> {
     for group in &migration.groups {
         let own = || paused_of(group).filter(|object| remains.has(object));
         for object in own() {
