@@ -237,8 +237,8 @@ impl ConfiguredDriver {
     /// where another caller is asking already, `waker` wakes `key` when it is worth to come
     /// again, and nothing waits here.
     pub async fn state(&self, key: &str, waker: Waker) -> DriverState {
-        let cached = match self.prober.try_capabilities(key, waker).await {
-            Some(Ok(cached)) => cached,
+        let declared = match self.prober.try_capabilities(key, waker).await {
+            Some(Ok(declared)) => declared,
             // The driver was not asked.
             Some(Err(status)) if is_not_leader(&status) => return DriverState::Pending,
             Some(Err(status)) => return DriverState::Unknown(status),
@@ -246,11 +246,11 @@ impl ConfiguredDriver {
         };
         DriverState::Known(KnownDriver {
             name: Arc::clone(&self.name),
-            is_current: self.prober.is_current(&cached),
+            is_current: self.prober.is_current(&declared),
             create_timeout: self.create_timeout,
-            create_settle_time: self.create_settle_time(&cached.capabilities),
+            create_settle_time: self.create_settle_time(&declared.capabilities),
             reachability: self.stable_reachability.borrow().clone(),
-            capabilities: cached.capabilities,
+            capabilities: declared.capabilities,
         })
     }
 
@@ -325,8 +325,11 @@ impl<'a> Permit<'a> {
     /// What the driver is known to implement, without asking it: [`Capabilities::minimal`]
     /// before it has answered.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
-        let cached = self.driver.prober.cached();
-        cached.map_or_else(|| Arc::new(Capabilities::minimal()), |cached| cached.capabilities)
+        let declared = self.driver.prober.declared();
+        declared.map_or_else(
+            || Arc::new(Capabilities::minimal()),
+            |declared| declared.capabilities,
+        )
     }
 
     /// What the driver implements; asks it unless that is known. Callers that wait at the
@@ -336,7 +339,7 @@ impl<'a> Permit<'a> {
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then,
     /// and nothing may be assumed.
     pub async fn fetch_capabilities(&self) -> Result<Arc<Capabilities>> {
-        self.driver.prober.capabilities().await
+        Ok(self.driver.prober.capabilities().await?.capabilities)
     }
 
     /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` runs

@@ -32,7 +32,7 @@ fn read_capabilities(bytes: &[u8]) {
     let plugin = cmi::v1::GetPluginCapabilitiesResponse::decode(bytes).unwrap_or_default();
     let extension = extended::v1::GetExtensionCapabilitiesResponse::decode(bytes).ok();
     if let Ok(capabilities) = Capabilities::try_from(Declaration { plugin, extension }) {
-        let again = Capabilities::try_from(Declaration::from(capabilities.clone()));
+        let again = Capabilities::try_from(Declaration::from(&capabilities));
         assert_eq!(again.expect("what was declared can be read"), capabilities);
     }
 }

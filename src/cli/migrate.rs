@@ -84,9 +84,10 @@ pub(super) struct MigrateArgs {
 
 pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     let (driver_name, driver) = driver(&args)?;
-    let capabilities = driver.get_plugin_capabilities().await;
-    let capabilities =
-        capabilities.with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))?;
+    let declared = driver.get_plugin_capabilities().await;
+    let declared =
+        declared.with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))?;
+    let capabilities = declared.capabilities;
     if !capabilities.supports(Operation::GetMachineStatus) {
         return Err(CommandError::Misconfigured(anyhow!(
             "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the \

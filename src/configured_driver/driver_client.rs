@@ -10,7 +10,7 @@ use super::{CredentialsDirectory, Timeouts};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{
-    Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
+    Code, DeclaredCapabilities, Driver, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
 };
 
 /// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
@@ -60,7 +60,7 @@ impl DriverClient {
     }
 
     /// Asks what the driver implements.
-    pub(super) async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+    pub(super) async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         let operation = Operation::GetPluginCapabilities;
         self.call(operation, &Secrets::default(), |driver| async move {
             driver.get_plugin_capabilities().await

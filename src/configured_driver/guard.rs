@@ -13,7 +13,8 @@ use super::driver_client::DriverClient;
 use super::prober::Prober;
 use super::waker::Waker;
 use cmi_driver::{
-    Capabilities, MachineClass, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
+    Capabilities, DeclaredCapabilities, MachineClass, Operation, PluginInfo, Readiness, Request, Result,
+    Secrets, Status,
 };
 
 /// A driver behind the rules that are the same for all.
@@ -38,16 +39,12 @@ impl GuardedDriver {
     /// Whether the call may be made at all; it has not waited for the driver's rate yet.
     async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.client.check_leadership()?;
-        let capabilities = self
-            .prober
-            .capabilities()
-            .await
+        let declared = self.prober.capabilities().await;
+        let capabilities = declared.map_err(Status::with_never_sent)?.capabilities;
+        capabilities
+            .check_supported(operation)
             .map_err(Status::with_never_sent)?;
-        if capabilities.supports(operation) {
-            Ok(capabilities)
-        } else {
-            Err(Status::unimplemented(operation).with_never_sent())
-        }
+        Ok(capabilities)
     }
 
     /// Whether `uid` may go on to a create of this class; else `waker` runs when there
@@ -76,8 +73,8 @@ impl GuardedDriver {
     }
 
     fn key(&self, class: &MachineClass) -> ClassKey {
-        match self.prober.cached() {
-            Some(cached) => ClassKey::of(class, &cached.capabilities.tag_path),
+        match self.prober.declared() {
+            Some(declared) => ClassKey::of(class, &declared.capabilities.tag_path),
             None => ClassKey::of(class, &Capabilities::minimal().tag_path),
         }
     }
@@ -127,9 +124,9 @@ cmi_driver::forward_calls! {
             self.client.get_plugin_info().await
         }
 
-        async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+        async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
             self.client.check_leadership()?;
-            Ok(Capabilities::clone(&*self.prober.capabilities().await?))
+            self.prober.capabilities().await
         }
 
         async fn probe(&self) -> Result<Readiness> {

@@ -2,7 +2,6 @@
 //! connection.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +11,9 @@ use tokio::time::{Instant, sleep};
 
 use super::driver_client::DriverClient;
 use super::waker::Waker;
-use crate::leadership::is_not_leader;
-use cmi_driver::{Capabilities, Code, PluginInfo, Readiness, Result, SpecSchema, Status};
+use cmi_driver::{
+    Capabilities, Code, DeclaredCapabilities, PluginInfo, Readiness, Result, SpecSchema, Status,
+};
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -38,53 +38,36 @@ pub enum Reachability {
 #[derive(Debug)]
 pub(super) struct Prober {
     client: DriverClient,
-    cached: RwLock<Option<CachedCapabilities>>,
-    fetching: Mutex<()>,
-    failure: parking_lot::Mutex<Option<LastFailure>>,
-    waiting: parking_lot::Mutex<Waiting>,
+    /// What the driver declared last, which may have been lost since: see [`Prober::is_current`].
+    declared: RwLock<Option<DeclaredCapabilities>>,
+    asking: Mutex<Option<LastFailure>>,
+    /// The waiters for the answer that another caller asked for.
+    waiting: parking_lot::Mutex<HashMap<Arc<str>, Waker>>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
 }
 
-/// What a driver said of itself. The driver may have been lost since: see [`Prober::is_current`].
-#[derive(Clone, Debug)]
-pub(super) struct CachedCapabilities {
-    pub capabilities: Arc<Capabilities>,
-    /// The driver's, when it was asked.
-    connection_generation: u64,
+/// The right to ask the driver what it implements, and how that failed the last time. When the question ends,
+/// in whatever way, the waiters for the answer are woken.
+struct Question<'a> {
+    // Dropped before a waiter is woken: it has to find that it may ask.
+    last_failure: MutexGuard<'a, Option<LastFailure>>,
+    _wakes: WakesWaiters<'a>,
 }
 
-/// The waiters for the answer that another caller asked for.
-#[derive(Default)]
-struct Waiting(HashMap<Arc<str>, Waker>);
+struct WakesWaiters<'a>(&'a Prober);
 
-impl fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Waiting").field(&self.0.len()).finish()
-    }
-}
-
-/// The right to ask the driver what it implements. The waiters for the answer are woken when
-/// it ends, in whatever way.
-struct FetchGuard<'a> {
-    prober: &'a Prober,
-    right: Option<MutexGuard<'a, ()>>,
-}
-
-impl Drop for FetchGuard<'_> {
+impl Drop for WakesWaiters<'_> {
     fn drop(&mut self) {
-        // Before a waiter is woken: it has to find that it may ask.
-        drop(self.right.take());
-        let woken = std::mem::take(&mut *self.prober.waiting.lock()).0;
+        let woken = std::mem::take(&mut *self.0.waiting.lock());
         woken.into_values().for_each(Waker::wake);
     }
 }
 
-/// The last time that the driver could not be asked.
+/// The driver could not say what it implements.
 #[derive(Debug)]
 struct LastFailure {
     at: Instant,
-    code: Code,
     message: String,
 }
 
@@ -92,9 +75,8 @@ impl Prober {
     pub(super) fn new(client: DriverClient) -> Self {
         Self {
             client,
-            cached: RwLock::new(None),
-            fetching: Mutex::new(()),
-            failure: parking_lot::Mutex::default(),
+            declared: RwLock::default(),
+            asking: Mutex::default(),
             waiting: parking_lot::Mutex::default(),
             reachability: watch::Sender::new(Reachability::Unknown),
             hints: Notify::new(),
@@ -108,95 +90,79 @@ impl Prober {
         &self,
         key: &str,
         waker: Waker,
-    ) -> Option<Result<CachedCapabilities>> {
+    ) -> Option<Result<DeclaredCapabilities>> {
         if let Some(current) = self.current() {
             return Some(Ok(current));
         }
-        let guard = self.try_lock_fetch(key, waker)?;
-        let answer = self.answer(&guard).await;
-        Some(answer.or_else(|status| self.cached().ok_or(status)))
+        let question = self.try_begin_question(key, waker)?;
+        let answer = self.answer(question).await;
+        Some(answer.or_else(|status| self.declared().ok_or(status)))
     }
 
     /// What the driver implements; asks when it is not known, or when the driver may have become another.
-    pub(super) async fn capabilities(&self) -> Result<Arc<Capabilities>> {
-        if let Some(current) = self.current() {
-            return Ok(current.capabilities);
+    pub(super) async fn capabilities(&self) -> Result<DeclaredCapabilities> {
+        match self.current() {
+            Some(current) => Ok(current),
+            None => self.answer(self.begin_question().await).await,
         }
-        let guard = self.lock_fetch().await;
-        Ok(self.answer(&guard).await?.capabilities)
     }
 
-    /// Asks where it is not known what the driver implements, or the driver may have become another.
+    /// The same of a driver that answers: that it could not say a moment ago is no reason to wait.
     async fn refresh(&self) {
         if self.current().is_some() {
             return;
         }
-        let guard = self.lock_fetch().await;
-        if self.current().is_none()
-            && let Err(status) = self.fetch(&guard).await
-        {
+        let mut question = self.begin_question().await;
+        *question.last_failure = None;
+        if let Err(status) = self.answer(question).await {
             tracing::warn!(driver = %self.client.name, %status, "keeping the capabilities that were known");
         }
     }
 
-    async fn lock_fetch(&self) -> FetchGuard<'_> {
-        FetchGuard {
-            right: Some(self.fetching.lock().await),
-            prober: self,
+    async fn begin_question(&self) -> Question<'_> {
+        Question {
+            last_failure: self.asking.lock().await,
+            _wakes: WakesWaiters(self),
         }
     }
 
     /// The right to ask, or else a place among the waiters, which are woken when the one that asks is done.
-    fn try_lock_fetch(&self, key: &str, waker: Waker) -> Option<FetchGuard<'_>> {
+    fn try_begin_question(&self, key: &str, waker: Waker) -> Option<Question<'_>> {
         // Held over both steps: a caller that is done wakes only then, and finds the waker.
         let mut waiting = self.waiting.lock();
-        if let Ok(right) = self.fetching.try_lock() {
-            return Some(FetchGuard {
-                right: Some(right),
-                prober: self,
+        if let Ok(last_failure) = self.asking.try_lock() {
+            return Some(Question {
+                last_failure,
+                _wakes: WakesWaiters(self),
             });
         }
-        waiting.0.insert(key.into(), waker);
+        waiting.insert(key.into(), waker);
         None
     }
 
     /// What the caller before was answered, if that still holds; else what the driver says.
-    async fn answer(&self, guard: &FetchGuard<'_>) -> Result<CachedCapabilities> {
+    async fn answer(&self, mut question: Question<'_>) -> Result<DeclaredCapabilities> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        let shared = self
-            .failure
-            .lock()
-            .as_ref()
-            .filter(|failure| failure.is_shared())
-            .map(LastFailure::status);
-        match shared {
-            Some(status) => Err(status),
-            None => self.fetch(guard).await,
+        if let Some(failure) = question.last_failure.as_ref().filter(|last| last.is_shared()) {
+            return Err(failure.status());
+        }
+        match self.client.get_plugin_capabilities().await {
+            Ok(declared) => {
+                self.report(&declared.capabilities).await;
+                *self.declared.write() = Some(declared.clone());
+                *question.last_failure = None;
+                Ok(declared)
+            }
+            // The driver was not asked, which says nothing about the next time.
+            Err(status) if status.code() == Code::Canceled => Err(status),
+            Err(status) => Err(question.last_failure.insert(LastFailure::of(&status)).status()),
         }
     }
 
-    async fn fetch(&self, _guard: &FetchGuard<'_>) -> Result<CachedCapabilities> {
-        // Of a driver that becomes another meanwhile, it is asked again.
-        let connection_generation = self.client.driver.connection_generation();
-        let capabilities = match self.client.get_plugin_capabilities().await {
-            Ok(capabilities) => capabilities,
-            // The driver was not asked.
-            Err(status) if is_not_leader(&status) => return Err(status),
-            Err(status) => {
-                let failure = LastFailure::of(&status);
-                let status = failure.status();
-                *self.failure.lock() = Some(failure);
-                return Err(status);
-            }
-        };
-        self.report_info().await;
-        Ok(self.cache(capabilities, connection_generation))
-    }
-
     /// Says in metric and log what the driver is. Nothing depends on it.
-    async fn report_info(&self) {
+    async fn report(&self, capabilities: &Capabilities) {
         let driver = &self.client.name;
         match self.client.get_plugin_info().await {
             Ok(PluginInfo { name, version, .. }) => {
@@ -205,36 +171,27 @@ impl Prober {
             }
             Err(status) => tracing::warn!(%driver, %status, "the driver does not say what it is"),
         }
-    }
-
-    fn cache(&self, capabilities: Capabilities, connection_generation: u64) -> CachedCapabilities {
         let schema = capabilities.provider_spec_schema.as_ref();
         if let Some(Err(error)) = schema.map(SpecSchema::validate) {
             tracing::warn!(
-                driver = %self.client.name, %error,
+                %driver, %error,
                 "the driver's schema can't be used: provider specs are left for the driver to check"
             );
         }
-        let cached = CachedCapabilities {
-            capabilities: Arc::new(capabilities),
-            connection_generation,
-        };
-        *self.cached.write() = Some(cached.clone());
-        cached
     }
 
-    /// What the driver said last, of which nothing may hold any more.
-    pub(super) fn cached(&self) -> Option<CachedCapabilities> {
-        self.cached.read().clone()
+    /// What the driver declared last, of which nothing may hold any more.
+    pub(super) fn declared(&self) -> Option<DeclaredCapabilities> {
+        self.declared.read().clone()
     }
 
-    /// Whether the driver is still the one that said this.
-    pub(super) fn is_current(&self, cached: &CachedCapabilities) -> bool {
-        cached.connection_generation == self.client.driver.connection_generation()
+    /// Whether the driver is still the one that declared this.
+    pub(super) fn is_current(&self, declared: &DeclaredCapabilities) -> bool {
+        declared.connection_generation == self.client.driver.connection_generation()
     }
 
-    fn current(&self) -> Option<CachedCapabilities> {
-        self.cached().filter(|cached| self.is_current(cached))
+    fn current(&self) -> Option<DeclaredCapabilities> {
+        self.declared().filter(|declared| self.is_current(declared))
     }
 
     pub(super) fn reachability(&self) -> watch::Receiver<Reachability> {
@@ -316,32 +273,21 @@ impl Prober {
 }
 
 impl LastFailure {
-    /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead
-    /// to a create. So it is UNAVAILABLE, but for CANCELED, which says that the driver was not asked.
     fn of(status: &Status) -> Self {
-        let (code, message) = match status.code() {
-            Code::Canceled => (Code::Canceled, status.message().to_owned()),
-            code => (
-                Code::Unavailable,
-                format!(
-                    "the driver could not be asked what it implements: {code}: {}",
-                    status.message()
-                ),
-            ),
-        };
+        let (code, said) = (status.code(), status.message());
         Self {
             at: Instant::now(),
-            code,
-            message,
+            message: format!("the driver could not be asked what it implements: {code}: {said}"),
         }
     }
 
-    /// That the driver was not asked says nothing about the next time.
     fn is_shared(&self) -> bool {
-        self.code != Code::Canceled && self.at.elapsed() < FAILURE_SHARED
+        self.at.elapsed() < FAILURE_SHARED
     }
 
+    /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead
+    /// to a create.
     fn status(&self) -> Status {
-        Status::new(self.code, self.message.clone())
+        Status::new(Code::Unavailable, self.message.clone())
     }
 }

@@ -12,9 +12,9 @@ use tokio::time::{Instant, advance, sleep};
 use super::driver_client::NOT_LEADER;
 use super::*;
 use cmi_driver::{
-    Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
-    Machine, MachineClass, MachineRef, Operation, PluginInfo, ProviderSpec, Readiness, SecretValue,
-    SpecSchema, Status,
+    Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest, DeleteMachineResponse,
+    GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation, PluginInfo, ProviderSpec,
+    Readiness, SecretValue, SpecSchema, Status,
 };
 
 type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
@@ -73,13 +73,16 @@ impl Driver for FakeDriver {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         self.record(Operation::GetPluginCapabilities);
         if !self.takes.is_zero() {
             sleep(self.takes).await;
         }
         match &*self.capabilities.lock().unwrap() {
-            Ok(capabilities) => Ok(capabilities.clone()),
+            Ok(capabilities) => Ok(DeclaredCapabilities {
+                capabilities: Arc::new(capabilities.clone()),
+                connection_generation: self.connection_generation(),
+            }),
             Err(status) => Err(Status::new(status.code(), status.message())),
         }
     }
@@ -603,6 +606,45 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
         (reachability.borrow().clone(), asked()),
         (Reachability::Reachable, 3)
     );
+}
+
+/// As a plugin, which the question makes the connection with.
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_is_met_by_the_question_what_it_is_has_answered_it_and_is_not_asked_again() {
+    let driver = FakeDriver {
+        takes: Duration::from_secs(1),
+        ..FakeDriver::default()
+    };
+    let met = Arc::clone(&driver.connection_generation);
+    let asked = capabilities_asked(&driver);
+    let driver = Arc::new(configured_driver(driver));
+    let asks = tokio::spawn({
+        let driver = Arc::clone(&driver);
+        async move { driver.state("m", Waker::new(|| {})).await }
+    });
+    tokio::task::yield_now().await;
+    met.store(1, Ordering::SeqCst);
+    assert!(is_current(&asks.await.unwrap()));
+    create_in_turn(&driver).await.unwrap();
+    assert_eq!(asked(), 1);
+}
+
+/// Of a large schema there is one copy, whoever reads it.
+#[tokio::test]
+async fn what_a_driver_declares_is_kept_once() {
+    let driver = configured_driver(FakeDriver::default());
+    let permit = driver.acquire(Priority::Upkeep, "test").await;
+    let declared = permit
+        .driver()
+        .get_plugin_capabilities()
+        .await
+        .unwrap()
+        .capabilities;
+    assert!(Arc::ptr_eq(
+        &declared,
+        &permit.fetch_capabilities().await.unwrap()
+    ));
+    assert!(Arc::ptr_eq(&declared, &permit.known_capabilities()));
 }
 
 /// Else a fleet that is looked at after a restart would stand in the queue for this one answer, and hold up a

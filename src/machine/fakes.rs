@@ -19,9 +19,10 @@ use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Limits, Name
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{
-    Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
-    GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, ProviderId,
-    Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, Driver, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine,
+    Operation, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    Status,
 };
 
 /// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
@@ -245,12 +246,13 @@ impl Driver for VmDriver {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         Ok(Capabilities {
             operations: self.offers.iter().copied().collect(),
             names_provider_ids: self.back_end.named.is_some(),
             ..Capabilities::minimal()
-        })
+        }
+        .into())
     }
 
     async fn probe(&self) -> Result<Readiness> {

@@ -14,8 +14,8 @@ use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::configured_driver::tests::configured_driver;
 use cmi_driver::{
-    Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver, ListMachinesRequest,
-    Machine, Operation, PluginInfo, Readiness, Status,
+    Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest, DeleteMachineResponse, Driver,
+    ListMachinesRequest, Machine, Operation, PluginInfo, Readiness, Status,
 };
 
 /// A back end that has VMs of the class `kept` alone, and what was deleted.
@@ -29,19 +29,16 @@ struct Cloud {
 
 #[async_trait]
 impl Driver for Cloud {
-    fn connection_generation(&self) -> u64 {
-        1
-    }
-
     async fn get_plugin_info(&self) -> Result<PluginInfo, Status> {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities, Status> {
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities, Status> {
         Ok(Capabilities {
             operations: [Operation::ListMachines].into(),
             ..Capabilities::minimal()
-        })
+        }
+        .into())
     }
 
     async fn probe(&self) -> Result<Readiness, Status> {

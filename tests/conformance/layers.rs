@@ -8,9 +8,10 @@ use cmi_conformance::{
     Compliance, Config, Hook, HookCall, Hooks, Layer, NoHooks, Report, Selection, Target, report, run,
 };
 use cmi_driver::{
-    Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
-    GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
-    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, tags,
+    Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, Driver, GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest,
+    ListedMachine, Machine, MachineRef, Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, tags,
 };
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -49,10 +50,10 @@ impl Driver for Plain {
         self.inner.get_plugin_info().await
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         let mut capabilities = Capabilities::minimal();
         capabilities.operations.extend(self.offered.iter().copied());
-        Ok(capabilities)
+        Ok(capabilities.into())
     }
 
     async fn probe(&self) -> Result<Readiness> {

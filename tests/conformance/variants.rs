@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
-    GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine,
-    Machine, MachineClass, MachineRef, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result,
-    ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
+    ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest,
+    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest,
+    ListZonesRequest, ListedMachine, Machine, MachineClass, MachineRef, PluginInfo, ProviderId, Readiness,
+    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::{Cloud, CloudConsole};
 use serde_json::{Map, Value};
@@ -152,15 +153,16 @@ impl Driver for Variant {
         self.inner.get_plugin_info().await
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
-        let mut capabilities = self.inner.get_plugin_capabilities().await?;
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
+        let declared = self.inner.get_plugin_capabilities().await?;
+        let mut capabilities = Arc::unwrap_or_clone(declared.capabilities);
         match &self.way {
             Way::Behind(behind) => capabilities.consistency_window = behind.window,
             // The id is that of every machine of the name.
             Way::Named(_) => capabilities.names_provider_ids = false,
             Way::RunsOn(_) | Way::Unfinished | Way::ReadsLocked(_) | Way::ChecksWhatItDeletes => {}
         }
-        Ok(capabilities)
+        Ok(capabilities.into())
     }
 
     async fn probe(&self) -> Result<Readiness> {

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use super::secret_scan::form_of_echo;
 use super::wire::RawAnswer;
 use cmi_driver::{
-    self, Capabilities, ClassDescription, DeleteMachineResponse, LastKnownState, ListedMachine, Machine,
-    Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA, Zone,
+    self, ClassDescription, DeclaredCapabilities, DeleteMachineResponse, LastKnownState, ListedMachine,
+    Machine, Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA, Zone,
 };
 
 /// The shortest message that can explain an error.
@@ -263,7 +263,7 @@ impl Texts for PluginInfo {
     }
 }
 
-impl Texts for Capabilities {}
+impl Texts for DeclaredCapabilities {}
 
 impl Texts for Readiness {}
 

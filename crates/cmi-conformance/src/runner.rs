@@ -152,9 +152,9 @@ pub async fn run(
 ) -> Result<Report, RunError> {
     let chosen = selection.cases()?;
     let (capabilities, refusal) = match target.driver.get_plugin_capabilities().await {
-        Ok(capabilities) => (capabilities, None),
+        Ok(declared) => (declared.capabilities, None),
         // What is wrong with it has rows of its own.
-        Err(status) if is_plugin(&target).await => (Capabilities::minimal(), Some(untaken(&status))),
+        Err(status) if is_plugin(&target).await => (Capabilities::minimal().into(), Some(untaken(&status))),
         Err(status) => return Err(RunError::Capabilities(status)),
     };
     let info = target.driver.get_plugin_info().await.ok();

@@ -39,7 +39,7 @@ pub struct Shared {
     /// Where faults come from.
     pub hooks: Arc<dyn Hooks>,
     /// What the driver declared at the start of the run.
-    pub capabilities: Capabilities,
+    pub capabilities: Arc<Capabilities>,
     /// Text that no other run has.
     pub run: String,
     /// Looks at every answer.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Operation, ProviderSpec, SpecSchema, Status, tags};
@@ -96,6 +97,26 @@ pub struct Capabilities {
     pub provider_spec_schema: Option<SpecSchema>,
 }
 
+/// What a driver has declared, and which driver that was. All that read it share one copy of it, since a
+/// schema may be large.
+#[derive(Clone, Debug)]
+pub struct DeclaredCapabilities {
+    /// What it has declared.
+    pub capabilities: Arc<Capabilities>,
+    /// The [`super::Driver::connection_generation`] that it holds for; 0 for a driver in this process.
+    pub connection_generation: u64,
+}
+
+impl From<Capabilities> for DeclaredCapabilities {
+    /// What a driver in this process declares.
+    fn from(capabilities: Capabilities) -> Self {
+        Self {
+            capabilities: Arc::new(capabilities),
+            connection_generation: 0,
+        }
+    }
+}
+
 impl Capabilities {
     /// A driver with create and delete alone: what is true of any plugin before it has declared more.
     pub fn minimal() -> Self {
@@ -113,6 +134,18 @@ impl Capabilities {
     /// Whether this call may be made. The required calls and the identity calls always may.
     pub fn supports(&self, operation: Operation) -> bool {
         operation.is_required() || self.operations.contains(&operation)
+    }
+
+    /// Refuses a call that the driver does not implement, so that it need not be asked.
+    ///
+    /// # Errors
+    /// UNIMPLEMENTED.
+    pub fn check_supported(&self, operation: Operation) -> Result<(), Status> {
+        if self.supports(operation) {
+            Ok(())
+        } else {
+            Err(Status::unimplemented(operation))
+        }
     }
 
     /// Where the tag [`tags::MACHINE`] stands in a provider spec.

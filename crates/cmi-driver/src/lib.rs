@@ -39,7 +39,7 @@ pub mod tags;
 /// What an implementation of [`Driver`] is marked with.
 pub use async_trait::async_trait;
 
-pub use capabilities::{Capabilities, JsonPointer, ParseJsonPointerError};
+pub use capabilities::{Capabilities, DeclaredCapabilities, JsonPointer, ParseJsonPointerError};
 pub use catch_panic::{catch_panic, is_in_call};
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 pub use code::{Code, ParseCodeError};
@@ -78,8 +78,9 @@ pub trait Driver: Send + Sync + 'static {
     /// Name and version of the driver, for logs, metrics and `capcmi driver info`.
     async fn get_plugin_info(&self) -> Result<PluginInfo>;
 
-    /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`].
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities>;
+    /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`],
+    /// which the answer names. A driver in this process answers its [`Capabilities`] with `into()`.
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities>;
 
     /// Whether the driver itself can serve calls now. It need not look at its back end; one that looks
     /// answers FAILED_PRECONDITION while that is away.

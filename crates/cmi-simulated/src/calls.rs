@@ -12,11 +12,11 @@ use super::spec::{LABELS, TAGS, Tagged, VmSpec};
 use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
-    GetVolumeIdsRequest, InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest,
-    ListedMachine, Machine, Operation, PluginInfo, Readiness, RestartMachineRequest, Result,
-    ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT,
+    Capabilities, ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest,
+    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, JsonPointer, ListMachinesRequest,
+    ListZonesRequest, ListedMachine, Machine, Operation, PluginInfo, Readiness, RestartMachineRequest,
+    Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT,
     UpdateMachineRequest, Zone, tags,
 };
 
@@ -95,7 +95,7 @@ impl Driver for SimulatedDriver {
         .await
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         self.run(Call::bare(Operation::GetPluginCapabilities), async {
             let required = Capabilities::minimal();
             let offered =
@@ -116,7 +116,8 @@ impl Driver for SimulatedDriver {
                 names_provider_ids: self.config.names_provider_ids
                     && self.config.supports(Operation::GetMachineStatus),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
-            })
+            }
+            .into())
         })
         .await
     }

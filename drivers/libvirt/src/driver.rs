@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GetMachineStatusRequest, InitializeMachineRequest, JsonPointer,
-    LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef, Operation,
-    PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
+    Capabilities, ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, DescribeClassRequest, Driver, GetMachineStatusRequest, InitializeMachineRequest,
+    JsonPointer, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef,
+    Operation, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
     ShutDownMachineResponse, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait,
     is_dns_subdomain,
 };
@@ -407,7 +407,7 @@ impl Driver for LibvirtDriver {
         })
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         Ok(Capabilities {
             operations: OFFERED.into_iter().collect(),
             zones: true,
@@ -416,7 +416,8 @@ impl Driver for LibvirtDriver {
             names_provider_ids: true,
             provider_spec_schema: Some(spec::schema(&self.config)),
             ..Capabilities::minimal()
-        })
+        }
+        .into())
     }
 
     /// Ready as long as one host answers: calls about another one say themselves that it is away. Hosts may

@@ -47,7 +47,7 @@ struct ChosenDriver {
 struct DriverInfo {
     info: PluginInfo,
     readiness: Readiness,
-    capabilities: Capabilities,
+    capabilities: Arc<Capabilities>,
     extension: Extension,
 }
 
@@ -117,7 +117,7 @@ async fn fetch(chosen: &ChosenDriver) -> cmi_driver::Result<DriverInfo> {
     let driver = chosen.driver.as_ref();
     Ok(DriverInfo {
         info: driver.get_plugin_info().await?,
-        capabilities: driver.get_plugin_capabilities().await?,
+        capabilities: driver.get_plugin_capabilities().await?.capabilities,
         readiness: Readiness::from_probe(driver.probe().await)?,
         extension: extension(chosen.connector.as_ref()).await?,
     })
@@ -144,7 +144,7 @@ impl std::fmt::Display for DriverInfo {
             hot_updatable,
             names_provider_ids,
             provider_spec_schema,
-        } = &self.capabilities;
+        } = &*self.capabilities;
         let calls = Operation::ALL.into_iter();
         let calls: Vec<_> = calls
             .filter(|call| self.capabilities.supports(*call))

@@ -1,12 +1,15 @@
 //! Every call, with the flaws that every call may have.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use cmi_driver::{
-    Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
-    GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine,
-    Machine, MachineClass, Operation, PluginInfo, Readiness, RestartMachineRequest, Result,
-    ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema, UpdateMachineRequest, Zone,
+    ClassDescription, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest,
+    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest,
+    ListZonesRequest, ListedMachine, Machine, MachineClass, Operation, PluginInfo, Readiness,
+    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
+    UpdateMachineRequest, Zone,
 };
 use serde_json::{Map, Value, json};
 
@@ -31,8 +34,9 @@ impl Driver for Mutant {
         Ok(info)
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
-        let mut capabilities = self.inner.get_plugin_capabilities().await?;
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
+        let declared = self.inner.get_plugin_capabilities().await?;
+        let mut capabilities = Arc::unwrap_or_clone(declared.capabilities);
         match self.flaw {
             Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
@@ -55,7 +59,7 @@ impl Driver for Mutant {
         }
         let offered = |operation: &Operation| self.offered.contains(operation);
         capabilities.operations.retain(offered);
-        Ok(capabilities)
+        Ok(capabilities.into())
     }
 
     async fn probe(&self) -> Result<Readiness> {

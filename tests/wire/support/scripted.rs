@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cmi_driver::{
-    Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
-    ListMachinesRequest, ListedMachine, Machine, PluginInfo, Readiness, Result,
+    Capabilities, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest, DeleteMachineResponse,
+    Driver, ListMachinesRequest, ListedMachine, Machine, PluginInfo, Readiness, Result,
 };
 use futures::future::BoxFuture;
 
@@ -33,8 +33,8 @@ impl Driver for Scripted {
         })
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
-        Ok(Capabilities::minimal())
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
+        Ok(Capabilities::minimal().into())
     }
 
     async fn probe(&self) -> Result<Readiness> {

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::tracker::Tracker;
 use cmi_driver::{
-    CreateMachineRequest, DeleteMachineResponse, LastKnownState, Machine, PluginInfo, Readiness, Result,
-    Status,
+    CreateMachineRequest, DeclaredCapabilities, DeleteMachineResponse, LastKnownState, Machine, PluginInfo,
+    Readiness, Result, Status,
 };
 
 /// Deletes by a script, whose last line stays true, and notes what it was asked.
@@ -24,8 +24,8 @@ impl Driver for Scripted {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
 
-    async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
-        Ok(Capabilities::minimal())
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
+        Ok(Capabilities::minimal().into())
     }
 
     async fn probe(&self) -> Result<Readiness> {

@@ -6,6 +6,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Response;
 
 use super::connection::rpc;
+use super::session::Session;
 use super::{GrpcDriver, SessionCall, too_late};
 use crate::codec::MAX_FIELDS;
 use crate::convert::{FieldError, MachinePage, PageRequest};
@@ -13,8 +14,8 @@ use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use crate::rpcs::{extension_rpcs, machine_rpcs};
 use crate::trailers;
 use cmi_driver::{
-    Capabilities, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation,
-    PluginInfo, Readiness, Request, Result, Status,
+    Code, DeclaredCapabilities, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine,
+    Operation, PluginInfo, Readiness, Request, Result, Status,
 };
 
 /// The most pages of a list. A plugin that has more gives too few machines on each.
@@ -93,11 +94,9 @@ cmi_driver::forward_calls! {
                 .await
         }
 
-        async fn get_plugin_capabilities(&self) -> Result<Capabilities> {
-            self.of_session(Operation::GetPluginCapabilities, |session| {
-                session.handshake.capabilities.clone()
-            })
-            .await
+        async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
+            self.of_session(Operation::GetPluginCapabilities, Session::declared)
+                .await
         }
 
         /// Is also what looks after the connection: it is made when there is none, made anew when it has

@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -29,10 +28,16 @@ const MAX_WAIT: Duration = Duration::from_secs(8);
 pub(super) struct Channel {
     target: Target,
     timeouts: Timeouts,
-    session: RwLock<Option<Arc<Session>>>,
+    latest: RwLock<Latest>,
     opening: Mutex<ConnectBackoff>,
-    connection_generation: AtomicU64,
     observing: Observing,
+}
+
+/// The session that is used, and which plugin it is with or was with: both change together.
+#[derive(Debug, Default)]
+struct Latest {
+    session: Option<Arc<Session>>,
+    connection_generation: u64,
 }
 
 /// When to try again. The back-off of calls is the provider's, which this crate does not depend on.
@@ -79,9 +84,8 @@ impl Channel {
         Self {
             target,
             timeouts,
-            session: RwLock::new(None),
+            latest: RwLock::default(),
             opening: Mutex::default(),
-            connection_generation: AtomicU64::new(0),
             observing: None,
         }
     }
@@ -93,7 +97,7 @@ impl Channel {
 
     /// Counts the plugins that it was connected to: one that was lost and is back may be another.
     pub(super) fn connection_generation(&self) -> u64 {
-        self.connection_generation.load(Ordering::Acquire)
+        self.latest.read().connection_generation
     }
 
     /// The session; makes the connection when there is none.
@@ -163,10 +167,8 @@ impl Channel {
     /// Makes no more calls on the connection of this session: nothing comes back on it. A session that
     /// has taken its place stays.
     pub(super) fn give_up(&self, silent: &Arc<Session>) {
-        let mut session = self.session.write();
-        if session.as_ref().is_some_and(|used| Arc::ptr_eq(used, silent)) {
-            *session = None;
-        }
+        let mut latest = self.latest.write();
+        latest.session.take_if(|used| Arc::ptr_eq(used, silent));
     }
 
     fn living(&self) -> Option<Arc<Session>> {
@@ -174,7 +176,7 @@ impl Channel {
     }
 
     fn latest(&self) -> Option<Arc<Session>> {
-        self.session.read().clone()
+        self.latest.read().session.clone()
     }
 
     async fn open(&self) -> std::result::Result<Session, OpenError> {
@@ -215,19 +217,19 @@ impl Channel {
     }
 
     /// Uses this session from now on.
-    fn adopt(&self, session: Session) -> Arc<Session> {
-        let session = Arc::new(session);
-        let is_the_same = self
-            .living()
-            .is_some_and(|old| old.handshake == session.handshake);
-        *self.session.write() = Some(Arc::clone(&session));
-        if !is_the_same {
-            self.connection_generation.fetch_add(1, Ordering::AcqRel);
+    fn adopt(&self, mut session: Session) -> Arc<Session> {
+        let same = self.living().filter(|old| old.handshake == session.handshake);
+        let mut latest = self.latest.write();
+        if let Some(old) = same {
+            session.replace(&old);
+        } else {
+            latest.connection_generation += 1;
+            session.connection_generation = latest.connection_generation;
             let info = &session.handshake.info;
             tracing::debug!(target = %self.target, name = info.name, version = info.version,
                 "connected to the plugin");
         }
-        session
+        Arc::clone(latest.session.insert(Arc::new(session)))
     }
 
     fn unavailable(&self, why: &str) -> Status {

@@ -1,6 +1,7 @@
 //! What a plugin says of itself at the beginning of every connection.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -17,7 +18,7 @@ use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Status};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Handshake {
     pub info: PluginInfo,
-    pub capabilities: Capabilities,
+    pub capabilities: Arc<Capabilities>,
     pub extension: Extension,
 }
 
@@ -88,7 +89,7 @@ impl Handshake {
             .map_err(|error| error.in_response(Operation::GetPluginCapabilities))?;
         let handshake = Self {
             info,
-            capabilities,
+            capabilities: Arc::new(capabilities),
             extension,
         };
         Ok((handshake, health))

@@ -1,5 +1,6 @@
 //! A connection with the plugin's handshake.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
@@ -8,13 +9,15 @@ use tokio::time::Instant;
 use super::connection::Connection;
 use super::handshake::{self, Handshake, PluginHealth};
 use super::target::Fingerprint;
-use cmi_driver::{Code, Operation, Readiness, Result, Status};
+use cmi_driver::{Code, DeclaredCapabilities, Operation, Readiness, Result, Status};
 
 /// A connection with the plugin's handshake.
 #[derive(Debug)]
 pub(super) struct Session {
     pub connection: Connection,
     pub handshake: Handshake,
+    /// Which plugin has said that, counted from 1; 0 until the session is used.
+    pub connection_generation: u64,
     /// When the plugin said that.
     pub since: Instant,
     /// What the TLS files held.
@@ -25,7 +28,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session that begins now.
+    /// A session that begins now, and is not used yet.
     pub(super) fn new(
         connection: Connection,
         (handshake, health): (Handshake, PluginHealth),
@@ -34,10 +37,25 @@ impl Session {
         Self {
             connection,
             handshake,
+            connection_generation: 0,
             since: Instant::now(),
             fingerprint,
             health: RwLock::new(health),
             is_lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes the place of a session in which the plugin has said the same. It stays kept once.
+    pub(super) fn replace(&mut self, old: &Self) {
+        self.handshake = old.handshake.clone();
+        self.connection_generation = old.connection_generation;
+    }
+
+    /// What the plugin has declared.
+    pub(super) fn declared(&self) -> DeclaredCapabilities {
+        DeclaredCapabilities {
+            capabilities: Arc::clone(&self.handshake.capabilities),
+            connection_generation: self.connection_generation,
         }
     }
 
@@ -77,9 +95,7 @@ impl Session {
     ///
     /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
     pub(super) fn check_callable(&self, operation: Operation) -> Result<()> {
-        if !self.handshake.capabilities.supports(operation) {
-            return Err(Status::unimplemented(operation));
-        }
+        self.handshake.capabilities.check_supported(operation)?;
         match &*self.health.read() {
             PluginHealth::Ready => Ok(()),
             PluginHealth::NotYet => Err(Status::new(

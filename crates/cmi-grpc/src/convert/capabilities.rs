@@ -47,10 +47,10 @@ pub struct Declaration {
     pub extension: Option<GetExtensionCapabilitiesResponse>,
 }
 
-impl From<Capabilities> for Declaration {
-    fn from(capabilities: Capabilities) -> Self {
-        let plugin = declared(PLUGIN_CALLS, &capabilities);
-        let extension = declared(EXTENSION_CALLS, &capabilities);
+impl From<&Capabilities> for Declaration {
+    fn from(capabilities: &Capabilities) -> Self {
+        let plugin = declared(PLUGIN_CALLS, capabilities);
+        let extension = declared(EXTENSION_CALLS, capabilities);
         Self {
             plugin: GetPluginCapabilitiesResponse {
                 capabilities: plugin.map(capability).collect(),
@@ -67,6 +67,7 @@ impl From<Capabilities> for Declaration {
                     .collect(),
                 provider_spec_schema: capabilities
                     .provider_spec_schema
+                    .as_ref()
                     .map(|schema| schema.as_json().to_string().into_bytes())
                     .unwrap_or_default(),
                 names_provider_ids: capabilities.names_provider_ids,

@@ -43,11 +43,11 @@ impl Identity for Plugin {
 impl Plugin {
     /// What the driver declares, for both services that answer a part of it.
     pub(super) async fn declaration(&self) -> Result<Declaration, Status> {
-        let capabilities = self
+        let declared = self
             .dispatch(Operation::GetPluginCapabilities, |driver| async move {
                 driver.get_plugin_capabilities().await
             })
             .await?;
-        Ok(capabilities.into())
+        Ok(Declaration::from(&*declared.capabilities))
     }
 }

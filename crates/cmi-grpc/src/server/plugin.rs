@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::convert::FieldError;
 use crate::trailers;
-use cmi_driver::{Capabilities, Code, Driver, Operation, Request, Status};
+use cmi_driver::{Capabilities, Code, DeclaredCapabilities, Driver, Operation, Request, Status};
 
 /// What the services of a plugin share.
 #[derive(Clone)]
@@ -17,7 +17,7 @@ pub(super) struct Plugin(Arc<Shared>);
 struct Shared {
     driver: Arc<dyn Driver>,
     /// Asked once: it does not change while the driver runs (CMI-59).
-    capabilities: OnceCell<Capabilities>,
+    declared: OnceCell<DeclaredCapabilities>,
     abort: CancellationToken,
 }
 
@@ -25,7 +25,7 @@ impl Plugin {
     pub(super) fn new(driver: Arc<dyn Driver>, abort: CancellationToken) -> Self {
         Self(Arc::new(Shared {
             driver,
-            capabilities: OnceCell::new(),
+            declared: OnceCell::new(),
             abort,
         }))
     }
@@ -79,21 +79,17 @@ impl Plugin {
         if Capabilities::minimal().supports(operation) {
             return Ok(());
         }
-        let capabilities = &self.0.capabilities;
-        let offers = capabilities
+        let declared = self
+            .0
+            .declared
             .get_or_try_init(|| self.0.driver.get_plugin_capabilities())
             .await
             // Its own code would be taken for one of the call: NOT_FOUND would say that there is no VM.
             .map_err(|error| {
                 let what = format!("the driver could not say whether it offers {operation}: {error}");
                 Status::new(Code::Unavailable, what)
-            })?
-            .supports(operation);
-        if offers {
-            Ok(())
-        } else {
-            Err(Status::unimplemented(operation))
-        }
+            })?;
+        declared.capabilities.check_supported(operation)
     }
 }
 

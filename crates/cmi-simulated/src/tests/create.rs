@@ -142,7 +142,8 @@ async fn a_new_vm_that_is_not_shown_yet_is_not_made_twice() {
         driver.create("a", plain("a")).await.unwrap().provider_id,
         made.provider_id
     );
-    tokio::time::sleep(driver.get_plugin_capabilities().await.unwrap().consistency_window).await;
+    let declared = driver.get_plugin_capabilities().await.unwrap();
+    tokio::time::sleep(declared.capabilities.consistency_window).await;
     driver.status("a", None, plain("a")).await.unwrap();
 }
 

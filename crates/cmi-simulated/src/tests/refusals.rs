@@ -125,7 +125,7 @@ async fn a_token_that_is_missing_wrong_or_weak_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_switched_off_is_neither_declared_nor_answered() {
     let driver = driver("disabledCalls: [GetMachineStatus, ListMachines, InitializeMachine]");
-    let offered = driver.get_plugin_capabilities().await.unwrap();
+    let offered = driver.get_plugin_capabilities().await.unwrap().capabilities;
     assert!(!offered.supports(Operation::GetMachineStatus) && offered.supports(Operation::UpdateMachine));
     assert_eq!(
         code(driver.status("", None, plain("a")).await),

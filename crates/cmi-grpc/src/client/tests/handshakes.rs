@@ -23,9 +23,12 @@ async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_spe
         driver.get_plugin_info().await.unwrap().name,
         "scripted.example.com"
     );
-    driver.get_plugin_capabilities().await.unwrap();
+    let declared = driver.get_plugin_capabilities().await.unwrap();
     assert_eq!(plugin.methods(), HANDSHAKE);
-    assert_eq!(driver.connection_generation(), 1);
+    assert_eq!(
+        (declared.connection_generation, driver.connection_generation()),
+        (1, 1)
+    );
     plugin.kill();
     plugin.listen();
     eventually(async || driver.probe().await).await;
@@ -46,6 +49,7 @@ async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it
             .get_plugin_capabilities()
             .await
             .unwrap()
+            .capabilities
             .supports(Operation::ListMachines)
     );
     plugin.kill();
@@ -65,6 +69,7 @@ async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it
             .get_plugin_capabilities()
             .await
             .unwrap()
+            .capabilities
             .supports(Operation::ListMachines)
     );
 }
@@ -191,6 +196,7 @@ async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it(
             .get_plugin_capabilities()
             .await
             .unwrap()
+            .capabilities
             .supports(Operation::ListMachines)
     );
 }
@@ -336,21 +342,23 @@ async fn calls_that_wait_for_a_connection_share_it() {
 async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_only_if_it_is() {
     let plugin = Plugin::start();
     let driver = driver(&plugin);
-    driver.probe().await.unwrap();
+    let declared = driver.get_plugin_capabilities().await.unwrap();
     driver.channel.renew(Duration::from_mins(5), LONG).await;
     assert_eq!(plugin.connections(), 1);
     driver.channel.renew(Duration::ZERO, LONG).await;
     assert_eq!((plugin.connections(), driver.connection_generation()), (2, 1));
+    let again = driver.get_plugin_capabilities().await.unwrap();
+    assert_eq!(again.connection_generation, 1);
+    assert!(
+        Arc::ptr_eq(&again.capabilities, &declared.capabilities),
+        "it is kept once"
+    );
     plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
     driver.channel.renew(Duration::ZERO, LONG).await;
     assert_eq!((plugin.connections(), driver.connection_generation()), (3, 2));
-    assert!(
-        !driver
-            .get_plugin_capabilities()
-            .await
-            .unwrap()
-            .supports(Operation::ListMachines)
-    );
+    let other = driver.get_plugin_capabilities().await.unwrap();
+    assert_eq!(other.connection_generation, 2);
+    assert!(!other.capabilities.supports(Operation::ListMachines));
 }
 
 /// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason
@@ -378,7 +386,8 @@ async fn the_extension_adds_to_what_the_plugin_declares() {
         ..GetExtensionCapabilitiesResponse::default()
     };
     plugin.answers("GetExtensionCapabilities", Reply::ok(&extension));
-    let capabilities = driver(&plugin).get_plugin_capabilities().await.unwrap();
+    let declared = driver(&plugin).get_plugin_capabilities().await.unwrap();
+    let capabilities = declared.capabilities;
     assert!(capabilities.zones && capabilities.supports(Operation::ListMachines));
     assert_eq!(capabilities.tag_path.to_string(), "/meta/tags");
 }

@@ -105,7 +105,7 @@ proptest! {
 
     #[test]
     fn capabilities(value in any_driver::capabilities()) {
-        let declared = Declaration::from(value.clone());
+        let declared = Declaration::from(&value);
         prop_assert_eq!(Capabilities::try_from(declared).unwrap(), value);
     }
 

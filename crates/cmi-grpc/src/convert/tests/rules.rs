@@ -243,7 +243,7 @@ fn list_is_capability_four_and_shut_down_is_five() {
         operations: [Operation::ShutDownMachine].into(),
         ..Capabilities::minimal()
     };
-    let declared = Declaration::from(both).plugin.encode_to_vec();
+    let declared = Declaration::from(&both).plugin.encode_to_vec();
     assert!(declared.ends_with(&[0x0A, 4, 0x0A, 2, 0x08, 5]), "{declared:?}");
 }
 
