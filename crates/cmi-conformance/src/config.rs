@@ -137,6 +137,13 @@ pub struct PersistentVolumes {
     pub foreign: Vec<Value>,
 }
 
+impl PersistentVolumes {
+    /// The specs of the back end's volumes.
+    pub fn own_specs(&self) -> Vec<Value> {
+        self.own.iter().map(|volume| volume.spec.clone()).collect()
+    }
+}
+
 /// A volume of the back end.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

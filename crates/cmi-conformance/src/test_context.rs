@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
 use super::answer_checker::{AnswerChecker, SECRET_RULES};
-use super::config::{Config, Setting, secrets};
+use super::config::{Config, Migration, Setting, secrets};
 use super::hooks::{Hook, HookCall, Hooks, MAX_COMMAND};
 use super::in_flight::{InFlight, Waiting};
 use super::ledger::Ledger;
@@ -176,6 +176,15 @@ impl TestContext {
             provider_spec: ProviderSpec(self.shared.config.provider_spec.clone()),
             secrets: secrets(&self.shared.config.secrets),
         }
+    }
+
+    /// The sample class of the back end's own kind.
+    ///
+    /// # Errors
+    /// [`CaseError::Skipped`] when the configuration has none.
+    pub fn migration(&self) -> CaseResult<&Migration> {
+        let sample = self.config().migration.as_ref();
+        sample.ok_or_else(|| CaseError::Skipped("the configuration has no `migration`".to_owned()))
     }
 
     fn short(&self) -> String {

@@ -6,7 +6,10 @@ use super::cases;
 use super::requests::{as_declared, reaches_the_plugin};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Need, TestContext};
-use cmi_driver::{ClassDescription, Code, Operation, ProviderSpec, SpecSchema, Zone, tags};
+use cmi_driver::{
+    ClassDescription, Code, DescribeClassRequest, ListZonesRequest, Operation, ProviderSpec, SpecSchema,
+    Zone, tags,
+};
 use cmi_grpc::proto::capcmi::v1::{DescribeClassResponse, ListZonesResponse};
 
 const ZONES: Need = Need::Call(Operation::ListZones);
@@ -70,7 +73,7 @@ async fn offered(t: TestContext, operation: Operation) -> CaseResult {
 }
 
 async fn zones_are_sound(t: TestContext) -> CaseResult {
-    let zones = t.zones(t.sample()).await?.ok()?;
+    let zones = t.ask(ListZonesRequest { class: t.sample() }).await?.ok()?;
     let read = Vec::<Zone>::try_from(ListZonesResponse::from(zones.clone()));
     read.map_err(|error| CaseError::failed(format!("ListZones answered what can't be used: {error}")))?;
     let names: BTreeSet<_> = zones.iter().map(|zone| &zone.name).collect();
@@ -84,7 +87,7 @@ async fn zones_are_sound(t: TestContext) -> CaseResult {
         zones.sort_by(|one, other| one.name.cmp(&other.name));
         zones
     };
-    let again = t.zones(t.sample()).await?.ok()?;
+    let again = t.ask(ListZonesRequest { class: t.sample() }).await?.ok()?;
     ensure(sorted(zones) == sorted(again), || {
         "the failure domains changed from one question to the next".to_owned()
     })
@@ -96,11 +99,8 @@ async fn zones_can_be_asked_for(t: TestContext) -> CaseResult {
             "the driver declares that no machine may ask for a failure domain".to_owned(),
         ));
     }
-    let zones = t
-        .zones(t.sample())
-        .await?
-        .ok()
-        .map_err(CaseError::in_preparation)?;
+    let zones = t.ask(ListZonesRequest { class: t.sample() }).await?.ok();
+    let zones = zones.map_err(CaseError::in_preparation)?;
     let Some(zone) = zones.first() else {
         return Err(CaseError::Skipped("the class has no failure domain".to_owned()));
     };
@@ -119,7 +119,7 @@ async fn zones_can_be_asked_for(t: TestContext) -> CaseResult {
 }
 
 async fn class_is_sound(t: TestContext) -> CaseResult {
-    let described = t.describe_class(t.sample()).await?.ok()?;
+    let described = t.ask(DescribeClassRequest { class: t.sample() }).await?.ok()?;
     let read = ClassDescription::try_from(DescribeClassResponse::from(described.clone()));
     read.map_err(|error| CaseError::failed(format!("DescribeClass answered what can't be used: {error}")))?;
     for (resource, quantity) in &described.capacity {
@@ -141,7 +141,7 @@ async fn class_is_sound(t: TestContext) -> CaseResult {
             format!("the {what} `{found}` is none of {}", known.join(", "))
         })?;
     }
-    let again = t.describe_class(t.sample()).await?.ok()?;
+    let again = t.ask(DescribeClassRequest { class: t.sample() }).await?.ok()?;
     ensure(described == again, || {
         "the class changed from one question to the next".to_owned()
     })

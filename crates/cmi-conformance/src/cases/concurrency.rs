@@ -111,7 +111,7 @@ pub(super) const CANCELLED: &[Case] = family! {
 };
 
 async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> CaseResult {
-    let answers = join_all((0..CONCURRENT_CALLS).map(|_| t.invoke(operation, request))).await;
+    let answers = join_all((0..CONCURRENT_CALLS).map(|_| t.invoke(operation, request, None))).await;
     for answer in answers {
         answer?.ok_or(&[Code::Aborted])?;
     }
@@ -272,7 +272,7 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
         if !matches!(operation, Operation::CreateMachine | Operation::GetVolumeIds) {
             t.prepare(&request).await?;
         }
-        let call = t.invoke(operation, &request);
+        let call = t.invoke(operation, &request, None);
         if let Some(ended) = give_up.run(call).await {
             // It was faster; a repeat has to be sound all the same.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
@@ -282,7 +282,9 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
             t.is_gone(&request).await?;
             continue;
         }
-        t.invoke(operation, &request).await?.ok_or(&[Code::Aborted])?;
+        t.invoke(operation, &request, None)
+            .await?
+            .ok_or(&[Code::Aborted])?;
         if operation != Operation::GetVolumeIds {
             let id = t.make(&request).await?.provider_id;
             t.has_exactly(&request, &[(&request, &id)]).await?;

@@ -40,7 +40,7 @@ async fn refused_secrets(t: &TestContext, operation: Operation, all: &[SecretMap
     let (request, id) = prepared(t, operation).await?;
     for secrets in all {
         let wrong = request.clone().with_secrets(secrets);
-        t.invoke(operation, &wrong).await?.refused(code)?;
+        t.invoke(operation, &wrong, None).await?.refused(code)?;
     }
     if id.is_none() {
         t.has_none(&request).await?;

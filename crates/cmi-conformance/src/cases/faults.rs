@@ -114,7 +114,7 @@ pub(super) async fn sound(
     id: Option<&ProviderId>,
 ) -> CaseResult {
     if operation == Operation::GetVolumeIds {
-        return t.invoke(operation, request).await?.ok();
+        return t.invoke(operation, request, None).await?.ok();
     }
     if let Some(id) = id {
         t.survives(request, id).await?;
@@ -130,12 +130,12 @@ async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]
     let (request, id) = prepared(&t, operation).await?;
     // So that a driver which answers what it has seen last has seen something.
     if matches!(operation, Operation::GetMachineStatus | Operation::ListMachines) {
-        let seen = t.invoke(operation, &request).await?;
+        let seen = t.invoke(operation, &request, None).await?;
         seen.ok_or(&[Code::Uninitialized, Code::Aborted])
             .map_err(CaseError::in_preparation)?;
     }
     t.run_hook(HookCall::new(hook)).await?;
-    let answer = t.invoke(operation, &request).await?;
+    let answer = t.invoke(operation, &request, None).await?;
     t.restore().await?;
     needs_back_end(operation, &answer)?;
     let is_taken_for_absence =
@@ -165,7 +165,7 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.run_hook_on(Hook::Lock, &request).await?;
-    let answer = t.invoke(operation, &request).await;
+    let answer = t.invoke(operation, &request, None).await;
     let unlocked = t.run_hook_on(Hook::Unlock, &request).await;
     // What was done to a VM that was not locked may keep it from being unlocked.
     answer?.refused(Code::FailedPrecondition)?;
@@ -229,7 +229,7 @@ async fn deadline(t: TestContext, operation: Operation) -> CaseResult {
     let deadline = t.config().short_deadline();
     slow_down(&t).await?;
     // What a caller in the process does at its deadline is to drop the call.
-    let ended = tokio::time::timeout(deadline, t.invoke(operation, &request)).await;
+    let ended = tokio::time::timeout(deadline, t.invoke(operation, &request, None)).await;
     t.restore().await?;
     if let Ok(answer) = ended {
         let answer = answer?;

@@ -6,8 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::{cases, family};
 use crate::answer::{Answer, CaseError, CaseResult, ensure};
+use crate::answer_checker::Texts;
 use crate::{Case, Need, TestContext};
-use cmi_driver::{Code, JsonPointer, MachineClass, Operation, tags};
+use cmi_driver::{
+    Code, DescribeClassRequest, JsonPointer, ListZonesRequest, MachineClass, Operation, Request, tags,
+};
 
 /// A tag that no driver knows.
 const OTHER_TAG: &str = "conformance.example.com/purpose";
@@ -37,9 +40,11 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-21"], [Need::Call(Operation::RestartMachine)]
         => |t| field_types_of_a_vm(t, Operation::RestartMachine);
     "zones-field-types": TITLE
-        ["CAP-28"], [Need::Call(Operation::ListZones)] => zones;
+        ["CAP-28"], [Need::Call(Operation::ListZones)]
+        => |t| of_a_class(t, |class| ListZonesRequest { class });
     "class-field-types": TITLE
-        ["CAP-28"], [Need::Call(Operation::DescribeClass)] => description;
+        ["CAP-28"], [Need::Call(Operation::DescribeClass)]
+        => |t| of_a_class(t, |class| DescribeClassRequest { class });
     "volumes-field-types":
         "null, or a value of another type, in the spec of a volume is INVALID_ARGUMENT or leaves the volume \
          out, and never breaks the driver"
@@ -187,7 +192,7 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             number += 1;
             let what = format!("by a provider spec with {value} as {place}");
             let request = t.machine_request(&format!("n{number}")).with_value(&place, value);
-            let answer = t.invoke(operation, &request).await?;
+            let answer = t.invoke(operation, &request, None).await?;
             let is_accepted = matches!(answer.code(), None | Some(Code::Aborted));
             let checked = check(answer, mandatory.contains(&place), &TAKEN_OR_REFUSED);
             checked.map_err(|error| error.after(&what))?;
@@ -239,17 +244,13 @@ fn wrong_classes(t: &TestContext) -> Vec<(String, MachineClass)> {
     all
 }
 
-async fn zones(t: TestContext) -> CaseResult {
+async fn of_a_class<Q>(t: TestContext, request: fn(MachineClass) -> Q) -> CaseResult
+where
+    Q: Request<Response: Texts>,
+{
     for (what, class) in wrong_classes(&t) {
-        let checked = check(t.zones(class).await?, false, &REFUSED_OF_A_CLASS);
-        checked.map_err(|error| error.after(&what))?;
-    }
-    Ok(())
-}
-
-async fn description(t: TestContext) -> CaseResult {
-    for (what, class) in wrong_classes(&t) {
-        let checked = check(t.describe_class(class).await?, false, &REFUSED_OF_A_CLASS);
+        let answer = t.ask(request(class)).await?;
+        let checked = check(answer, false, &REFUSED_OF_A_CLASS);
         checked.map_err(|error| error.after(&what))?;
     }
     Ok(())
@@ -311,7 +312,7 @@ async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult
         for value in wrong_values(&value) {
             let what = format!("by a provider spec with {value} as {place}");
             let wrong = sample.clone().with_value(&place, value);
-            let answer = t.invoke_on(operation, &wrong, &id).await?;
+            let answer = t.invoke(operation, &wrong, Some(&id)).await?;
             let fine = [&TAKEN_OR_REFUSED[..], &REFUSED_OF_A_VM[..]].concat();
             let checked = check(answer, mandatory.contains(&place), &fine);
             checked.map_err(|error| error.after(&what))?;

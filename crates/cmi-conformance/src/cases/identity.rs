@@ -263,7 +263,7 @@ async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<b
     };
     let calls = (0..CONCURRENT_CALLS).map(|number| {
         let request = t.machine_request(&format!("n{number}"));
-        async move { t.invoke(operation, &request).await.map(drop) }
+        async move { t.invoke(operation, &request, None).await.map(drop) }
     });
     let mut calls = std::pin::pin!(try_join_all(calls));
     // They have to reach the driver before Probe does.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::cases;
 use super::requests::reaches_the_plugin;
 use crate::answer::{Answer, CaseResult, ensure};
-use crate::{Case, Migration, Need, Setting, TestContext};
+use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{Code, GenerateMachineClassForMigrationRequest, MachineClassKind, Operation};
 
 const MIGRATE: Need = Need::Call(Operation::GenerateMachineClassForMigration);
@@ -28,19 +28,12 @@ async fn convert(
     class: &Map<String, Value>,
     into: Map<String, Value>,
 ) -> CaseResult<Answer<Map<String, Value>>> {
-    t.migrate(GenerateMachineClassForMigrationRequest {
+    t.ask(GenerateMachineClassForMigrationRequest {
         provider_specific_machine_class: class.clone(),
         machine_class: into,
         class_kind: kind,
     })
     .await
-}
-
-fn sample(t: &TestContext) -> CaseResult<Migration> {
-    t.config()
-        .migration
-        .clone()
-        .ok_or_else(|| crate::CaseError::Skipped("the configuration has no `migration`".to_owned()))
 }
 
 fn empty() -> Map<String, Value> {
@@ -70,7 +63,7 @@ async fn offered(t: TestContext) -> CaseResult {
 }
 
 async fn fills(t: TestContext) -> CaseResult {
-    let sample = sample(&t)?;
+    let sample = t.migration()?;
     let filled = convert(&t, sample.class_kind(), &sample.class, empty())
         .await?
         .ok()?;
@@ -88,7 +81,7 @@ fn equal(found: &Map<String, Value>, wanted: &Map<String, Value>) -> CaseResult 
 }
 
 async fn again(t: TestContext) -> CaseResult {
-    let sample = sample(&t)?;
+    let sample = t.migration()?;
     let first = convert(&t, sample.class_kind(), &sample.class, empty())
         .await?
         .ok()?;
@@ -103,7 +96,7 @@ async fn again(t: TestContext) -> CaseResult {
 }
 
 async fn broken(t: TestContext) -> CaseResult {
-    let sample = sample(&t)?;
+    let sample = t.migration()?;
     for class in &sample.broken {
         let status = convert(&t, sample.class_kind(), class, empty())
             .await?

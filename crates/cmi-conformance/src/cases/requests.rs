@@ -46,7 +46,7 @@ pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> CaseR
 pub(super) async fn as_declared(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     for _ in 0..3 {
-        let answer = t.invoke(operation, &request).await?;
+        let answer = t.invoke(operation, &request, None).await?;
         if t.supports(operation) {
             answer.ok()?;
         } else {

@@ -43,10 +43,12 @@ async fn calls(t: &TestContext) -> CaseResult {
         Operation::DeleteMachine,
     ] {
         if t.supports(operation) {
-            t.invoke(operation, &invalid)
+            t.invoke(operation, &invalid, None)
                 .await?
                 .refused(Code::InvalidArgument)?;
-            t.invoke(operation, &request).await?.ok_or(&[Code::Aborted])?;
+            t.invoke(operation, &request, None)
+                .await?
+                .ok_or(&[Code::Aborted])?;
         }
     }
     for secrets in t.config().bad_secrets.clone() {

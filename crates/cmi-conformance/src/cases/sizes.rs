@@ -116,8 +116,7 @@ async fn response_sizes(t: TestContext) -> CaseResult {
 
 /// The driver's own volumes, as GetVolumeIDs takes them: a JSON array.
 fn own_volumes(t: &TestContext) -> Vec<u8> {
-    let own = t.config().persistent_volumes.own.iter();
-    let specs = own.map(|volume| volume.spec.clone()).collect();
+    let specs = t.config().persistent_volumes.own_specs();
     serde_json::Value::Array(specs).to_string().into_bytes()
 }
 

@@ -87,7 +87,7 @@ async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) 
         t.create(wrong).await?.refused(Code::InvalidArgument)?;
         return t.has_none(&right).await;
     }
-    t.invoke(operation, wrong)
+    t.invoke(operation, wrong, None)
         .await?
         .refused(Code::InvalidArgument)
         .map(|_| ())
@@ -117,7 +117,7 @@ async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
     let id = t.prepare(&there).await?.provider_id;
     for (how, request) in without_cluster(&t, &there) {
         let refused = t
-            .invoke(operation, &request)
+            .invoke(operation, &request, None)
             .await?
             .refused(Code::InvalidArgument);
         refused.map_err(|error| error.after(&format!("by a provider spec {how}")))?;
@@ -176,7 +176,7 @@ async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
         wrong.extend(renamed.map(|request| (what, request)));
     }
     for (what, request) in wrong {
-        let answer = t.invoke_on(operation, &request, &id).await?;
+        let answer = t.invoke(operation, &request, Some(&id)).await?;
         let refused = answer.refused(Code::InvalidArgument);
         speaks(&refused.map_err(|error| error.after(&what))?)?;
     }
@@ -188,7 +188,7 @@ async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {
     for field in t.config().mandatory() {
         let wrong = request.clone().without(&field);
         let status = t
-            .invoke(operation, &wrong)
+            .invoke(operation, &wrong, None)
             .await?
             .refused(Code::InvalidArgument)?;
         let name = field.segments().last().cloned().unwrap_or_default();
@@ -197,7 +197,7 @@ async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {
         })?;
         if let Some(renamed) = request.clone().in_other_case(&field) {
             let refused = t
-                .invoke(operation, &renamed)
+                .invoke(operation, &renamed, None)
                 .await?
                 .refused(Code::InvalidArgument);
             let what = format!("by a provider spec that has {field} in another case alone");
@@ -235,7 +235,7 @@ async fn messages(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     let wrong = request.untagged(tags::CLUSTER);
     speaks(
-        &t.invoke(operation, &wrong)
+        &t.invoke(operation, &wrong, None)
             .await?
             .refused(Code::InvalidArgument)?,
     )

@@ -1,123 +1,161 @@
 //! The calls of the driver contract, on the machines of a case. One that hangs is a [`CaseError::Failed`].
+//!
+//! The table in `cmi-driver` has all calls; a row here says what a trial of each asks for.
 
 use std::future::Future;
+
+use serde_json::{Map, Value};
 
 use super::TestContext;
 use crate::answer::{Answer, CaseError, CaseResult};
 use crate::answer_checker::Texts;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
-    self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetMachineStatusRequest,
-    GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest,
-    ListedMachine, Machine, MachineClass, Operation, ProviderId, Request, RestartMachineRequest, Secrets,
-    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    self, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest,
+    GenerateMachineClassForMigrationRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
+    MachineRef, Operation, ProviderId, Request, RestartMachineRequest, Secrets, ShutDownMachineRequest,
+    ShutDownMachineResponse, UpdateMachineRequest,
 };
 
-/// What a call about no machine is about.
-const CLASS: &str = "a class";
+/// A driver call that the suite makes by its operation alone, as it does every call.
+trait Trial: Request {
+    /// Tries it.
+    fn on(subject: Subject<'_>) -> impl Future<Output = CaseResult<Answer<Self::Response>>> + Send;
+}
+
+/// What a call is tried on.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    t: &'a TestContext,
+    machine: &'a MachineRequest,
+    id: Option<&'a ProviderId>,
+}
+
+macro_rules! trials {
+    ($on:ident: $($request:ident $fields:tt => $make:ident;)+) => {$(
+        impl Trial for $request {
+            async fn on($on: Subject<'_>) -> CaseResult<Answer<Self::Response>> {
+                $on.$make(Self $fields).await
+            }
+        }
+    )+};
+}
+
+// A row for each call: the request of a trial, and the method of `Subject` that makes the call.
+trials! { on:
+    CreateMachineRequest { machine: on.reference(), last_known_state: None } => create;
+    InitializeMachineRequest { machine: on.reference(), provider_id: on.id(), last_known_state: None }
+        => initialize;
+    DeleteMachineRequest { machine: on.reference(), provider_id: on.id(), last_known_state: None }
+        => of_machine;
+    GetMachineStatusRequest { machine: on.reference(), provider_id: on.id() } => of_machine;
+    ListMachinesRequest { class: on.machine.class.clone() } => of_machine;
+    ShutDownMachineRequest { machine: on.reference(), provider_id: on.id(), last_known_state: None }
+        => of_machine;
+    UpdateMachineRequest {
+        machine: on.reference(),
+        provider_id: on.needed_id()?,
+        last_applied_provider_spec: on.machine.class.provider_spec.clone(),
+        last_known_state: None
+    } => of_machine;
+    RestartMachineRequest { machine: on.reference(), provider_id: on.needed_id()?, last_known_state: None }
+        => of_machine;
+    GetVolumeIdsRequest { pv_specs: on.t.config().persistent_volumes.own_specs() } => of_volumes;
+    GenerateMachineClassForMigrationRequest {
+        provider_specific_machine_class: on.t.migration()?.class.clone(),
+        machine_class: Map::new(),
+        class_kind: on.t.migration()?.class_kind()
+    } => of_class;
+    ListZonesRequest { class: on.t.sample() } => of_class;
+    DescribeClassRequest { class: on.t.sample() } => of_class;
+}
+
+/// Tries the call of an operation. A call without a row above does not compile here.
+macro_rules! try_call {
+    ([$operation:ident on $subject:ident] $(
+        $(#[$doc:meta])* $call:ident $name:literal
+            $method:ident($request:ident) -> $response:ty, $need:ident, $effect:ident, [$($class:ident).*];
+    )+) => {
+        match $operation {
+            $(Operation::$call => Ok($request::on($subject).await?.bare()),)+
+            Operation::Probe | Operation::GetPluginInfo | Operation::GetPluginCapabilities => {
+                Err(CaseError::Failed(format!("{} is about no machine", $operation)))
+            }
+        }
+    };
+}
 
 impl TestContext {
-    /// Creates.
-    pub async fn create(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Machine>> {
-        self.create_with(machine_request, None).await
+    /// Makes a call by its operation, on a machine whose VM has this id where it is given. An update leads
+    /// from the request to itself; what is about no machine is asked of the configuration's samples. What is
+    /// answered besides a code does not matter.
+    ///
+    /// # Errors
+    /// [`CaseError::Failed`] when the call hangs, or takes an id that is not given.
+    pub async fn invoke(
+        &self,
+        operation: Operation,
+        machine: &MachineRequest,
+        id: Option<&ProviderId>,
+    ) -> CaseResult<Answer<()>> {
+        let subject = self.subject(machine, id);
+        cmi_driver::for_each_call!(try_call [operation on subject])
     }
 
-    /// Creates with a LastKnownState. Code 17 with its machine is as good as OK where there is an
-    /// InitializeMachine: the VM is there (INI-18).
+    /// Creates.
+    pub async fn create(&self, machine: &MachineRequest) -> CaseResult<Answer<Machine>> {
+        CreateMachineRequest::on(self.subject(machine, None)).await
+    }
+
+    /// Creates with a LastKnownState.
     pub async fn create_with(
         &self,
-        machine_request: &MachineRequest,
+        machine: &MachineRequest,
         last_known_state: Option<LastKnownState>,
     ) -> CaseResult<Answer<Machine>> {
-        let tracked = self.with_own_secrets(machine_request);
-        self.goes_on()?;
-        // What is never sent makes no VM.
-        if self.shared.liveness.is_gone() {
-            self.is_back().await?;
-        }
-        self.tracker.record_request(&tracked);
         let request = CreateMachineRequest {
-            machine: machine_request.reference(),
+            machine: machine.reference(),
             last_known_state,
         };
-        let mut answer = self.of_machine(machine_request, request).await?;
-        self.tracker.answered(&tracked, &answer.result);
-        if let Err(status) = &answer.result
-            && status.code() == Code::Uninitialized
-            && self.supports(Operation::InitializeMachine)
-            && let Some(machine) = status.machine()
-        {
-            answer.result = Ok(machine.clone());
-        }
-        Ok(answer)
+        self.subject(machine, None).create(request).await
     }
 
     /// Deletes, with the provider id when it is given.
     pub async fn delete(
         &self,
-        machine_request: &MachineRequest,
+        machine: &MachineRequest,
         id: Option<&ProviderId>,
     ) -> CaseResult<Answer<DeleteMachineResponse>> {
-        let request = DeleteMachineRequest {
-            machine: machine_request.reference(),
-            provider_id: id.cloned(),
-            last_known_state: None,
-        };
-        self.of_machine(machine_request, request).await
+        DeleteMachineRequest::on(self.subject(machine, id)).await
     }
 
     /// Reads, with the provider id when it is given.
     pub async fn status(
         &self,
-        machine_request: &MachineRequest,
+        machine: &MachineRequest,
         id: Option<&ProviderId>,
     ) -> CaseResult<Answer<Machine>> {
-        let request = GetMachineStatusRequest {
-            machine: machine_request.reference(),
-            provider_id: id.cloned(),
-        };
-        self.of_machine(machine_request, request).await
+        GetMachineStatusRequest::on(self.subject(machine, id)).await
     }
 
     /// Lists the VMs of the request's cluster.
-    pub async fn list(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Vec<ListedMachine>>> {
-        let request = ListMachinesRequest {
-            class: machine_request.class.clone(),
-        };
-        self.of_machine(machine_request, request).await
+    pub async fn list(&self, machine: &MachineRequest) -> CaseResult<Answer<Vec<ListedMachine>>> {
+        ListMachinesRequest::on(self.subject(machine, None)).await
     }
 
     /// Shuts down.
-    pub async fn shut_down(
-        &self,
-        machine_request: &MachineRequest,
-    ) -> CaseResult<Answer<ShutDownMachineResponse>> {
-        let request = ShutDownMachineRequest {
-            machine: machine_request.reference(),
-            provider_id: None,
-            last_known_state: None,
-        };
-        self.of_machine(machine_request, request).await
+    pub async fn shut_down(&self, machine: &MachineRequest) -> CaseResult<Answer<ShutDownMachineResponse>> {
+        ShutDownMachineRequest::on(self.subject(machine, None)).await
     }
 
     /// Initializes, with the provider id when it is given.
     pub async fn initialize(
         &self,
-        machine_request: &MachineRequest,
+        machine: &MachineRequest,
         id: Option<&ProviderId>,
     ) -> CaseResult<Answer<Machine>> {
-        let request = InitializeMachineRequest {
-            machine: machine_request.reference(),
-            provider_id: id.cloned(),
-            last_known_state: None,
-        };
-        let answer = self.of_machine(machine_request, request).await?;
-        if let Ok(machine) = &answer.result {
-            let id = Some(machine.provider_id.clone());
-            self.made(machine_request, id, machine.last_known_state.clone());
-        }
-        Ok(answer)
+        InitializeMachineRequest::on(self.subject(machine, id)).await
     }
 
     /// Updates from one spec to another.
@@ -133,22 +171,17 @@ impl TestContext {
             last_applied_provider_spec: from.class.provider_spec.clone(),
             last_known_state: None,
         };
-        self.of_machine(to, request).await
+        self.subject(to, Some(id)).of_machine(request).await
     }
 
     /// Restarts.
-    pub async fn restart(&self, machine_request: &MachineRequest, id: &ProviderId) -> CaseResult<Answer<()>> {
-        let request = RestartMachineRequest {
-            machine: machine_request.reference(),
-            provider_id: id.clone(),
-            last_known_state: None,
-        };
-        self.of_machine(machine_request, request).await
+    pub async fn restart(&self, machine: &MachineRequest, id: &ProviderId) -> CaseResult<Answer<()>> {
+        RestartMachineRequest::on(self.subject(machine, Some(id))).await
     }
 
     /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150),
     /// and has no ids either way.
-    pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> CaseResult<Answer<Vec<String>>> {
+    pub async fn volume_ids(&self, pv_specs: Vec<Value>) -> CaseResult<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
         let mut answer = self.send(about, GetVolumeIdsRequest { pv_specs }).await?;
@@ -158,103 +191,25 @@ impl TestContext {
         Ok(answer)
     }
 
-    /// Asks for the failure domains of a class.
-    pub async fn zones(&self, class: MachineClass) -> CaseResult<Answer<Vec<Zone>>> {
-        self.send(CLASS, ListZonesRequest { class }).await
-    }
-
-    /// Asks what a machine of a class has.
-    pub async fn describe_class(&self, class: MachineClass) -> CaseResult<Answer<ClassDescription>> {
-        self.send(CLASS, DescribeClassRequest { class }).await
-    }
-
-    /// Converts a class.
-    pub async fn migrate(
-        &self,
-        request: GenerateMachineClassForMigrationRequest,
-    ) -> CaseResult<Answer<serde_json::Map<String, serde_json::Value>>> {
-        self.send(CLASS, request).await
-    }
-
-    /// Makes a call about a machine, its cluster or its class, by the operation's name; what it answers
-    /// besides its code does not matter.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs, or is about none of them.
-    pub async fn invoke(
-        &self,
-        operation: Operation,
-        machine_request: &MachineRequest,
-    ) -> CaseResult<Answer<()>> {
-        match operation {
-            Operation::CreateMachine => Ok(self.create(machine_request).await?.bare()),
-            Operation::DeleteMachine => Ok(self.delete(machine_request, None).await?.bare()),
-            Operation::GetMachineStatus => Ok(self.status(machine_request, None).await?.bare()),
-            Operation::ListMachines => Ok(self.list(machine_request).await?.bare()),
-            Operation::ShutDownMachine => Ok(self.shut_down(machine_request).await?.bare()),
-            Operation::InitializeMachine => Ok(self.initialize(machine_request, None).await?.bare()),
-            Operation::GetVolumeIds => {
-                let own = &self.shared.config.persistent_volumes.own;
-                let specs = own.iter().map(|volume| volume.spec.clone()).collect();
-                Ok(self.volume_ids(specs).await?.bare())
-            }
-            Operation::ListZones => Ok(self.zones(self.sample()).await?.bare()),
-            Operation::DescribeClass => Ok(self.describe_class(self.sample()).await?.bare()),
-            Operation::UpdateMachine
-            | Operation::RestartMachine
-            | Operation::GenerateMachineClassForMigration
-            | Operation::Probe
-            | Operation::GetPluginInfo
-            | Operation::GetPluginCapabilities => Err(CaseError::Failed(format!(
-                "the suite can't make {operation} of a machine alone"
-            ))),
-        }
-    }
-
-    /// The same of a machine whose VM has this id, for calls that can't be made without it, too. An update
-    /// leads from the request to itself.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs, or is not about machines.
-    pub async fn invoke_on(
-        &self,
-        operation: Operation,
-        machine_request: &MachineRequest,
-        id: &ProviderId,
-    ) -> CaseResult<Answer<()>> {
-        match operation {
-            Operation::UpdateMachine => self.update(machine_request, machine_request, id).await,
-            Operation::RestartMachine => self.restart(machine_request, id).await,
-            Operation::InitializeMachine => Ok(self.initialize(machine_request, Some(id)).await?.bare()),
-            _ => self.invoke(operation, machine_request).await,
-        }
-    }
-
-    async fn of_machine<Q>(
-        &self,
-        machine_request: &MachineRequest,
-        request: Q,
-    ) -> CaseResult<Answer<Q::Response>>
+    /// Makes a call about a class, and no machine of it.
+    pub async fn ask<Q>(&self, request: Q) -> CaseResult<Answer<Q::Response>>
     where
         Q: Request<Response: Texts>,
     {
-        let about = format!(
-            "machine `{}` of cluster `{}`",
-            machine_request.name,
-            machine_request.cluster()
-        );
-        let answer = self.send(about, request).await?;
-        self.shared.liveness.observe(&answer.result);
-        Ok(answer)
+        self.send("a class".to_owned(), request).await
     }
 
-    async fn send<Q>(&self, about: impl Into<String>, request: Q) -> CaseResult<Answer<Q::Response>>
+    fn subject<'a>(&'a self, machine: &'a MachineRequest, id: Option<&'a ProviderId>) -> Subject<'a> {
+        Subject { t: self, machine, id }
+    }
+
+    async fn send<Q>(&self, about: String, request: Q) -> CaseResult<Answer<Q::Response>>
     where
         Q: Request<Response: Texts>,
     {
         let secrets = request.secrets();
         let call = request.send(&*self.shared.target.driver);
-        self.timed(Q::OPERATION, about.into(), &secrets, call).await
+        self.timed(Q::OPERATION, about, &secrets, call).await
     }
 
     /// Makes any call, within the limit, and has the answer checked.
@@ -272,13 +227,12 @@ impl TestContext {
         let result = self.watched(&what, call).await?;
         match &result {
             Ok(_) => self.answered_ok(&what),
-            Err(status) => self.was_refused(&what, status.code()),
-        }
-        match &result {
-            Err(status) if status.code() == Code::Unavailable => {
-                self.is_alive(&what, &format!("it answered {status}")).await?;
+            Err(status) => {
+                self.was_refused(&what, status.code());
+                if status.code() == Code::Unavailable {
+                    self.is_alive(&what, &format!("it answered {status}")).await?;
+                }
             }
-            Ok(_) | Err(_) => {}
         }
         self.shared.answer_checker.check(operation, secrets, &result);
         Ok(Answer {
@@ -286,5 +240,76 @@ impl TestContext {
             about,
             result,
         })
+    }
+}
+
+impl Subject<'_> {
+    fn reference(&self) -> MachineRef {
+        self.machine.reference()
+    }
+
+    fn id(&self) -> Option<ProviderId> {
+        self.id.cloned()
+    }
+
+    /// The id, for a call that can't be made without it.
+    fn needed_id(&self) -> CaseResult<ProviderId> {
+        self.id()
+            .ok_or_else(|| CaseError::failed("this call takes the id of a VM, and the case gives none"))
+    }
+
+    /// Has the tracker know beforehand that there may be a VM. Code 17 with its machine is as good as OK
+    /// where there is an InitializeMachine: the VM is there (INI-18).
+    async fn create(self, request: CreateMachineRequest) -> CaseResult<Answer<Machine>> {
+        let Self { t, machine, .. } = self;
+        let tracked = t.with_own_secrets(machine);
+        t.goes_on()?;
+        // What is never sent makes no VM.
+        if t.shared.liveness.is_gone() {
+            t.is_back().await?;
+        }
+        t.tracker.record_request(&tracked);
+        let mut answer = self.of_machine(request).await?;
+        t.tracker.answered(&tracked, &answer.result);
+        if let Err(status) = &answer.result
+            && status.code() == Code::Uninitialized
+            && t.supports(Operation::InitializeMachine)
+            && let Some(machine) = status.machine()
+        {
+            answer.result = Ok(machine.clone());
+        }
+        Ok(answer)
+    }
+
+    /// Has the tracker know of the VM that there is.
+    async fn initialize(self, request: InitializeMachineRequest) -> CaseResult<Answer<Machine>> {
+        let answer = self.of_machine(request).await?;
+        if let Ok(made) = &answer.result {
+            let id = Some(made.provider_id.clone());
+            self.t.made(self.machine, id, made.last_known_state.clone());
+        }
+        Ok(answer)
+    }
+
+    async fn of_machine<Q>(self, request: Q) -> CaseResult<Answer<Q::Response>>
+    where
+        Q: Request<Response: Texts>,
+    {
+        let (name, cluster) = (&self.machine.name, self.machine.cluster());
+        let about = format!("machine `{name}` of cluster `{cluster}`");
+        let answer = self.t.send(about, request).await?;
+        self.t.shared.liveness.observe(&answer.result);
+        Ok(answer)
+    }
+
+    async fn of_class<Q>(self, request: Q) -> CaseResult<Answer<Q::Response>>
+    where
+        Q: Request<Response: Texts>,
+    {
+        self.t.ask(request).await
+    }
+
+    async fn of_volumes(self, request: GetVolumeIdsRequest) -> CaseResult<Answer<Vec<String>>> {
+        self.t.volume_ids(request.pv_specs).await
     }
 }
