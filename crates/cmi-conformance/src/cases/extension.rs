@@ -1,18 +1,15 @@
 //! Calls of the extension about a machine, made bare: what they refuse, and what they answer.
 
-use prost::Message as _;
 use tonic::Code as Grpc;
 
 use super::cases;
-use super::requests::{Fields, GET_MACHINE, INITIALIZE, RESTART, UPDATE, of_machine, raw};
+use super::published::{extended, path_of};
+use super::requests::{BROKEN_SPECS, Fields, RESTART, UPDATE, raw};
 use crate::answer::{CaseError, CaseResult, names, same_names};
 use crate::{Case, Need, TestContext};
 use cmi_driver::{Machine, Operation, ProviderId};
 use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
-use cmi_grpc::proto::capcmi::v1::{
-    self, GetMachineRequest, InitializeMachineRequest, RestartMachineRequest, RestartMachineResponse,
-    UpdateMachineRequest, UpdateMachineResponse,
-};
+use cmi_grpc::proto::capcmi::v1::{self, RestartMachineResponse, UpdateMachineResponse};
 
 pub(super) const CASES: &[Case] = cases! {
     "wire-extension-missing-fields":
@@ -27,52 +24,18 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-22"], [Need::Endpoint] => answers;
 };
 
-/// A request about a machine, field by field.
-struct Request<'a> {
-    fields: &'a Fields,
-    id: &'a str,
-    last_applied: &'a [u8],
-}
-
-impl Request<'_> {
-    fn of(&self, path: &str) -> Vec<u8> {
-        let (fields, provider_id) = (self.fields, self.id.to_owned());
-        match path {
-            GET_MACHINE => of_machine!(fields, GetMachineRequest),
-            INITIALIZE => of_machine!(fields, InitializeMachineRequest),
-            RESTART => RestartMachineRequest {
-                machine_name: fields.name.clone(),
-                provider_spec: fields.spec.clone(),
-                secrets: fields.secrets.clone(),
-                provider_id,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            _ => UpdateMachineRequest {
-                machine_name: fields.name.clone(),
-                provider_spec: fields.spec.clone(),
-                last_applied_provider_spec: self.last_applied.to_vec(),
-                secrets: fields.secrets.clone(),
-                provider_id,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-        }
-    }
-}
-
-/// The calls about a machine that are declared, and a VM for them.
+/// The calls about a machine that are declared, and a VM for them, with the fields of their requests.
 async fn prepared(t: &TestContext) -> CaseResult<(Vec<&'static str>, Fields, Machine)> {
-    let declared = super::published::extended(t).await?.unwrap_or_default();
+    let declared = extended(t).await?.unwrap_or_default();
     let offered: Vec<_> = [
-        (Call::GetMachine, GET_MACHINE),
-        (Call::InitializeMachine, INITIALIZE),
-        (Call::UpdateMachine, UPDATE),
-        (Call::RestartMachine, RESTART),
+        Call::GetMachine,
+        Call::InitializeMachine,
+        Call::UpdateMachine,
+        Call::RestartMachine,
     ]
     .into_iter()
-    .filter(|(call, _)| declared.calls.contains(&(*call as i32)))
-    .map(|(_, path)| path)
+    .filter(|call| declared.calls.contains(&(*call as i32)))
+    .map(path_of)
     .collect();
     if offered.is_empty() {
         return Err(CaseError::Skipped(
@@ -81,11 +44,15 @@ async fn prepared(t: &TestContext) -> CaseResult<(Vec<&'static str>, Fields, Mac
     }
     let machine_request = t.machine_request("a");
     let made = t.prepare(&machine_request).await?;
-    Ok((offered, Fields::of(&machine_request), made))
+    let fields = Fields {
+        provider_id: made.provider_id.to_string(),
+        ..Fields::of(&machine_request)
+    };
+    Ok((offered, fields, made))
 }
 
-async fn refused(t: &TestContext, path: &'static str, request: &Request<'_>, what: &str) -> CaseResult {
-    let answer = raw(t, path, &request.of(path)).await?;
+async fn refused(t: &TestContext, path: &'static str, fields: &Fields, what: &str) -> CaseResult {
+    let answer = raw(t, path, &fields.request(path)).await?;
     answer
         .is(Grpc::InvalidArgument)
         .map_err(|error| error.after(&format!("a request {what}")))
@@ -93,26 +60,16 @@ async fn refused(t: &TestContext, path: &'static str, request: &Request<'_>, wha
 
 async fn missing_fields(t: TestContext) -> CaseResult {
     let (offered, fields, made) = prepared(&t).await?;
-    let nameless = Fields {
-        name: String::new(),
-        ..fields.clone()
-    };
-    let specless = Fields {
-        spec: Vec::new(),
-        ..fields.clone()
-    };
-    let id = made.provider_id.as_str();
-    let request = |fields, id| Request {
-        fields,
-        id,
-        last_applied: b"{}",
-    };
+    let (mut nameless, mut specless, mut without_id) = (fields.clone(), fields.clone(), fields);
+    nameless.machine_name.clear();
+    specless.provider_spec.clear();
+    without_id.provider_id.clear();
     for path in offered {
-        refused(&t, path, &request(&nameless, id), "without machine_name").await?;
-        refused(&t, path, &request(&specless, id), "without provider_spec").await?;
+        refused(&t, path, &nameless, "without machine_name").await?;
+        refused(&t, path, &specless, "without provider_spec").await?;
         // Of these two it says which VM is meant.
         if [UPDATE, RESTART].contains(&path) {
-            refused(&t, path, &request(&fields, ""), "without provider_id").await?;
+            refused(&t, path, &without_id, "without provider_id").await?;
         }
     }
     is_there(&t, &made.provider_id).await
@@ -121,22 +78,10 @@ async fn missing_fields(t: TestContext) -> CaseResult {
 async fn broken_spec(t: TestContext) -> CaseResult {
     let (offered, mut fields, made) = prepared(&t).await?;
     for path in offered {
-        for broken in [
-            b"not json".as_slice(),
-            b"[]",
-            b"null",
-            b"7",
-            b"{\"a\":",
-            b"\xff\xfe",
-        ] {
-            fields.spec = broken.to_vec();
-            let request = Request {
-                fields: &fields,
-                id: made.provider_id.as_str(),
-                last_applied: b"{}",
-            };
+        for broken in BROKEN_SPECS {
+            fields.provider_spec = broken.to_vec();
             let what = format!("with `{}` as provider_spec", String::from_utf8_lossy(broken));
-            refused(&t, path, &request, &what).await?;
+            refused(&t, path, &fields, &what).await?;
         }
     }
     is_there(&t, &made.provider_id).await
@@ -149,14 +94,9 @@ async fn is_there(t: &TestContext, id: &ProviderId) -> CaseResult {
 
 /// The rules are those of the client, which takes no answer that breaks them.
 async fn answers(t: TestContext) -> CaseResult {
-    let (offered, fields, made) = prepared(&t).await?;
-    let request = Request {
-        fields: &fields,
-        id: made.provider_id.as_str(),
-        last_applied: &fields.spec,
-    };
+    let (offered, mut fields, made) = prepared(&t).await?;
     for path in offered {
-        let answer = raw(&t, path, &request.of(path)).await?;
+        let answer = raw(&t, path, &fields.request(path)).await?;
         match path {
             UPDATE => drop(answer.ok::<UpdateMachineResponse>()?),
             // One that still boots is on its way up.
@@ -168,11 +108,8 @@ async fn answers(t: TestContext) -> CaseResult {
     // What was last applied is a hint: one that can't be read is refused, or as good as none.
     if t.supports(Operation::UpdateMachine) {
         for broken in [b"".as_slice(), b"not json", b"null", b"{\"tags\": 7}"] {
-            let request = Request {
-                last_applied: broken,
-                ..request
-            };
-            let answer = raw(&t, UPDATE, &request.of(UPDATE)).await?;
+            fields.last_applied_provider_spec = broken.to_vec();
+            let answer = raw(&t, UPDATE, &fields.request(UPDATE)).await?;
             answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
         }
     }

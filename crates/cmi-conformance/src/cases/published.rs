@@ -1,23 +1,18 @@
 //! Calls made bare that the client replaces by others, or answers itself.
 
-use prost::Message as _;
 use tonic::Code as Grpc;
 
 use super::cases;
 use super::requests::{
     DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, RESTART, STATUS, UPDATE,
-    ZONES, of_machine, raw,
+    ZONES, raw,
 };
 use crate::answer::{CaseError, CaseResult, ensure, same_names};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Capabilities, Operation, ProviderId};
 use cmi_grpc::convert::Declaration;
 use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
-use cmi_grpc::proto::capcmi::v1::{
-    DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse,
-    GetMachineRequest, InitializeMachineRequest, ListMachinesPagedRequest, ListMachinesPagedResponse,
-    ListZonesRequest, RestartMachineRequest, UpdateMachineRequest,
-};
+use cmi_grpc::proto::capcmi::v1::{GetExtensionCapabilitiesResponse, ListMachinesPagedResponse};
 use cmi_grpc::proto::cmi::v1::{GetMachineStatusResponse, ListMachinesResponse};
 
 const CALLED_STATUS: Need = Need::Call(Operation::GetMachineStatus);
@@ -133,18 +128,15 @@ async fn extension_capabilities(t: TestContext) -> CaseResult {
 
 async fn undeclared_extension(t: TestContext) -> CaseResult {
     let declared = extended(&t).await?.unwrap_or_default().calls;
-    let machine_request = t.machine_request("a");
-    for (call, path) in [
-        (ExtensionCall::InitializeMachine, INITIALIZE),
-        (ExtensionCall::UpdateMachine, UPDATE),
-        (ExtensionCall::GenerateMachineClassForMigration, MIGRATE),
-        (ExtensionCall::GetMachine, GET_MACHINE),
-        (ExtensionCall::ListMachinesPaged, LIST_PAGED),
-        (ExtensionCall::ListZones, ZONES),
-        (ExtensionCall::DescribeClass, DESCRIBE),
-        (ExtensionCall::RestartMachine, RESTART),
-    ] {
-        let answer = raw(&t, path, &extension_request(&machine_request, call)).await?;
+    // Well formed, and of a VM that does not exist.
+    let fields = Fields {
+        provider_id: "conformance:///missing".to_owned(),
+        ..Fields::of(&t.machine_request("a"))
+    };
+    let calls = (1_i32..).map_while(|number| ExtensionCall::try_from(number).ok());
+    for call in calls {
+        let path = path_of(call);
+        let answer = raw(&t, path, &fields.request(path)).await?;
         let wanted = declared.contains(&(call as i32));
         ensure(answer.is_code(Grpc::Unimplemented) != wanted, || {
             let word = if wanted { "declared" } else { "not declared" };
@@ -154,60 +146,28 @@ async fn undeclared_extension(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// A request of the extension that is well formed, about a machine that does not exist.
-fn extension_request(machine_request: &MachineRequest, call: ExtensionCall) -> Vec<u8> {
-    let fields = Fields::of(machine_request);
+/// Where a call of the extension is.
+pub(super) const fn path_of(call: ExtensionCall) -> &'static str {
     match call {
-        ExtensionCall::Unspecified => Vec::new(),
-        ExtensionCall::InitializeMachine => of_machine!(fields, InitializeMachineRequest),
-        ExtensionCall::UpdateMachine => UpdateMachineRequest {
-            machine_name: fields.name,
-            provider_id: "conformance:///missing".to_owned(),
-            last_applied_provider_spec: fields.spec.clone(),
-            provider_spec: fields.spec,
-            secrets: fields.secrets,
-            ..Default::default()
-        }
-        .encode_to_vec(),
-        ExtensionCall::GenerateMachineClassForMigration => GenerateMachineClassForMigrationRequest {
-            provider_specific_machine_class: b"{}".to_vec(),
-            machine_class: b"{}".to_vec(),
-            class_api_group: "example.com".to_owned(),
-            class_kind: "Unknown".to_owned(),
-        }
-        .encode_to_vec(),
-        ExtensionCall::GetMachine => of_machine!(fields, GetMachineRequest),
-        ExtensionCall::ListMachinesPaged => page_request(machine_request, 0, String::new()),
-        ExtensionCall::ListZones => ListZonesRequest {
-            provider_spec: fields.spec,
-            secrets: fields.secrets,
-        }
-        .encode_to_vec(),
-        ExtensionCall::DescribeClass => DescribeClassRequest {
-            provider_spec: fields.spec,
-            secrets: fields.secrets,
-        }
-        .encode_to_vec(),
-        ExtensionCall::RestartMachine => RestartMachineRequest {
-            machine_name: fields.name,
-            provider_spec: fields.spec,
-            secrets: fields.secrets,
-            provider_id: "conformance:///missing".to_owned(),
-            last_known_state: Vec::new(),
-        }
-        .encode_to_vec(),
+        ExtensionCall::Unspecified => EXTENSION,
+        ExtensionCall::InitializeMachine => INITIALIZE,
+        ExtensionCall::UpdateMachine => UPDATE,
+        ExtensionCall::GenerateMachineClassForMigration => MIGRATE,
+        ExtensionCall::GetMachine => GET_MACHINE,
+        ExtensionCall::ListMachinesPaged => LIST_PAGED,
+        ExtensionCall::ListZones => ZONES,
+        ExtensionCall::DescribeClass => DESCRIBE,
+        ExtensionCall::RestartMachine => RESTART,
     }
 }
 
 fn page_request(machine_request: &MachineRequest, page_size: i32, page_token: String) -> Vec<u8> {
-    let Fields { spec, secrets, .. } = Fields::of(machine_request);
-    ListMachinesPagedRequest {
-        provider_spec: spec,
-        secrets,
+    let fields = Fields {
         page_size,
         page_token,
-    }
-    .encode_to_vec()
+        ..Fields::of(machine_request)
+    };
+    fields.request(LIST_PAGED)
 }
 
 async fn list_pages(t: TestContext) -> CaseResult {

@@ -1,5 +1,6 @@
 //! Requests as bytes, for the cases of the wire.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use prost::Message as _;
@@ -9,28 +10,125 @@ pub(super) use crate::wire::PROBE;
 use crate::wire::{RawAnswer, call};
 use crate::{MachineRequest, TestContext};
 use cmi_driver::{Code, Operation};
-use cmi_grpc::proto::cmi::v1::{
-    CreateMachineRequest, DeleteMachineRequest, GetMachineStatusRequest, GetVolumeIDsRequest,
-    ListMachinesRequest, ShutDownMachineRequest,
-};
+use cmi_grpc::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 
 pub(super) const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
 pub(super) const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
-pub(super) const CREATE: &str = "/cmi.v1.Machine/CreateMachine";
-pub(super) const DELETE: &str = "/cmi.v1.Machine/DeleteMachine";
-pub(super) const STATUS: &str = "/cmi.v1.Machine/GetMachineStatus";
-pub(super) const LIST: &str = "/cmi.v1.Machine/ListMachines";
-pub(super) const SHUT_DOWN: &str = "/cmi.v1.Machine/ShutDownMachine";
-pub(super) const VOLUMES: &str = "/cmi.v1.Machine/GetVolumeIDs";
 pub(super) const EXTENSION: &str = "/capcmi.v1.MachineExtension/GetExtensionCapabilities";
-pub(super) const INITIALIZE: &str = "/capcmi.v1.MachineExtension/InitializeMachine";
-pub(super) const UPDATE: &str = "/capcmi.v1.MachineExtension/UpdateMachine";
-pub(super) const MIGRATE: &str = "/capcmi.v1.MachineExtension/GenerateMachineClassForMigration";
-pub(super) const GET_MACHINE: &str = "/capcmi.v1.MachineExtension/GetMachine";
-pub(super) const LIST_PAGED: &str = "/capcmi.v1.MachineExtension/ListMachinesPaged";
-pub(super) const ZONES: &str = "/capcmi.v1.MachineExtension/ListZones";
-pub(super) const RESTART: &str = "/capcmi.v1.MachineExtension/RestartMachine";
-pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
+
+/// The fields that requests are made of, as `proto/` names them.
+#[derive(Clone, Default)]
+pub(super) struct Fields {
+    pub machine_name: String,
+    pub provider_spec: Vec<u8>,
+    pub secrets: HashMap<String, Vec<u8>>,
+    pub provider_id: String,
+    pub last_applied_provider_spec: Vec<u8>,
+    pub last_known_state: Vec<u8>,
+    pub pv_spec_list: Vec<u8>,
+    pub page_size: i32,
+    pub page_token: String,
+}
+
+/// The paths of rpcs, and their requests: those of the fields that are sent, or what is sent in their place.
+macro_rules! rpcs {
+    ($($service:literal of $messages:ident {$(
+        $path:ident = $rpc:ident($message:ident { $($field:ident $(: $value:expr)?),+ $(,)? });
+    )+})+) => {
+        $($(pub(super) const $path: &str = concat!($service, stringify!($rpc));)+)+
+
+        impl Fields {
+            /// The request of the rpc with this path.
+            pub fn request(&self, path: &str) -> Vec<u8> {
+                let fields = self.clone();
+                match path {
+                    $($($path => {
+                        let mut message = $messages::$message::default();
+                        $(message.$field = rpcs!(@ fields.$field $($value)?);)+
+                        message.encode_to_vec()
+                    })+)+
+                    // What is asked of the plugin itself has no fields.
+                    _ => Vec::new(),
+                }
+            }
+        }
+    };
+    (@ $fields:ident.$field:ident) => { $fields.$field };
+    (@ $fields:ident.$field:ident $value:expr) => { $value };
+}
+
+rpcs! {
+    "/cmi.v1.Machine/" of cmi {
+        CREATE = CreateMachine(CreateMachineRequest {
+            machine_name, provider_spec, secrets, last_known_state
+        });
+        DELETE = DeleteMachine(DeleteMachineRequest {
+            machine_name, provider_spec, secrets, last_known_state
+        });
+        STATUS = GetMachineStatus(GetMachineStatusRequest { machine_name, provider_spec, secrets });
+        LIST = ListMachines(ListMachinesRequest { provider_spec, secrets });
+        SHUT_DOWN = ShutDownMachine(ShutDownMachineRequest {
+            machine_name, provider_spec, secrets, last_known_state
+        });
+        VOLUMES = GetVolumeIDs(GetVolumeIDsRequest { pv_spec_list });
+    }
+    "/capcmi.v1.MachineExtension/" of capcmi {
+        INITIALIZE = InitializeMachine(InitializeMachineRequest { machine_name, provider_spec, secrets });
+        UPDATE = UpdateMachine(UpdateMachineRequest {
+            machine_name, provider_spec, secrets, provider_id, last_applied_provider_spec
+        });
+        MIGRATE = GenerateMachineClassForMigration(GenerateMachineClassForMigrationRequest {
+            provider_specific_machine_class: b"{}".to_vec(),
+            machine_class: b"{}".to_vec(),
+            class_api_group: "example.com".to_owned(),
+            class_kind: "Unknown".to_owned(),
+        });
+        GET_MACHINE = GetMachine(GetMachineRequest { machine_name, provider_spec, secrets });
+        LIST_PAGED = ListMachinesPaged(ListMachinesPagedRequest {
+            provider_spec, secrets, page_size, page_token
+        });
+        ZONES = ListZones(ListZonesRequest { provider_spec, secrets });
+        RESTART = RestartMachine(RestartMachineRequest { machine_name, provider_spec, secrets, provider_id });
+        DESCRIBE = DescribeClass(DescribeClassRequest { provider_spec, secrets });
+    }
+}
+
+impl Fields {
+    /// Those of a machine. An update leads from its spec to the same.
+    pub fn of(machine_request: &MachineRequest) -> Self {
+        let class = &machine_request.class;
+        let spec = serde_json::Value::Object(class.provider_spec.0.clone());
+        let secrets = class.secrets.iter();
+        Self {
+            machine_name: machine_request.name.clone(),
+            provider_spec: spec.to_string().into_bytes(),
+            secrets: secrets
+                .map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
+                .collect(),
+            last_applied_provider_spec: spec.to_string().into_bytes(),
+            ..Self::default()
+        }
+    }
+}
+
+pub(super) fn volumes(pv_spec_list: Vec<u8>) -> Vec<u8> {
+    let fields = Fields {
+        pv_spec_list,
+        ..Fields::default()
+    };
+    fields.request(VOLUMES)
+}
+
+/// What is no provider spec: no JSON, or no object.
+pub(super) const BROKEN_SPECS: [&[u8]; 7] = [
+    b"not json",
+    b"[]",
+    b"null",
+    b"7",
+    b"\"text\"",
+    b"{\"a\":",
+    b"\xff\xfe",
+];
 
 /// Skips a case about a call that the client answers itself, since the plugin did not declare it.
 pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> CaseResult {
@@ -84,64 +182,4 @@ pub(super) async fn before(
     }
     t.look_raw(&answer);
     Ok(answer)
-}
-
-/// The fields that all requests about a machine have.
-#[derive(Clone)]
-pub(super) struct Fields {
-    pub name: String,
-    pub spec: Vec<u8>,
-    pub secrets: std::collections::HashMap<String, Vec<u8>>,
-}
-
-/// The message of a request about a machine, with these fields and no other.
-macro_rules! of_machine {
-    ($fields:expr, $message:ident) => {
-        $message {
-            machine_name: $fields.name.clone(),
-            provider_spec: $fields.spec.clone(),
-            secrets: $fields.secrets.clone(),
-            ..Default::default()
-        }
-        .encode_to_vec()
-    };
-}
-pub(super) use of_machine;
-
-impl Fields {
-    pub fn of(machine_request: &MachineRequest) -> Self {
-        let secrets = machine_request.class.secrets.iter();
-        Self {
-            name: machine_request.name.clone(),
-            spec: serde_json::Value::Object(machine_request.class.provider_spec.0.clone())
-                .to_string()
-                .into_bytes(),
-            secrets: secrets
-                .map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
-                .collect(),
-        }
-    }
-
-    /// The request of a call about a machine, or about its cluster.
-    pub fn request(&self, path: &str) -> Vec<u8> {
-        match path {
-            CREATE => of_machine!(self, CreateMachineRequest),
-            DELETE => of_machine!(self, DeleteMachineRequest),
-            STATUS => of_machine!(self, GetMachineStatusRequest),
-            SHUT_DOWN => of_machine!(self, ShutDownMachineRequest),
-            LIST => ListMachinesRequest {
-                provider_spec: self.spec.clone(),
-                secrets: self.secrets.clone(),
-            }
-            .encode_to_vec(),
-            _ => Vec::new(),
-        }
-    }
-}
-
-pub(super) fn volumes(list: &[u8]) -> Vec<u8> {
-    GetVolumeIDsRequest {
-        pv_spec_list: list.to_vec(),
-    }
-    .encode_to_vec()
 }

@@ -103,7 +103,7 @@ async fn response_sizes(t: TestContext) -> CaseResult {
         at_most(DELETE, "LastKnownState", deleted.last_known_state.len(), STATE)?;
     }
     if t.supports(Operation::GetVolumeIds) {
-        let answer = raw(&t, VOLUMES, &volumes(&own_volumes(&t))).await?;
+        let answer = raw(&t, VOLUMES, &volumes(own_volumes(&t))).await?;
         if answer.is_code(Grpc::Ok) {
             let found: GetVolumeIDsResponse = answer.ok()?;
             for id in &found.volume_i_ds {
@@ -141,18 +141,16 @@ fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
     secrets
 }
 
-/// As long as it may be without a state: two specs and the secrets have 4 MiB, and what is around them makes
-/// it longer than many libraries take.
-fn large_update(fields: &Fields, id: &str) -> Vec<u8> {
-    let request = UpdateMachineRequest {
-        machine_name: fields.name.clone(),
-        provider_id: id.to_owned(),
-        last_applied_provider_spec: fields.spec.clone(),
-        provider_spec: fields.spec.clone(),
-        secrets: fields.secrets.clone(),
-        last_known_state: Vec::new(),
-    };
-    request.encode_to_vec()
+/// As long as they may be without a state: two specs and the secrets of an update have 4 MiB, and what is
+/// around them makes it longer than many libraries take.
+fn large(fields: Fields) -> Fields {
+    let spec = padded(fields.provider_spec, SPEC);
+    Fields {
+        last_applied_provider_spec: spec.clone(),
+        provider_spec: spec,
+        secrets: filled(fields.secrets),
+        ..fields
+    }
 }
 
 /// Says what to do where a library refused the length of a message before the plugin saw it.
@@ -169,18 +167,17 @@ fn taken(answer: &RawAnswer, codes: &[Grpc], length: usize) -> CaseResult {
 async fn large_requests(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.track(&machine_request);
-    let mut fields = Fields::of(&machine_request);
-    fields.spec = padded(fields.spec, SPEC);
-    fields.secrets = filled(fields.secrets);
+    let mut fields = large(Fields::of(&machine_request));
     let request = fields.request(CREATE);
     taken(&raw(&t, CREATE, &request).await?, made(&t), request.len())?;
     let id = t.make(&machine_request).await?.provider_id;
     if t.supports(Operation::UpdateMachine) {
-        let request = large_update(&fields, id.as_str());
+        fields.provider_id = id.to_string();
+        let request = fields.request(UPDATE);
         taken(&raw(&t, UPDATE, &request).await?, &[Grpc::Ok], request.len())?;
     }
     if t.supports(Operation::GetVolumeIds) {
-        let request = volumes(&padded(own_volumes(&t), VOLUME_SPECS));
+        let request = volumes(padded(own_volumes(&t), VOLUME_SPECS));
         let answer = raw(&t, VOLUMES, &request).await?;
         let own = &t.config().persistent_volumes.own;
         // A list without a volume may be refused for what it is (CMI-150), which takes reading it.
@@ -252,7 +249,7 @@ async fn taken_volumes(t: &TestContext) -> CaseResult<Option<Vec<u8>>> {
         return Ok(None);
     }
     for list in [own_volumes(t), b"[{}]".to_vec()] {
-        let request = volumes(&list);
+        let request = volumes(list);
         if not_aborted(t, VOLUMES, &request).await?.is_code(Grpc::Ok) {
             return Ok(Some(request));
         }
@@ -277,9 +274,10 @@ async fn key_case(t: TestContext) -> CaseResult {
     let foreign = there.class.provider_spec.0.get(key).cloned().unwrap_or_default();
     let mut fields = Fields::of(&here);
     // After all others; a map would sort it before.
-    let end = fields.spec.pop();
-    fields.spec.extend(format!(",\"{other}\":{foreign}").into_bytes());
-    fields.spec.extend(end);
+    let end = fields.provider_spec.pop();
+    let more = format!(",\"{other}\":{foreign}");
+    fields.provider_spec.extend(more.into_bytes());
+    fields.provider_spec.extend(end);
     let answer = raw(&t, CREATE, &fields.request(CREATE)).await?;
     let codes = [made(&t), &[Grpc::InvalidArgument]].concat();
     answer.is_one_of(&codes)?;
@@ -307,18 +305,20 @@ mod tests {
     fn a_large_update_keeps_to_the_limits_and_is_longer_than_servers_take_unless_told_otherwise() {
         for own in [0, 1, 8] {
             let own = (0..own).map(|key| (format!("key-{key}"), vec![b'v'; 1000]));
-            let fields = Fields {
-                name: "a".to_owned(),
-                spec: padded(b"{}".to_vec(), SPEC),
-                secrets: filled(own.collect()),
-            };
+            let fields = large(Fields {
+                machine_name: "a".to_owned(),
+                provider_spec: b"{}".to_vec(),
+                secrets: own.collect(),
+                provider_id: "a:///b".to_owned(),
+                ..Fields::default()
+            });
             let used: usize = fields
                 .secrets
                 .iter()
                 .map(|(key, value)| key.len() + value.len())
                 .sum();
-            assert!(fields.spec.len() <= SPEC && used <= SECRETS, "{used}");
-            let length = large_update(&fields, "a:///b").len();
+            assert!(fields.provider_spec.len() <= SPEC && used <= SECRETS, "{used}");
+            let length = fields.request(UPDATE).len();
             assert!(length > 4 << 20, "{length}");
         }
     }

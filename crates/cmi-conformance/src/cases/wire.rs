@@ -1,12 +1,12 @@
 //! What only the wire shows: services, fields, status, capabilities.
 
-use prost::Message as _;
 use tonic::Code as Grpc;
 
 use super::cases;
 use super::faults::{after_deadline, prepared, slow_down};
 use super::requests::{
-    CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES, before, raw, volumes,
+    BROKEN_SPECS, CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES,
+    before, raw, volumes,
 };
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::wire::RawAnswer;
@@ -15,8 +15,8 @@ use cmi_driver::Operation;
 use cmi_grpc::proto::cmi::v1::plugin_capability::Type;
 use cmi_grpc::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
 use cmi_grpc::proto::cmi::v1::{
-    CreateMachineResponse, DeleteMachineRequest, GetPluginCapabilitiesResponse, GetPluginInfoResponse,
-    PluginCapability, ProbeResponse, ShutDownMachineRequest,
+    CreateMachineResponse, GetPluginCapabilitiesResponse, GetPluginInfoResponse, PluginCapability,
+    ProbeResponse,
 };
 
 /// The optional calls, and how they are declared.
@@ -132,13 +132,12 @@ async fn required_capabilities(t: TestContext) -> CaseResult {
 
 async fn undeclared_calls(t: TestContext) -> CaseResult {
     let offered = offered(&t).await?;
-    let fields = Fields::of(&t.machine_request("a"));
+    let fields = Fields {
+        pv_spec_list: b"[]".to_vec(),
+        ..Fields::of(&t.machine_request("a"))
+    };
     for (_, path) in OPTIONAL {
-        let request = match path {
-            VOLUMES => volumes(b"[]"),
-            _ => fields.request(path),
-        };
-        let answer = raw(&t, path, &request).await?;
+        let answer = raw(&t, path, &fields.request(path)).await?;
         if offered.contains(&path) {
             ensure(!answer.is_code(Grpc::Unimplemented), || {
                 format!("{path} is declared and UNIMPLEMENTED")
@@ -159,11 +158,11 @@ async fn missing_fields(t: TestContext) -> CaseResult {
     t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
         let mut without_spec = Fields::of(&machine_request);
-        without_spec.spec.clear();
+        without_spec.provider_spec.clear();
         is_invalid(&t, path, &without_spec.request(path)).await?;
         if path != LIST {
             let mut without_name = Fields::of(&machine_request);
-            without_name.name.clear();
+            without_name.machine_name.clear();
             is_invalid(&t, path, &without_name.request(path)).await?;
         }
     }
@@ -174,17 +173,9 @@ async fn broken_spec(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
-        for broken in [
-            b"not json".as_slice(),
-            b"[]",
-            b"null",
-            b"7",
-            b"\"text\"",
-            b"{\"a\":",
-            b"\xff\xfe",
-        ] {
+        for broken in BROKEN_SPECS {
             let mut fields = Fields::of(&machine_request);
-            fields.spec = broken.to_vec();
+            fields.provider_spec = broken.to_vec();
             is_invalid(&t, path, &fields.request(path)).await?;
         }
     }
@@ -206,7 +197,7 @@ async fn broken_volumes(t: TestContext) -> CaseResult {
         b"[null]",
         b"\xff",
     ] {
-        is_invalid(&t, VOLUMES, &volumes(broken)).await?;
+        is_invalid(&t, VOLUMES, &volumes(broken.to_vec())).await?;
     }
     Ok(())
 }
@@ -277,27 +268,16 @@ async fn any_bytes(t: TestContext) -> CaseResult {
         .await?
         .is_one_of(&accepted)?;
     t.make(&machine_request).await?;
-    let Fields { name, spec, secrets } = Fields::of(&machine_request);
-    if offered(&t).await?.contains(&SHUT_DOWN) {
-        let request = ShutDownMachineRequest {
-            machine_name: name.clone(),
-            provider_spec: spec.clone(),
-            secrets: secrets.clone(),
-            last_known_state: bytes.clone(),
-            ..Default::default()
-        };
-        let answer = raw(&t, SHUT_DOWN, &request.encode_to_vec()).await?;
+    let fields = Fields {
+        last_known_state: bytes,
+        ..Fields::of(&machine_request)
+    };
+    let offered = offered(&t).await?;
+    let stop = offered.contains(&SHUT_DOWN).then_some(SHUT_DOWN);
+    for path in stop.into_iter().chain([DELETE]) {
+        let answer = raw(&t, path, &fields.request(path)).await?;
         answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
     }
-    let request = DeleteMachineRequest {
-        machine_name: name,
-        provider_spec: spec,
-        secrets,
-        last_known_state: bytes,
-        ..Default::default()
-    };
-    let answer = raw(&t, DELETE, &request.encode_to_vec()).await?;
-    answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
     t.remove(&machine_request, None).await
 }
 
