@@ -20,11 +20,11 @@ pub struct InFlight(Mutex<Calls>);
 #[derive(Debug, Default)]
 struct Calls {
     next: u64,
-    all: BTreeMap<u64, Call>,
+    all: BTreeMap<u64, InFlightCall>,
 }
 
 #[derive(Debug)]
-struct Call {
+struct InFlightCall {
     case: String,
     what: String,
     limit: Duration,
@@ -62,7 +62,7 @@ impl InFlight {
         let mut calls = self.0.lock();
         let number = calls.next;
         calls.next += 1;
-        let call = Call {
+        let call = InFlightCall {
             case: case.to_owned(),
             what: what.to_owned(),
             limit,
@@ -83,7 +83,7 @@ impl InFlight {
 
     /// All of them.
     pub fn all(&self) -> Vec<Waiting> {
-        self.0.lock().all.values().map(Call::waiting).collect()
+        self.0.lock().all.values().map(InFlightCall::waiting).collect()
     }
 
     /// Those of a case.
@@ -109,7 +109,7 @@ impl InFlight {
     }
 }
 
-impl Call {
+impl InFlightCall {
     fn waiting(&self) -> Waiting {
         Waiting {
             case: self.case.clone(),
