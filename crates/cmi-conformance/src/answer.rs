@@ -43,19 +43,19 @@ impl CaseError {
     /// The same, with what it is about before it.
     #[must_use]
     pub fn after(self, about: &str) -> Self {
-        match self {
-            Self::Failed(reason) => Self::Failed(format!("{about}: {reason}")),
-            Self::Inconclusive(reason) => Self::Inconclusive(format!("{about}: {reason}")),
-            Self::DriverGone(_) | Self::Skipped(_) | Self::Unconfigured { .. } => self,
-        }
+        self.reworded(|reason| format!("{about}: {reason}"))
     }
 
     /// The same, with what to do about it behind it.
     #[must_use]
     pub fn before(self, advice: &str) -> Self {
+        self.reworded(|reason| reason + advice)
+    }
+
+    fn reworded(self, reword: impl FnOnce(String) -> String) -> Self {
         match self {
-            Self::Failed(reason) => Self::Failed(reason + advice),
-            Self::Inconclusive(reason) => Self::Inconclusive(reason + advice),
+            Self::Failed(reason) => Self::Failed(reword(reason)),
+            Self::Inconclusive(reason) => Self::Inconclusive(reword(reason)),
             Self::DriverGone(_) | Self::Skipped(_) | Self::Unconfigured { .. } => self,
         }
     }
@@ -142,17 +142,15 @@ impl<T> Answer<T> {
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
     pub fn refused_with(self, codes: &[Code]) -> CaseResult<Status> {
-        let wanted = names_of(codes);
-        let (operation, about) = (self.operation, self.about);
-        match self.result {
-            Err(status) if codes.contains(&status.code()) => Ok(status),
-            Err(status) => Err(CaseError::failed(format!(
-                "{operation} of {about} has to answer {wanted}, and answered {status}"
-            ))),
-            Ok(_) => Err(CaseError::failed(format!(
-                "{operation} of {about} has to answer {wanted}, and answered OK"
-            ))),
-        }
+        let answered = match self.result {
+            Err(status) if codes.contains(&status.code()) => return Ok(status),
+            Err(status) => status.to_string(),
+            Ok(_) => "OK".to_owned(),
+        };
+        let (operation, about, wanted) = (self.operation, self.about, names_of(codes));
+        Err(CaseError::failed(format!(
+            "{operation} of {about} has to answer {wanted}, and answered {answered}"
+        )))
     }
 
     /// The response, or nothing when the call was refused with one of these codes.

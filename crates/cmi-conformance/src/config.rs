@@ -17,7 +17,7 @@ pub use setting::Setting;
 
 use super::hooks::Hook;
 use super::secret_scan::{MIN_SECRET, is_long_enough};
-use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
+use cmi_driver::{JsonPointer, MachineClass, MachineClassKind, ProviderSpec, Secrets};
 
 /// The most characters of a name where none is given: of a label in DNS.
 const MAX_LABEL: usize = 63;
@@ -202,6 +202,14 @@ impl Config {
         let config: Self = serde_saphyr::from_str(yaml)?;
         config.validate()?;
         Ok(config)
+    }
+
+    /// What machines are made from: spec and credentials, without tags.
+    pub fn class(&self) -> MachineClass {
+        MachineClass {
+            provider_spec: ProviderSpec(self.provider_spec.clone()),
+            secrets: secrets(&self.secrets),
+        }
     }
 
     /// How long a call may take before it counts as hung.

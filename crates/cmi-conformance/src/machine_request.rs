@@ -27,10 +27,7 @@ impl MachineRequest {
         name: &str,
         canary: &str,
     ) -> Self {
-        let mut class = MachineClass {
-            provider_spec: ProviderSpec(config.provider_spec.clone()),
-            secrets: secrets(&config.secrets),
-        };
+        let mut class = config.class();
         bootstrap(&mut class, canary);
         let request = Self {
             name: name.to_owned(),

@@ -26,7 +26,7 @@ use super::need::Need;
 use super::target::Target;
 use super::tracker::Tracker;
 use super::wire::RawAnswer;
-use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, ProviderSpec, tags};
+use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, tags};
 use faults::Fault;
 pub use observation::Conflict;
 
@@ -172,10 +172,7 @@ impl TestContext {
 
     /// The class of the configuration as it is, for what is asked before there is a machine: without tags.
     pub fn sample(&self) -> MachineClass {
-        MachineClass {
-            provider_spec: ProviderSpec(self.shared.config.provider_spec.clone()),
-            secrets: secrets(&self.shared.config.secrets),
-        }
+        self.shared.config.class()
     }
 
     /// The sample class of the back end's own kind.

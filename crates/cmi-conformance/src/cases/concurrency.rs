@@ -226,18 +226,16 @@ async fn makes_one_vm(
 }
 
 async fn delete_at_once(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     at_once(&t, Operation::DeleteMachine, &request).await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await
 }
 
 async fn shut_down_at_once(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     at_once(&t, Operation::ShutDownMachine, &request).await?;
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn create_and_delete(t: TestContext) -> CaseResult {
@@ -287,7 +285,7 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
             .ok_or(&[Code::Aborted])?;
         if operation != Operation::GetVolumeIds {
             let id = t.make(&request).await?.provider_id;
-            t.has_exactly(&request, &[(&request, &id)]).await?;
+            t.has_only(&request, &id).await?;
         }
     }
     Ok(())

@@ -67,7 +67,7 @@ pub(super) const CASES: &[Case] = cases! {
 async fn makes_a_vm(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let machine = t.make(&request).await?;
-    t.has_exactly(&request, &[(&request, &machine.provider_id)]).await
+    t.has_only(&request, &machine.provider_id).await
 }
 
 async fn ids(t: TestContext) -> CaseResult {
@@ -118,8 +118,7 @@ async fn longest_name(t: TestContext) -> CaseResult {
     let name = format!("{}{}", request.name, "x".repeat(missing));
     let request = request.named(name);
     let machine = t.make(&request).await?;
-    t.has_exactly(&request, &[(&request, &machine.provider_id)])
-        .await?;
+    t.has_only(&request, &machine.provider_id).await?;
     t.remove(&request, Some(&machine.provider_id)).await?;
     t.is_gone(&request).await
 }
@@ -153,26 +152,25 @@ async fn again(t: TestContext, times: usize) -> CaseResult {
             )
         })?;
     }
-    t.has_exactly(&request, &[(&request, &first.provider_id)]).await
+    t.has_only(&request, &first.provider_id).await
 }
 
 /// The token in it lives for minutes, and is another in every try that comes later.
 async fn renewed_user_data(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let data = format!("#cloud-config {{token: {}-renewed}}", t.canary());
     let renewed = request.clone().with_user_data(data.into_bytes());
     let again = t.create(&renewed).await?.ok()?.provider_id;
     ensure(again == id, || {
         format!("the VM was `{id}`, and with renewed bootstrap data it is `{again}`")
     })?;
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn control_plane(t: TestContext) -> CaseResult {
     let request = t.machine_request("a").tagged(tags::ROLE, "control-plane");
     let id = t.make(&request).await?.provider_id;
-    t.has_exactly(&request, &[(&request, &id)]).await?;
+    t.has_only(&request, &id).await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await
 }
@@ -204,15 +202,14 @@ async fn two_clusters(t: TestContext) -> CaseResult {
 }
 
 async fn other_parameters(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let first = t.prepare(&request).await?;
+    let (request, id) = t.prepare_vm("a").await?;
     let change = t.config().incompatible_change.clone().unwrap_or_default();
     t.create(&request.clone().changed(&change))
         .await?
         .refused(Code::AlreadyExists)?;
-    t.has_exactly(&request, &[(&request, &first.provider_id)]).await?;
+    t.has_only(&request, &id).await?;
     let again = t.create(&request).await?.ok()?;
-    ensure(again.provider_id == first.provider_id, || {
+    ensure(again.provider_id == id, || {
         "the VM is another one since a request that it does not fit".to_owned()
     })
 }
@@ -236,15 +233,14 @@ async fn hot_update(t: TestContext) -> CaseResult {
             )
         })?;
     }
-    t.has_exactly(&request, &[(&request, &first.provider_id)]).await
+    t.has_only(&request, &first.provider_id).await
 }
 
 async fn other_identity(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let first = t.prepare(&request).await?;
+    let (request, id) = t.prepare_vm("a").await?;
     let other = request.clone().with_identity("another-machine");
     t.create(&other).await?.refused(Code::AlreadyExists)?;
-    t.has_exactly(&request, &[(&request, &first.provider_id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn after_delete(t: TestContext) -> CaseResult {
@@ -261,7 +257,7 @@ async fn after_delete(t: TestContext) -> CaseResult {
             first.provider_id
         ));
     }
-    t.has_exactly(&request, &[(&request, &second.provider_id)]).await
+    t.has_only(&request, &second.provider_id).await
 }
 
 async fn any_state(t: TestContext) -> CaseResult {
@@ -274,7 +270,7 @@ async fn any_state(t: TestContext) -> CaseResult {
     if refused {
         t.warn("a LastKnownState that is not the driver's own is refused");
     }
-    t.has_exactly(&request, &[(&request, &machine.provider_id)]).await
+    t.has_only(&request, &machine.provider_id).await
 }
 
 async fn quota(t: TestContext) -> CaseResult {
@@ -357,7 +353,7 @@ async fn after_a_refusal(t: TestContext) -> CaseResult {
         .make(&right)
         .await
         .map_err(|error| error.after("after refusals of other specs"))?;
-    t.has_exactly(&right, &[(&right, &made.provider_id)]).await
+    t.has_only(&right, &made.provider_id).await
 }
 
 async fn planted(t: TestContext) -> CaseResult {

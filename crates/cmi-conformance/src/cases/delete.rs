@@ -15,7 +15,7 @@ pub(super) const CASES: &[Case] = cases! {
     "delete-by-id": "a VM is deleted with its id as well as without"
         ["CMI-108"], [] => |t| deletes(t, true);
     "delete-means-gone": "after OK the VM is gone, at once"
-        ["DRV-23", "CMI-111"], [] => means_gone;
+        ["DRV-23", "CMI-111"], [] => |t| deletes(t, true);
     "delete-never-made": "to delete what was never made is OK"
         ["DRV-19", "CMI-100"], [] => never_made;
     "delete-again": "to delete what is gone is OK, with and without its id"
@@ -44,16 +44,8 @@ pub(super) const CASES: &[Case] = cases! {
 };
 
 async fn deletes(t: TestContext, by_id: bool) -> CaseResult {
-    let request = t.machine_request("a");
-    let machine = t.prepare(&request).await?;
-    t.remove(&request, by_id.then_some(&machine.provider_id)).await?;
-    t.is_gone(&request).await
-}
-
-async fn means_gone(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let machine = t.prepare(&request).await?;
-    t.remove(&request, Some(&machine.provider_id)).await?;
+    let (request, id) = t.prepare_vm("a").await?;
+    t.remove(&request, by_id.then_some(&id)).await?;
     t.is_gone(&request).await
 }
 
@@ -62,8 +54,7 @@ async fn never_made(t: TestContext) -> CaseResult {
 }
 
 async fn again(t: TestContext, times: usize) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.remove(&request, Some(&id)).await?;
     for _ in 0..times {
         t.delete(&request, None).await?.ok()?;
@@ -111,8 +102,7 @@ async fn other_machine_id(t: TestContext) -> CaseResult {
 }
 
 async fn other_identity(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let other = request.clone().with_identity("another-machine");
     t.delete(&other, None).await?.ok()?;
     t.survives(&request, &id).await
@@ -154,8 +144,7 @@ async fn several(t: TestContext) -> CaseResult {
 }
 
 async fn vanished(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
     // Or the deletion below would do what the hook has not done.
@@ -168,8 +157,7 @@ async fn vanished(t: TestContext) -> CaseResult {
 }
 
 async fn uninitialized(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Uninitialize, &request).await?;
     is_uninitialized(&t, &request).await?;
     t.remove(&request, Some(&id)).await?;

@@ -123,7 +123,7 @@ pub(super) async fn sound(
     ensure(id.is_none_or(|id| *id == now), || {
         format!("the VM of `{}` is another one now: `{now}`", request.name)
     })?;
-    t.has_exactly(request, &[(request, &now)]).await
+    t.has_only(request, &now).await
 }
 
 async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
@@ -162,8 +162,7 @@ fn needs_back_end(operation: Operation, answer: &Answer<()>) -> CaseResult {
 }
 
 async fn locked(t: TestContext, operation: Operation) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Lock, &request).await?;
     let answer = t.invoke(operation, &request, None).await;
     let unlocked = t.run_hook_on(Hook::Unlock, &request).await;
@@ -175,8 +174,7 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
 
 /// To adopt a VM that is there, some back ends are asked for nothing that its state forbids.
 async fn locked_and_adopted(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Lock, &request).await?;
     let answer = t.create(&request).await;
     t.run_hook_on(Hook::Unlock, &request).await?;
@@ -189,8 +187,7 @@ async fn locked_and_adopted(t: TestContext) -> CaseResult {
 
 /// A back end may let a VM be read that it lets nothing be done to: then the state forbids nothing.
 async fn locked_and_read(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Lock, &request).await?;
     let answer = t.status(&request, None).await;
     t.run_hook_on(Hook::Unlock, &request).await?;
@@ -246,7 +243,7 @@ async fn create_lost(t: TestContext) -> CaseResult {
     was_lost(&t, Operation::CreateMachine, answer.is_none());
     t.restore().await?;
     let id = t.make(&request).await?.provider_id;
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 /// A driver whose library repeats a call by itself answers OK, and so does one that has lost nothing.
@@ -258,8 +255,7 @@ fn was_lost(t: &TestContext, operation: Operation, is_error: bool) {
 }
 
 async fn delete_lost(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook(HookCall::new(Hook::LoseResponse)).await?;
     let answer = t.delete(&request, Some(&id)).await?.ok_or(TRANSIENT)?;
     was_lost(&t, Operation::DeleteMachine, answer.is_none());

@@ -55,15 +55,14 @@ async fn like_create(t: TestContext) -> CaseResult {
 }
 
 async fn ten_times(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let made = t.prepare(&request).await?;
+    let (request, id) = t.prepare_vm("a").await?;
     for _ in 0..10 {
         let again = t.initialize(&request, None).await?.ok()?;
-        ensure(again.provider_id == made.provider_id, || {
+        ensure(again.provider_id == id, || {
             "InitializeMachine answered with another VM".to_owned()
         })?;
     }
-    t.has_exactly(&request, &[(&request, &made.provider_id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn changes_once(t: TestContext) -> CaseResult {
@@ -97,7 +96,7 @@ async fn fails(t: TestContext) -> CaseResult {
         "the VM is another one since its initialization failed".to_owned()
     })?;
     t.settle().await;
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn taken_back(t: TestContext) -> CaseResult {

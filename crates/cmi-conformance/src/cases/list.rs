@@ -150,8 +150,8 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = t.machine_request("b").in_cluster(&t.other_cluster());
     let (one, two) = (t.prepare(&here).await?, t.prepare(&there).await?);
-    t.has_exactly(&here, &[(&here, &one.provider_id)]).await?;
-    t.has_exactly(&there, &[(&there, &two.provider_id)]).await
+    t.has_only(&here, &one.provider_id).await?;
+    t.has_only(&there, &two.provider_id).await
 }
 
 /// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none

@@ -137,7 +137,7 @@ async fn adopts_the_vm(t: TestContext) -> CaseResult {
             before.provider_id, before.node_name, after.provider_id, after.node_name
         )
     })?;
-    t.has_exactly(&request, &[(&request, &before.provider_id)]).await
+    t.has_only(&request, &before.provider_id).await
 }
 
 async fn deletes_the_vm(t: TestContext) -> CaseResult {
@@ -145,7 +145,7 @@ async fn deletes_the_vm(t: TestContext) -> CaseResult {
     let id = t.prepare(&request).await?.provider_id;
     t.prepare_gone(&gone).await?;
     restarted(&t).await?;
-    t.has_exactly(&request, &[(&request, &id)]).await?;
+    t.has_only(&request, &id).await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await
 }
@@ -183,7 +183,7 @@ async fn amid_a_create(t: TestContext) -> CaseResult {
     // What the killed process had asked for may be done only now.
     t.pause(slow.saturating_sub(begun.elapsed())).await;
     t.settle().await;
-    let one = t.has_exactly(&request, &[(&request, &made.provider_id)]).await;
+    let one = t.has_only(&request, &made.provider_id).await;
     one.map_err(|error| error.after(AMID))?;
     t.remove(&request, Some(&made.provider_id)).await?;
     t.is_gone(&request).await

@@ -39,8 +39,7 @@ async fn restarted(t: &TestContext, request: &MachineRequest, id: &ProviderId) -
 
 async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::RestartMachine)?;
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     if t.supports(Operation::RestartMachine) {
         return restarted(&t, &request, &id).await;
     }
@@ -55,7 +54,7 @@ async fn keeps(t: TestContext, times: usize) -> CaseResult {
         restarted(&t, &request, &made.provider_id).await?;
     }
     t.settle().await;
-    t.has_exactly(&request, &[(&request, &made.provider_id)]).await?;
+    t.has_only(&request, &made.provider_id).await?;
     let again = t.create(&request).await?.ok()?;
     ensure(names(&again) == names(&made), || {
         format!(
@@ -85,8 +84,7 @@ async fn switches_on(t: TestContext) -> CaseResult {
 }
 
 async fn is_made(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let before = mutations(&t).await?;
     // One that still boots may be answered ABORTED, since it is on its way up.
     if t.restart(&request, &id).await?.ok_or(&[Code::Aborted])?.is_none() {
@@ -122,8 +120,7 @@ async fn other_cluster(t: TestContext) -> CaseResult {
 }
 
 async fn other_identity(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let other = request.clone().with_identity("another-machine");
     t.restart(&other, &id).await?.refused(Code::NotFound)?;
     t.survives(&request, &id).await

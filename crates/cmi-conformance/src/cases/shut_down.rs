@@ -104,11 +104,10 @@ async fn offered(t: TestContext) -> CaseResult {
 }
 
 async fn keeps_the_vm(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     until_accepted(&t, &request).await?;
     t.settle().await;
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn stops(t: TestContext) -> CaseResult {
@@ -119,13 +118,12 @@ async fn stops(t: TestContext) -> CaseResult {
 }
 
 async fn again(t: TestContext, times: usize) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     until_accepted(&t, &request).await?;
     for _ in 0..times {
         until_accepted(&t, &request).await?;
     }
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 async fn other_cluster(t: TestContext) -> CaseResult {

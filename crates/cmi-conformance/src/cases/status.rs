@@ -90,8 +90,7 @@ async fn after_create(t: TestContext) -> CaseResult {
 }
 
 async fn after_delete(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.remove(&request, Some(&id)).await?;
     t.settle().await;
     not_found(&t, &request, None).await?;
@@ -137,7 +136,7 @@ async fn ten_times(t: TestContext) -> CaseResult {
             "the answer changed from one question to the next".to_owned()
         })?;
     }
-    t.has_exactly(&request, &[(&request, &made.provider_id)]).await
+    t.has_only(&request, &made.provider_id).await
 }
 
 /// How many changes the back end has seen.
@@ -180,16 +179,14 @@ async fn changes_nothing(t: TestContext) -> CaseResult {
 }
 
 async fn vanished(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
     not_found(&t, &request, Some(&id)).await
 }
 
 async fn several(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     second(&t, &request).await?;
     let status = t.status(&request, None).await?.refused(Code::OutOfRange)?;
     ensure(status.message().contains(id.as_str()), || {

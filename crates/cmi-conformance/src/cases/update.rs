@@ -49,8 +49,7 @@ pub(super) const CASES: &[Case] = cases! {
 
 async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::UpdateMachine)?;
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let answer = t.update(&request, &request, &id).await?;
     if t.supports(Operation::UpdateMachine) {
         answer.ok()
@@ -73,9 +72,21 @@ fn updated(t: &TestContext, request: &MachineRequest) -> CaseResult<Vec<(Machine
         .collect()
 }
 
+/// A hot update and the way back, each with what it makes.
+fn there_and_back_by<'a>(
+    request: &'a MachineRequest,
+    wanted: &'a MachineRequest,
+    change: &Value,
+) -> [(&'a MachineRequest, &'a MachineRequest, String); 2] {
+    let back = format!("what takes the change {change} back");
+    [
+        (request, wanted, format!("the change {change}")),
+        (wanted, request, back),
+    ]
+}
+
 async fn there_and_back(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     for (wanted, _) in updated(&t, &request)? {
         for _ in 0..2 {
             t.update(&request, &wanted, &id).await?.ok()?;
@@ -84,7 +95,7 @@ async fn there_and_back(t: TestContext) -> CaseResult {
         t.update(&request, &request, &id).await?.ok()?;
         is_the_same(&t, &request, &id).await?;
     }
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 /// What UpdateMachine does can't be seen by its answers: one that does nothing gives the same.
@@ -92,12 +103,12 @@ async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = counted(&t, &request).await?;
     for (wanted, change) in updated(&t, &request)? {
-        is_made_once(&t, &request, &wanted, &id, &format!("the change {change}")).await?;
-        let back = format!("what takes the change {change} back");
-        is_made_once(&t, &wanted, &request, &id, &back).await?;
+        for (from, to, what) in there_and_back_by(&request, &wanted, &change) {
+            is_made_once(&t, from, to, &id, &what).await?;
+        }
         is_the_same(&t, &request, &id).await?;
     }
-    t.has_exactly(&request, &[(&request, &id)]).await
+    t.has_only(&request, &id).await
 }
 
 /// Updates twice: the first time there is something to do, the second time it is done.
@@ -161,8 +172,7 @@ async fn any_state(t: TestContext) -> CaseResult {
         is_made_once(&t, &wanted, &wanted, &id, &what).await?;
         has = has.changed(&spec(&wanted));
     }
-    let request = t.machine_request("b");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("b").await?;
     let (mut has, mut last) = (request.clone(), request.clone());
     for (wanted, change) in updated(&t, &request)? {
         if sets_something(&spec(&wanted), Some(&spec(&has))) {
@@ -191,11 +201,21 @@ fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), Value::to_string)
 }
 
+/// Fails unless the VM has at this place what an update asked for.
+pub(super) fn is_written(place: &str, asked: &Value, has: &Value) -> CaseResult {
+    ensure(has.pointer(place) == Some(asked), || {
+        format!(
+            "UpdateMachine answered OK, {place} of the provider spec was {asked}, and the VM has {} there, \
+             says the hook `vmSpec`",
+            shown(has.pointer(place))
+        )
+    })
+}
+
 /// A value that is wrong is as much a change as the right one, and a driver that compares with what it has
 /// written itself makes it once: only the back end shows it.
 async fn written(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let before = vm_spec(&t, &request).await?;
     for (wanted, change) in updated(&t, &request)? {
         t.update(&request, &wanted, &id).await?.ok()?;
@@ -207,13 +227,7 @@ async fn written(t: TestContext) -> CaseResult {
             let Some(asked) = asked.pointer(place) else {
                 continue;
             };
-            ensure(has.pointer(place) == Some(asked), || {
-                format!(
-                    "UpdateMachine answered OK, {place} of the provider spec was {asked}, and the VM has {} \
-                     there, says the hook `vmSpec`",
-                    shown(has.pointer(place))
-                )
-            })?;
+            is_written(place, asked, &has)?;
         }
         t.update(&wanted, &request, &id).await?.ok()?;
         t.settle().await;
@@ -246,8 +260,7 @@ async fn owner(
 /// A VM without the tags of its owner belongs to no machine: it is not found any more, or taken for one that
 /// was left behind.
 async fn keeps_the_owner(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let before = owner(&t, &request, &id).await?;
     if before == [None, None] {
         return Err(CaseError::Skipped(
@@ -255,11 +268,7 @@ async fn keeps_the_owner(t: TestContext) -> CaseResult {
         ));
     }
     for (wanted, change) in updated(&t, &request)? {
-        let back = format!("what takes the change {change} back");
-        for (from, to, what) in [
-            (&request, &wanted, format!("the change {change}")),
-            (&wanted, &request, back),
-        ] {
+        for (from, to, what) in there_and_back_by(&request, &wanted, &change) {
             t.update(from, to, &id).await?.ok()?;
             t.settle().await;
             let after = owner(&t, &request, &id).await?;
@@ -296,17 +305,12 @@ fn beside(has: &Value, places: &[JsonPointer], tag_path: &JsonPointer) -> Vec<(S
 /// What the new spec and the last one do not name has been set by others: by the back end, or by its
 /// operator.
 async fn keeps_the_rest(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     for (wanted, change) in updated(&t, &request)? {
         let places = changed_places(&change);
         let before = vm_spec(&t, &request).await?;
         let rest = beside(&before, &places, &t.capabilities().tag_path);
-        let back = format!("what takes the change {change} back");
-        for (from, to, what) in [
-            (&request, &wanted, format!("the change {change}")),
-            (&wanted, &request, back),
-        ] {
+        for (from, to, what) in there_and_back_by(&request, &wanted, &change) {
             t.update(from, to, &id).await?.ok()?;
             t.settle().await;
             let has = vm_spec(&t, &request).await?;
@@ -336,8 +340,7 @@ async fn nothing(t: TestContext) -> CaseResult {
 }
 
 async fn found_by_the_new_spec(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let (request, id) = t.prepare_vm("a").await?;
     let mut has = request.clone();
     for (wanted, _) in updated(&t, &request)? {
         t.update(&has, &wanted, &id).await?.ok()?;

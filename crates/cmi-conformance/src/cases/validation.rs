@@ -113,8 +113,7 @@ async fn empty_spec(t: TestContext, operation: Operation) -> CaseResult {
 }
 
 async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
-    let there = t.machine_request("b");
-    let id = t.prepare(&there).await?.provider_id;
+    let (there, id) = t.prepare_vm("b").await?;
     for (how, request) in without_cluster(&t, &there) {
         let refused = t
             .invoke(operation, &request, None)
@@ -122,7 +121,7 @@ async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
             .refused(Code::InvalidArgument);
         refused.map_err(|error| error.after(&format!("by a provider spec {how}")))?;
     }
-    t.has_exactly(&there, &[(&there, &id)]).await
+    t.has_only(&there, &id).await
 }
 
 /// The ways in which a spec names no cluster.
@@ -157,8 +156,7 @@ fn without_cluster(t: &TestContext, request: &MachineRequest) -> Vec<(String, Ma
 
 /// Of a call about a VM that is there, which stays as it was.
 async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
-    let there = t.machine_request("b");
-    let id = t.prepare(&there).await?.provider_id;
+    let (there, id) = t.prepare_vm("b").await?;
     let mut empty = there.clone();
     empty.class.provider_spec = ProviderSpec(Map::new());
     let mut wrong = vec![
@@ -180,7 +178,7 @@ async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
         let refused = answer.refused(Code::InvalidArgument);
         speaks(&refused.map_err(|error| error.after(&what))?)?;
     }
-    t.has_exactly(&there, &[(&there, &id)]).await
+    t.has_only(&there, &id).await
 }
 
 async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {

@@ -141,6 +141,15 @@ impl TestContext {
         }
     }
 
+    /// Fails unless the request's cluster has its VM, with this id, and no other, as far as the driver lets
+    /// one see.
+    ///
+    /// # Errors
+    /// [`CaseError`] as of [`TestContext::has_exactly`].
+    pub async fn has_only(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
+        self.has_exactly(request, &[(request, id)]).await
+    }
+
     /// Fails unless the request's cluster has no VM at all, as far as the driver lets one see.
     ///
     /// # Errors

@@ -60,6 +60,16 @@ impl TestContext {
         self.make(request).await.map_err(CaseError::in_preparation)
     }
 
+    /// The machine of this label, and the id of a VM that is [prepared](TestContext::prepare) for it.
+    ///
+    /// # Errors
+    /// [`CaseError::Inconclusive`] when it can't be made.
+    pub async fn prepare_vm(&self, label: &str) -> CaseResult<(MachineRequest, ProviderId)> {
+        let request = self.machine_request(label);
+        let id = self.prepare(&request).await?.provider_id;
+        Ok((request, id))
+    }
+
     /// The id of a VM that was there and is gone, where that is only needed for what the case is about.
     ///
     /// # Errors
