@@ -44,14 +44,7 @@ pub use catch_panic::{catch_panic, is_in_call};
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 pub use code::{Code, ParseCodeError};
 pub use error_chain::ErrorChain;
-pub use messages::{
-    Address, AddressType, ClassDescription, CreateMachineRequest, DeleteMachineRequest,
-    DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassForMigrationRequest,
-    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState,
-    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClassKind, MachineRef, PluginInfo,
-    PowerState, ProviderId, ProviderIdError, Readiness, RestartMachineRequest, ShutDownMachineRequest,
-    ShutDownMachineResponse, UpdateMachineRequest, Zone,
-};
+pub use messages::*;
 pub use names::{is_dns_label, is_dns_subdomain};
 pub use operation::Operation;
 pub use request::Request;

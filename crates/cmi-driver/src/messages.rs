@@ -399,6 +399,8 @@ pub struct ClassDescription {
     pub operating_system: Option<String>,
 }
 
+crate::for_each_call!(crate::request::requests);
+
 #[cfg(test)]
 mod tests {
     use super::*;

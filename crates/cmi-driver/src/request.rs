@@ -1,11 +1,6 @@
 //! What all requests have in common.
 
-use serde_json::{Map, Value};
-
-use super::{
-    ClassDescription, DeleteMachineResponse, Driver, ListedMachine, Machine, MachineClass, Operation, Result,
-    Secrets, ShutDownMachineResponse, Zone,
-};
+use super::{Driver, MachineClass, Operation, Result, Secrets};
 
 /// The request of a call, so that code can treat all calls alike.
 pub trait Request: Send + Sync + Sized + 'static {
@@ -27,29 +22,33 @@ pub trait Request: Send + Sync + Sized + 'static {
     }
 }
 
+/// Implements [`Request`] for the request of each row, where the messages are.
 macro_rules! requests {
     ($(
         $(#[$doc:meta])* $operation:ident $name:literal
             $method:ident($request:ident) -> $response:ty, $need:ident, $effect:ident, [$($class:ident).*];
     )+) => {$(
-        impl Request for super::$request {
-            const OPERATION: Operation = Operation::$operation;
+        impl crate::Request for $request {
+            const OPERATION: crate::Operation = crate::Operation::$operation;
             type Response = $response;
 
-            fn class(&self) -> Option<&MachineClass> {
-                class_of!(self $(. $class)*)
+            fn class(&self) -> Option<&crate::MachineClass> {
+                crate::request::class_of!(self $(. $class)*)
             }
 
-            fn send(self, driver: &dyn Driver) -> impl Future<Output = Result<Self::Response>> + Send {
+            fn send(
+                self,
+                driver: &dyn crate::Driver,
+            ) -> impl Future<Output = crate::Result<Self::Response>> + Send {
                 driver.$method(self)
             }
         }
     )+};
 }
+pub(crate) use requests;
 
 macro_rules! class_of {
     ($request:ident) => { None };
     ($request:ident . $($class:ident).+) => { Some(&$request.$($class).+) };
 }
-
-crate::for_each_call!(requests);
+pub(crate) use class_of;
