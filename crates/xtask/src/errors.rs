@@ -46,7 +46,7 @@ pub(crate) fn dispositions() -> String {
 
 /// The disposition that each code has as an answer to each of these calls.
 pub(crate) fn matrix(calls: &[Stage]) -> String {
-    let titles = calls.iter().map(|call| description(*call).to_owned());
+    let titles = calls.iter().map(|call| description(*call));
     let rows = Code::ALL.map(|code| -> Vec<_> {
         let dispositions = calls
             .iter()
@@ -158,26 +158,16 @@ const fn explanation(disposition: Disposition) -> Explanation {
     }
 }
 
-/// The call in words that distinguish it from that of another stage.
-const fn description(stage: Stage) -> &'static str {
+/// The call, in words that distinguish it from that of another stage.
+fn description(stage: Stage) -> String {
+    let call = stage.operation();
     match stage {
-        Stage::LookUp => "GetMachineStatus before the first create",
-        Stage::LookUpAgain => "GetMachineStatus after a create",
-        Stage::List => "ListMachines before the first create",
-        Stage::ListAgain => "ListMachines after a create",
-        Stage::Create => "CreateMachine",
-        Stage::Initialize => "InitializeMachine",
-        Stage::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
-        Stage::Refresh => "GetMachineStatus of a provisioned VM",
-        Stage::Update => "UpdateMachine",
-        Stage::Restart => "RestartMachine",
-        Stage::ShutDown => "ShutDownMachine",
-        Stage::Delete => "DeleteMachine",
-        Stage::ConfirmGone => "GetMachineStatus after a delete",
-        Stage::ListAfterDelete => "ListMachines after a delete",
-        Stage::ListZones => "ListZones",
-        Stage::DescribeClass => "DescribeClass",
-        Stage::VolumeIds => "GetVolumeIDs",
+        Stage::LookUp | Stage::List => format!("{call} before the first create"),
+        Stage::LookUpAgain | Stage::ListAgain => format!("{call} after a create"),
+        Stage::FinishInitialization => format!("{call} of a VM that is `Uninitialized`"),
+        Stage::Refresh => format!("{call} of a provisioned VM"),
+        Stage::ConfirmGone | Stage::ListAfterDelete => format!("{call} after a delete"),
+        _ => call.to_string(),
     }
 }
 
