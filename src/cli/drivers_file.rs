@@ -109,10 +109,10 @@ impl TryFrom<String> for CallName {
         }
         Operation::ALL
             .into_iter()
-            .find(|operation| camel_case(*operation) == text)
+            .find(|operation| Timeouts::key(*operation) == text)
             .map(Self::Call)
             .ok_or_else(|| {
-                let calls = Operation::ALL.map(camel_case).join(", ");
+                let calls = Operation::ALL.map(Timeouts::key).join(", ");
                 format!("`{text}` is no call: expected default or one of {calls}")
             })
     }
@@ -234,15 +234,6 @@ impl DriverEntry {
             timeouts,
         }
     }
-}
-
-/// `createMachine` for CreateMachine.
-fn camel_case(operation: Operation) -> String {
-    let mut name = operation.name().to_owned();
-    if let Some(first) = name.get_mut(..1) {
-        first.make_ascii_lowercase();
-    }
-    name
 }
 
 /// Which folder the process runs in is nothing to rely on.

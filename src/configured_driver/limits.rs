@@ -59,6 +59,15 @@ impl Namespaces {
 }
 
 impl Timeouts {
+    /// The key of a call's timeout in the drivers file: `createMachine` for CreateMachine.
+    pub fn key(operation: Operation) -> String {
+        let mut name = operation.name().to_owned();
+        if let Some(first) = name.get_mut(..1) {
+            first.make_ascii_lowercase();
+        }
+        name
+    }
+
     /// How long this call may take.
     pub fn of(&self, operation: Operation) -> Duration {
         self.by_operation.get(&operation).copied().unwrap_or(self.default)

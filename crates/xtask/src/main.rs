@@ -10,6 +10,7 @@ mod flags;
 mod metrics;
 mod profile;
 mod reasons;
+mod timeouts;
 
 use std::fs;
 use std::path::PathBuf;
@@ -94,6 +95,7 @@ fn block(name: &str) -> Result<String> {
         "flags" => flags::table("run"),
         "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
+        "timeouts" => timeouts::table(),
         "reasons by symptom" => reasons::table()?,
         _ if let Some(when) = name.strip_prefix("failures ") => failures::table(when)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
