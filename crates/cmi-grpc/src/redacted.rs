@@ -1,13 +1,14 @@
-//! `Debug` of the requests that hold secrets: names and ids, and of the rest only how much
-//! there is (CMI-13, CMI-47).
+//! What `Debug` shows of the requests that hold secrets: names and ids, and of the rest only how much there
+//! is (CMI-13, CMI-47). A message with a field `secrets` has no `Debug` of its own, so that one that is
+//! neither here nor made of the parts of `convert` does not compile.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use super::proto::{capcmi, cmi};
+use super::proto::capcmi;
 
 /// Bytes of which only the number is shown.
-struct Bytes(usize);
+pub(crate) struct Bytes(pub usize);
 
 impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -16,7 +17,7 @@ impl fmt::Debug for Bytes {
 }
 
 /// Secrets of which only the keys are shown.
-struct Keys<'a>(&'a HashMap<String, Vec<u8>>);
+pub(crate) struct Keys<'a>(pub &'a HashMap<String, Vec<u8>>);
 
 impl fmt::Debug for Keys<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -26,48 +27,16 @@ impl fmt::Debug for Keys<'_> {
     }
 }
 
-/// Shows the first fields as they are, and of the others how many bytes they have.
-macro_rules! redacted_debug {
-    ($($message:ty { $($shown:ident),* ; $($counted:ident),* })*) => {$(
-        impl fmt::Debug for $message {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($message))
-                    $(.field(stringify!($shown), &self.$shown))*
-                    $(.field(stringify!($counted), &Bytes(self.$counted.len())))*
-                    .field("secrets", &Keys(&self.secrets))
-                    .finish()
-            }
-        }
-    )*};
+impl fmt::Debug for capcmi::v1::ListMachinesPagedRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListMachinesPagedRequest")
+            .field("page_size", &self.page_size)
+            .field("page_token", &self.page_token)
+            .field("provider_spec", &Bytes(self.provider_spec.len()))
+            .field("secrets", &Keys(&self.secrets))
+            .finish()
+    }
 }
-
-/// The messages with a field `secrets`. One that is not here has no `Debug`, which does not compile.
-macro_rules! messages_with_secrets {
-    ($callback:ident) => {
-        $callback! {
-            cmi::v1::CreateMachineRequest { machine_name; provider_spec, last_known_state }
-            cmi::v1::DeleteMachineRequest { machine_name, provider_id; provider_spec, last_known_state }
-            cmi::v1::GetMachineStatusRequest { machine_name, provider_id; provider_spec }
-            cmi::v1::ListMachinesRequest { ; provider_spec }
-            cmi::v1::ShutDownMachineRequest { machine_name, provider_id; provider_spec, last_known_state }
-            capcmi::v1::InitializeMachineRequest {
-                machine_name, provider_id; provider_spec, last_known_state
-            }
-            capcmi::v1::UpdateMachineRequest {
-                machine_name, provider_id; last_applied_provider_spec, provider_spec, last_known_state
-            }
-            capcmi::v1::GetMachineRequest { machine_name, provider_id; provider_spec }
-            capcmi::v1::ListMachinesPagedRequest { page_size, page_token; provider_spec }
-            capcmi::v1::ListZonesRequest { ; provider_spec }
-            capcmi::v1::DescribeClassRequest { ; provider_spec }
-            capcmi::v1::RestartMachineRequest {
-                machine_name, provider_id; provider_spec, last_known_state
-            }
-        }
-    };
-}
-
-messages_with_secrets!(redacted_debug);
 
 #[cfg(test)]
 mod tests {
@@ -76,36 +45,53 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::proto::DESCRIPTORS;
+    use crate::proto::{DESCRIPTORS, cmi};
+    use crate::{extension_rpcs, machine_rpcs};
 
     const CANARY: &[u8] = b"canary-4711";
 
-    /// How a request that holds the canary, and nothing else, shows itself.
-    fn shown<M: Message + Default + fmt::Debug>(
+    /// Checks how a request shows itself that holds the canary, and nothing else. What is told of the message
+    /// begins with its name, which is the answer.
+    fn redacted<M: Message + Default + fmt::Debug>(
+        told: &[&str],
         secrets: impl FnOnce(&mut M) -> &mut HashMap<String, Vec<u8>>,
     ) -> String {
         let mut request = M::default();
         secrets(&mut request).insert("token".to_owned(), CANARY.to_vec());
-        format!("{request:?}")
+        let shown = format!("{request:?}");
+        assert!(shown.contains("token"), "{told:?}: {shown}");
+        assert!(
+            !shown.contains("canary") && !shown.contains("99, 97, 110"),
+            "{told:?}: {shown}"
+        );
+        told[0].to_owned()
     }
 
     /// CMI-13, CMI-47, OPS-11
     #[test]
     fn a_request_shows_the_keys_of_its_secrets_and_no_value() {
-        macro_rules! all_shown {
-            ($($message:ty { $($shown:ident),* ; $($counted:ident),* })*) => {
-                [$(shown::<$message>(|request| &mut request.secrets)),*]
+        let mut all = BTreeSet::new();
+        macro_rules! check {
+            ($messages:ident.$message:ident $($field:ident)*) => {
+                let told = [stringify!($message), $(stringify!($field)),*];
+                all.insert(redacted::<$messages::v1::$message>(&told, |request| &mut request.secrets));
             };
         }
-        let all = messages_with_secrets!(all_shown);
-        for shown in &all {
-            assert!(shown.contains("token"), "{shown}");
-            assert!(
-                !shown.contains("canary") && !shown.contains("99, 97, 110"),
-                "{shown}"
-            );
+        macro_rules! check_rpcs {
+            ([$messages:ident] $(
+                $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
+                    -> $response:ident, $reply:ident, $declared:ident;
+            )+) => {$($(
+                check!($messages.$request $($field)+);
+            )?)+};
         }
-        assert_eq!(all.len(), with_secrets().len());
+        machine_rpcs!(check_rpcs[cmi]);
+        extension_rpcs!(check_rpcs[capcmi]);
+        check!(cmi.GetMachineStatusRequest);
+        check!(cmi.ListMachinesRequest);
+        check!(capcmi.GetMachineRequest);
+        check!(capcmi.ListMachinesPagedRequest);
+        assert_eq!(all, with_secrets());
     }
 
     /// The messages of `proto/` that have a field with secrets.

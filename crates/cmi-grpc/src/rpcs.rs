@@ -1,36 +1,56 @@
-//! The rpcs of the two services, for server and client alike: of each the driver's request, the method and
-//! the messages of `proto/`, and how a response is written, `plain` or `with_trailers`.
+//! The rpcs of the two services. Server and client, the messages of requests and their `Debug`, what a plugin
+//! declares, and the tests of all that are made from it.
 //!
 //! GetMachineStatus and ListMachines are not here. Each is an rpc of both services, and the client chooses.
 
-/// Hands the rpcs of `cmi.v1.Machine` to `$callback`, behind `$arguments`.
+/// Hands a row for each rpc of `cmi.v1.Machine` to the macro `$callback`, behind `$arguments`:
+///
+/// * the driver's request,
+/// * the method, and its message with the fields of the driver's request that it is made of; without them
+///   where no other message is made of the same, so that `convert` has it,
+/// * the response, and how it is written: `plain`, `with_trailers`, or `empty` where it says nothing,
+/// * what declares it in the capabilities of the service.
+#[macro_export]
 macro_rules! machine_rpcs {
     ($callback:ident [$($arguments:tt)*]) => {
         $callback! { [$($arguments)*]
-            CreateMachineRequest:
-                create_machine(CreateMachineRequest) -> CreateMachineResponse, with_trailers;
-            DeleteMachineRequest: delete_machine(DeleteMachineRequest) -> DeleteMachineResponse, plain;
+            CreateMachineRequest: create_machine(CreateMachineRequest { machine, last_known_state })
+                -> CreateMachineResponse, with_trailers, CreateMachine;
+            DeleteMachineRequest:
+                delete_machine(DeleteMachineRequest { machine, provider_id, last_known_state })
+                -> DeleteMachineResponse, plain, DeleteMachine;
             ShutDownMachineRequest:
-                shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse, plain;
-            GetVolumeIdsRequest: get_volume_i_ds(GetVolumeIDsRequest) -> GetVolumeIDsResponse, plain;
+                shut_down_machine(ShutDownMachineRequest { machine, provider_id, last_known_state })
+                -> ShutDownMachineResponse, plain, ShutdownMachine;
+            GetVolumeIdsRequest: get_volume_i_ds(GetVolumeIDsRequest)
+                -> GetVolumeIDsResponse, plain, GetVolumeIds;
         }
     };
 }
-pub(crate) use machine_rpcs;
 
-/// Hands the rpcs of `capcmi.v1.MachineExtension` to `$callback`, behind `$arguments`.
+/// Hands the rpcs of `capcmi.v1.MachineExtension` to `$callback`, in rows as those of [`machine_rpcs!`].
+#[macro_export]
 macro_rules! extension_rpcs {
     ($callback:ident [$($arguments:tt)*]) => {
         $callback! { [$($arguments)*]
-            InitializeMachineRequest: initialize_machine(InitializeMachineRequest) -> Machine, plain;
-            UpdateMachineRequest: update_machine(UpdateMachineRequest) -> UpdateMachineResponse, plain;
-            GenerateMachineClassForMigrationRequest: generate_machine_class_for_migration(
-                GenerateMachineClassForMigrationRequest
-            ) -> GenerateMachineClassForMigrationResponse, plain;
-            ListZonesRequest: list_zones(ListZonesRequest) -> ListZonesResponse, plain;
-            DescribeClassRequest: describe_class(DescribeClassRequest) -> DescribeClassResponse, plain;
-            RestartMachineRequest: restart_machine(RestartMachineRequest) -> RestartMachineResponse, plain;
+            InitializeMachineRequest:
+                initialize_machine(InitializeMachineRequest { machine, provider_id, last_known_state })
+                -> Machine, plain, InitializeMachine;
+            UpdateMachineRequest:
+                update_machine(UpdateMachineRequest {
+                    machine, provider_id, last_applied_provider_spec, last_known_state
+                })
+                -> UpdateMachineResponse, empty, UpdateMachine;
+            GenerateMachineClassForMigrationRequest:
+                generate_machine_class_for_migration(GenerateMachineClassForMigrationRequest)
+                -> GenerateMachineClassForMigrationResponse, plain, GenerateMachineClassForMigration;
+            ListZonesRequest: list_zones(ListZonesRequest { class })
+                -> ListZonesResponse, plain, ListZones;
+            DescribeClassRequest: describe_class(DescribeClassRequest { class })
+                -> DescribeClassResponse, plain, DescribeClass;
+            RestartMachineRequest:
+                restart_machine(RestartMachineRequest { machine, provider_id, last_known_state })
+                -> RestartMachineResponse, empty, RestartMachine;
         }
     };
 }
-pub(crate) use extension_rpcs;

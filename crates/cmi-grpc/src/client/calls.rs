@@ -11,8 +11,7 @@ use super::{GrpcDriver, SessionCall, too_late};
 use crate::codec::MAX_FIELDS;
 use crate::convert::{FieldError, MachinePage, PageRequest};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
-use crate::rpcs::{extension_rpcs, machine_rpcs};
-use crate::trailers;
+use crate::{extension_rpcs, machine_rpcs, trailers};
 use cmi_driver::{
     Code, DeclaredCapabilities, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine,
     Operation, PluginInfo, Readiness, Request, Result, Status,
@@ -46,7 +45,8 @@ pub(super) trait Rpc: Request {
 /// Calls that are one exchange each.
 macro_rules! one_exchange {
     ([$service:ident of $messages:ident] $(
-        $driver:ident: $method:ident($request:ident) -> $response:ident, $reply:ident;
+        $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
+            -> $response:ident, $reply:ident, $declared:ident;
     )+) => {$(
         impl Rpc for cmi_driver::$driver {
             async fn invoke(self, call: &SessionCall) -> Result<Self::Response> {
@@ -184,4 +184,10 @@ where
     A: TryInto<T, Error = FieldError>,
 {
     answer.into_inner().try_into()
+}
+
+/// A response that says nothing but that the call is done.
+#[allow(clippy::unnecessary_wraps)] // it stands where the others do
+fn empty<A>(_answer: Response<A>) -> std::result::Result<(), FieldError> {
+    Ok(())
 }

@@ -7,36 +7,38 @@ use super::field::{Field, FieldError, FieldProblem, OBJECT};
 use crate::proto::capcmi::v1::{
     GetExtensionCapabilitiesResponse, get_extension_capabilities_response::Call as ExtensionCall,
 };
-use crate::proto::cmi::v1::plugin_capability::{Rpc, Type, rpc};
+use crate::proto::cmi::v1::plugin_capability::{Rpc, Type, rpc::Type as PluginCall};
 use crate::proto::cmi::v1::{GetPluginCapabilitiesResponse, PluginCapability};
-use cmi_driver::{Capabilities, JsonPointer, Operation, SpecSchema};
+use crate::{extension_rpcs, machine_rpcs};
+use cmi_driver::{Capabilities, JsonPointer, Operation, Request, SpecSchema};
 
 /// The most bytes of a JSON pointer.
 const POINTER: usize = 512;
 
-/// The calls, and what stands for them in the capabilities of cmi.v1.
-const PLUGIN_CALLS: &[(Operation, rpc::Type)] = &[
-    (Operation::CreateMachine, rpc::Type::CreateMachine),
-    (Operation::DeleteMachine, rpc::Type::DeleteMachine),
-    (Operation::GetMachineStatus, rpc::Type::GetMachineStatus),
-    (Operation::ListMachines, rpc::Type::ListMachines),
-    (Operation::ShutDownMachine, rpc::Type::ShutdownMachine),
-    (Operation::GetVolumeIds, rpc::Type::GetVolumeIds),
-];
-/// The calls, and what stands for them in the capabilities of the extension.
-const EXTENSION_CALLS: &[(Operation, ExtensionCall)] = &[
-    (Operation::InitializeMachine, ExtensionCall::InitializeMachine),
+/// The calls of a service, and what stands for them in its capabilities: its rpcs, and those that both
+/// services have.
+macro_rules! declarations {
+    ([$call:ident: $($shared:tt)*] $(
+        $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
+            -> $response:ident, $reply:ident, $declared:ident;
+    )+) => {
+        &[
+            $((<cmi_driver::$driver as Request>::OPERATION, $call::$declared),)+
+            $($shared)*
+        ]
+    };
+}
+
+/// Those of cmi.v1.
+const PLUGIN_CALLS: &[(Operation, PluginCall)] = machine_rpcs!(declarations [PluginCall:
+    (Operation::GetMachineStatus, PluginCall::GetMachineStatus),
+    (Operation::ListMachines, PluginCall::ListMachines),
+]);
+/// Those of the extension.
+const EXTENSION_CALLS: &[(Operation, ExtensionCall)] = extension_rpcs!(declarations [ExtensionCall:
     (Operation::GetMachineStatus, ExtensionCall::GetMachine),
     (Operation::ListMachines, ExtensionCall::ListMachinesPaged),
-    (Operation::UpdateMachine, ExtensionCall::UpdateMachine),
-    (
-        Operation::GenerateMachineClassForMigration,
-        ExtensionCall::GenerateMachineClassForMigration,
-    ),
-    (Operation::ListZones, ExtensionCall::ListZones),
-    (Operation::DescribeClass, ExtensionCall::DescribeClass),
-    (Operation::RestartMachine, ExtensionCall::RestartMachine),
-];
+]);
 
 /// The answers of a plugin's services to what they offer.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -129,7 +131,7 @@ fn offered<T: Copy + PartialEq>(calls: &[(Operation, T)], declared: T) -> Option
     (!operation.is_required()).then_some(*operation)
 }
 
-fn capability(call: rpc::Type) -> PluginCapability {
+fn capability(call: PluginCall) -> PluginCapability {
     PluginCapability {
         r#type: Some(Type::Rpc(Rpc { r#type: call.into() })),
     }

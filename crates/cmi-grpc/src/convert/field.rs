@@ -130,13 +130,6 @@ impl Field {
         })
     }
 
-    pub(super) fn optional_provider_id(self, text: &str) -> Result<Option<ProviderId>, FieldError> {
-        if text.is_empty() {
-            return Ok(None);
-        }
-        self.provider_id(text).map(Some)
-    }
-
     pub(super) fn state(self, bytes: Vec<u8>) -> Result<Option<LastKnownState>, FieldError> {
         self.within(bytes.len(), LastKnownState::MAX_BYTES)?;
         Ok(LastKnownState::new(bytes))
@@ -231,8 +224,4 @@ pub(super) fn object_bytes(object: Map<String, Value>) -> Vec<u8> {
 
 pub(super) fn state_bytes(state: Option<&LastKnownState>) -> Vec<u8> {
     state.map_or_else(Vec::new, |state| state.as_bytes().to_vec())
-}
-
-pub(super) fn id_text(id: Option<ProviderId>) -> String {
-    id.map_or_else(String::new, |id| id.to_string())
 }

@@ -10,27 +10,6 @@ use cmi_driver::{
     MachineClassKind, PowerState, Zone,
 };
 
-/// Both ways between nothing and a message without fields.
-macro_rules! empty_responses {
-    ($($message:ident),+) => {$(
-        impl From<()> for v1::$message {
-            fn from((): ()) -> Self {
-                Self {}
-            }
-        }
-
-        impl TryFrom<v1::$message> for () {
-            type Error = FieldError;
-
-            fn try_from(_response: v1::$message) -> Result<Self, FieldError> {
-                Ok(())
-            }
-        }
-    )+};
-}
-
-empty_responses!(UpdateMachineResponse, RestartMachineResponse);
-
 impl From<GenerateMachineClassForMigrationRequest> for v1::GenerateMachineClassForMigrationRequest {
     fn from(request: GenerateMachineClassForMigrationRequest) -> Self {
         let MachineClassKind { api_group, kind } = request.class_kind;

@@ -1,13 +1,12 @@
 //! Messages about a machine or a class, of both services, that are made of the same few parts.
 
+use std::fmt;
+
 use super::field::{self, Field, FieldError, NAME};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
-use cmi_driver::{
-    CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest,
-    GetMachineStatusRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, MachineClass,
-    MachineRef, ProviderSpec, RestartMachineRequest, ShutDownMachineRequest, ShutDownMachineResponse,
-    UpdateMachineRequest,
-};
+use crate::redacted::{Bytes, Keys};
+use crate::{extension_rpcs, machine_rpcs};
+use cmi_driver::{MachineClass, MachineRef, ProviderId, ProviderSpec};
 
 /// The names of the fields in `proto/`: each service writes them in its own way.
 struct Names {
@@ -34,7 +33,34 @@ const CAPCMI: Names = Names {
     last_known_state: Field("last_known_state"),
 };
 
-/// A part of a driver's type: how it is written into a message, and how it is read from one.
+/// The id of a VM, which some requests may leave out.
+trait Id: Sized {
+    fn read(field: Field, text: &str) -> Result<Self, FieldError>;
+    fn write(self) -> String;
+}
+
+impl Id for ProviderId {
+    fn read(field: Field, text: &str) -> Result<Self, FieldError> {
+        field.provider_id(text)
+    }
+
+    fn write(self) -> String {
+        self.to_string()
+    }
+}
+
+impl Id for Option<ProviderId> {
+    fn read(field: Field, text: &str) -> Result<Self, FieldError> {
+        (!text.is_empty()).then(|| field.provider_id(text)).transpose()
+    }
+
+    fn write(self) -> String {
+        self.map_or_else(String::new, ProviderId::write)
+    }
+}
+
+/// A field of a driver's type: how it is written into a message, how it is read from one, and what the
+/// message shows of it (CMI-13, CMI-47).
 macro_rules! part {
     (write machine: $value:expr => $message:ident) => {
         $message.machine_name = $value.name;
@@ -44,17 +70,15 @@ macro_rules! part {
         ($message.provider_spec, $message.secrets) = field::class_fields($value);
     };
     (write provider_id: $value:expr => $message:ident) => {
-        $message.provider_id = $value.to_string();
+        $message.provider_id = $value.write();
     };
-    (write optional_provider_id: $value:expr => $message:ident) => {
-        $message.provider_id = field::id_text($value);
-    };
-    (write last_applied: $value:expr => $message:ident) => {
+    (write last_applied_provider_spec: $value:expr => $message:ident) => {
         $message.last_applied_provider_spec = field::object_bytes($value.0);
     };
-    (write state: $value:expr => $message:ident) => {
+    (write last_known_state: $value:expr => $message:ident) => {
         $message.last_known_state = field::state_bytes($value.as_ref());
     };
+
     (read machine: $message:ident, $names:ident) => {
         MachineRef {
             name: $names.machine_name.text($message.machine_name, NAME)?,
@@ -68,71 +92,86 @@ macro_rules! part {
         }
     };
     (read provider_id: $message:ident, $names:ident) => {
-        $names.provider_id.provider_id(&$message.provider_id)?
+        Id::read($names.provider_id, &$message.provider_id)?
     };
-    (read optional_provider_id: $message:ident, $names:ident) => {
-        $names.provider_id.optional_provider_id(&$message.provider_id)?
-    };
-    (read last_applied: $message:ident, $names:ident) => {
+    (read last_applied_provider_spec: $message:ident, $names:ident) => {
         ProviderSpec(Field("last_applied_provider_spec").object(&$message.last_applied_provider_spec)?)
     };
-    (read state: $message:ident, $names:ident) => {
+    (read last_known_state: $message:ident, $names:ident) => {
         $names.last_known_state.state($message.last_known_state)?
+    };
+
+    (show machine: $message:expr => $shown:ident) => {
+        $shown.field("machine_name", &$message.machine_name);
+        part!(show class: $message => $shown);
+    };
+    (show class: $message:expr => $shown:ident) => {
+        $shown.field("provider_spec", &Bytes($message.provider_spec.len()));
+        $shown.field("secrets", &Keys(&$message.secrets));
+    };
+    (show provider_id: $message:expr => $shown:ident) => {
+        $shown.field("provider_id", &$message.provider_id);
+    };
+    (show last_applied_provider_spec: $message:expr => $shown:ident) => {
+        let bytes = Bytes($message.last_applied_provider_spec.len());
+        $shown.field("last_applied_provider_spec", &bytes);
+    };
+    (show last_known_state: $message:expr => $shown:ident) => {
+        $shown.field("last_known_state", &Bytes($message.last_known_state.len()));
     };
 }
 
-/// Converts both ways: each field of the driver's type is a part of the message.
-macro_rules! messages {
-    ($($names:ident: $driver:ident = $message:ty { $($field:ident: $part:ident),+ })+) => {$(
-        impl From<$driver> for $message {
-            fn from(value: $driver) -> Self {
+/// Converts both ways.
+macro_rules! message {
+    ($names:ident: $driver:ident = $messages:ident.$message:ident { $($field:ident),+ }) => {
+        impl From<cmi_driver::$driver> for $messages::$message {
+            fn from(value: cmi_driver::$driver) -> Self {
                 let mut message = Self::default();
-                $(part!(write $part: value.$field => message);)+
+                $(part!(write $field: value.$field => message);)+
                 message
             }
         }
 
-        impl TryFrom<$message> for $driver {
+        impl TryFrom<$messages::$message> for cmi_driver::$driver {
             type Error = FieldError;
 
-            fn try_from(message: $message) -> Result<Self, FieldError> {
+            fn try_from(message: $messages::$message) -> Result<Self, FieldError> {
                 Ok(Self {
-                    $($field: part!(read $part: message, $names),)+
+                    $($field: part!(read $field: message, $names),)+
                 })
             }
         }
-    )+};
+    };
 }
 
-messages! {
-    CMI: CreateMachineRequest = cmi::CreateMachineRequest { machine: machine, last_known_state: state }
-    CMI: DeleteMachineRequest = cmi::DeleteMachineRequest {
-        machine: machine, provider_id: optional_provider_id, last_known_state: state
-    }
-    CMI: DeleteMachineResponse = cmi::DeleteMachineResponse { last_known_state: state }
-    CMI: GetMachineStatusRequest = cmi::GetMachineStatusRequest {
-        machine: machine, provider_id: optional_provider_id
-    }
-    CMI: ListMachinesRequest = cmi::ListMachinesRequest { class: class }
-    CMI: ShutDownMachineRequest = cmi::ShutDownMachineRequest {
-        machine: machine, provider_id: optional_provider_id, last_known_state: state
-    }
-    CMI: ShutDownMachineResponse = cmi::ShutDownMachineResponse { last_known_state: state }
-    CAPCMI: InitializeMachineRequest = capcmi::InitializeMachineRequest {
-        machine: machine, provider_id: optional_provider_id, last_known_state: state
-    }
-    CAPCMI: GetMachineStatusRequest = capcmi::GetMachineRequest {
-        machine: machine, provider_id: optional_provider_id
-    }
-    CAPCMI: UpdateMachineRequest = capcmi::UpdateMachineRequest {
-        machine: machine,
-        provider_id: provider_id,
-        last_applied_provider_spec: last_applied,
-        last_known_state: state
-    }
-    CAPCMI: ListZonesRequest = capcmi::ListZonesRequest { class: class }
-    CAPCMI: DescribeClassRequest = capcmi::DescribeClassRequest { class: class }
-    CAPCMI: RestartMachineRequest = capcmi::RestartMachineRequest {
-        machine: machine, provider_id: provider_id, last_known_state: state
-    }
+/// Converts both ways, and shows no secret.
+macro_rules! request {
+    ($names:ident: $driver:ident = $messages:ident.$message:ident { $($field:ident),+ }) => {
+        message!($names: $driver = $messages.$message { $($field),+ });
+
+        impl fmt::Debug for $messages::$message {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut shown = f.debug_struct(stringify!($message));
+                $(part!(show $field: self => shown);)+
+                shown.finish()
+            }
+        }
+    };
 }
+
+macro_rules! requests {
+    ([$names:ident: $messages:ident] $(
+        $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
+            -> $response:ident, $reply:ident, $declared:ident;
+    )+) => {$($(
+        request!($names: $driver = $messages.$request { $($field),+ });
+    )?)+};
+}
+
+machine_rpcs!(requests [CMI: cmi]);
+extension_rpcs!(requests [CAPCMI: capcmi]);
+request!(CMI: GetMachineStatusRequest = cmi.GetMachineStatusRequest { machine, provider_id });
+request!(CMI: ListMachinesRequest = cmi.ListMachinesRequest { class });
+request!(CAPCMI: GetMachineStatusRequest = capcmi.GetMachineRequest { machine, provider_id });
+message!(CMI: DeleteMachineResponse = cmi.DeleteMachineResponse { last_known_state });
+message!(CMI: ShutDownMachineResponse = cmi.ShutDownMachineResponse { last_known_state });

@@ -8,13 +8,14 @@ use crate::convert::PageRequest;
 use crate::proto::capcmi::v1::machine_extension_server::MachineExtension;
 use crate::proto::cmi::v1::machine_server::Machine;
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
-use crate::rpcs::{extension_rpcs, machine_rpcs};
+use crate::{extension_rpcs, machine_rpcs};
 use cmi_driver::{GetMachineStatusRequest, ListMachinesRequest};
 
 /// Implements a service: each rpc of the table is a call of the driver.
 macro_rules! service {
     ([$service:ident of $messages:ident { $($own:tt)* }] $(
-        $driver:ident: $method:ident($request:ident) -> $response:ident, $reply:ident;
+        $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
+            -> $response:ident, $reply:ident, $declared:ident;
     )+) => {
         #[tonic::async_trait]
         impl $service for Plugin {

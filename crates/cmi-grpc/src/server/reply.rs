@@ -11,6 +11,11 @@ pub(super) fn plain<Message: From<Answer>, Answer>(answer: Answer) -> Response<M
     Response::new(answer.into())
 }
 
+/// A response that says nothing but that the call is done.
+pub(super) fn empty<Message: Default>((): ()) -> Response<Message> {
+    Response::new(Message::default())
+}
+
 /// A response of a machine, with all that it has no room for in the trailers.
 pub(super) fn with_trailers<Message: From<Machine>>(machine: Machine) -> Response<Message> {
     let metadata = trailers::beside(machine.clone());

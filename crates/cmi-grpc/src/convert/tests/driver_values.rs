@@ -1,6 +1,7 @@
 //! Any value that the driver's types can hold and the wire takes.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -8,10 +9,78 @@ use jiff::Timestamp;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 use serde_json::{Map, Value};
 
 use crate::convert::{MachinePage, PageRequest, PageToken};
+use crate::{extension_rpcs, machine_rpcs};
 use cmi_driver::*;
+
+/// Any value of a type that requests and responses are, or are made of.
+pub(crate) trait AnyValue: Sized + Debug + 'static {
+    fn any() -> BoxedStrategy<Self>;
+}
+
+/// The same value whenever it is asked for.
+pub(crate) fn sample<T: AnyValue>() -> T {
+    let tree = T::any().new_tree(&mut TestRunner::deterministic());
+    tree.unwrap().current()
+}
+
+macro_rules! any_values {
+    ($($type:ty: $strategy:expr;)+) => {$(
+        impl AnyValue for $type {
+            fn any() -> BoxedStrategy<Self> {
+                $strategy.boxed()
+            }
+        }
+    )+};
+}
+
+any_values! {
+    MachineClass: class();
+    MachineRef: (name(), class()).prop_map(|(name, class)| MachineRef::new(name, class));
+    ProviderId: provider_id();
+    Option<ProviderId>: option::of(provider_id());
+    ProviderSpec: object().prop_map(ProviderSpec);
+    Option<LastKnownState>: state();
+    GetVolumeIdsRequest: volume_specs();
+    GenerateMachineClassForMigrationRequest: migration();
+    Machine: machine();
+    Vec<String>: volume_ids();
+    Map<String, Value>: object();
+    Vec<Zone>: zones();
+    ClassDescription: description();
+}
+
+/// What has these fields has any value in each.
+macro_rules! made_of {
+    ($type:ident { $($field:ident),+ }) => {
+        impl AnyValue for $type {
+            fn any() -> BoxedStrategy<Self> {
+                $(let $field = AnyValue::any();)+
+                ($($field,)+).prop_map(|($($field,)+)| Self { $($field),+ }).boxed()
+            }
+        }
+    };
+}
+
+macro_rules! requests {
+    ([] $(
+        $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
+            -> $response:ident, $reply:ident, $declared:ident;
+    )+) => {$($(
+        made_of!($driver { $($field),+ });
+    )?)+};
+}
+
+machine_rpcs!(requests []);
+extension_rpcs!(requests []);
+made_of!(GetMachineStatusRequest { machine, provider_id });
+made_of!(ListMachinesRequest { class });
+made_of!(DeleteMachineResponse { last_known_state });
+made_of!(ShutDownMachineResponse { last_known_state });
 
 pub(crate) fn name() -> impl Strategy<Value = String> {
     "[a-z0-9.-]{1,253}"
@@ -113,87 +182,14 @@ pub(super) fn plain_machine() -> impl Strategy<Value = Machine> {
     (provider_id(), name()).prop_map(|(provider_id, node_name)| Machine::new(provider_id, node_name))
 }
 
-pub(super) fn create() -> impl Strategy<Value = CreateMachineRequest> {
-    (name(), class(), state()).prop_map(|(machine_name, class, last_known_state)| CreateMachineRequest {
-        machine: MachineRef::new(machine_name, class),
-        last_known_state,
-    })
-}
-
-pub(super) fn delete() -> impl Strategy<Value = DeleteMachineRequest> {
-    (name(), option::of(provider_id()), class(), state()).prop_map(
-        |(machine_name, provider_id, class, last_known_state)| DeleteMachineRequest {
-            machine: MachineRef::new(machine_name, class),
-            provider_id,
-            last_known_state,
-        },
-    )
-}
-
-pub(super) fn shut_down() -> impl Strategy<Value = ShutDownMachineRequest> {
-    delete().prop_map(|request| ShutDownMachineRequest {
-        machine: request.machine,
-        provider_id: request.provider_id,
-        last_known_state: request.last_known_state,
-    })
-}
-
-pub(super) fn initialize() -> impl Strategy<Value = InitializeMachineRequest> {
-    delete().prop_map(|request| InitializeMachineRequest {
-        machine: request.machine,
-        provider_id: request.provider_id,
-        last_known_state: request.last_known_state,
-    })
-}
-
-pub(super) fn status() -> impl Strategy<Value = GetMachineStatusRequest> {
-    (name(), option::of(provider_id()), class()).prop_map(|(machine_name, provider_id, class)| {
-        GetMachineStatusRequest {
-            machine: MachineRef::new(machine_name, class),
-            provider_id,
-        }
-    })
-}
-
-pub(super) fn update() -> impl Strategy<Value = UpdateMachineRequest> {
-    (name(), provider_id(), object(), class(), state()).prop_map(
-        |(machine_name, provider_id, last_applied, class, last_known_state)| UpdateMachineRequest {
-            machine: MachineRef::new(machine_name, class),
-            provider_id,
-            last_applied_provider_spec: ProviderSpec(last_applied),
-            last_known_state,
-        },
-    )
-}
-
-pub(super) fn restart() -> impl Strategy<Value = RestartMachineRequest> {
-    (name(), provider_id(), class(), state()).prop_map(
-        |(machine_name, provider_id, class, last_known_state)| RestartMachineRequest {
-            machine: MachineRef::new(machine_name, class),
-            provider_id,
-            last_known_state,
-        },
-    )
-}
-
-pub(super) fn list() -> impl Strategy<Value = ListMachinesRequest> {
-    class().prop_map(|class| ListMachinesRequest { class })
-}
-
-pub(super) fn zones_of() -> impl Strategy<Value = ListZonesRequest> {
-    class().prop_map(|class| ListZonesRequest { class })
-}
-
-pub(super) fn described() -> impl Strategy<Value = DescribeClassRequest> {
-    class().prop_map(|class| DescribeClassRequest { class })
-}
-
 pub(super) fn page_request() -> impl Strategy<Value = PageRequest> {
     let size = option::of(1..=i32::MAX.unsigned_abs());
-    (list(), size, option::of("[!-~]{1,1024}")).prop_map(|(list, size, token)| PageRequest {
-        list,
-        size: size.and_then(NonZeroU32::new),
-        token: token.map(PageToken),
+    (ListMachinesRequest::any(), size, option::of("[!-~]{1,1024}")).prop_map(|(list, size, token)| {
+        PageRequest {
+            list,
+            size: size.and_then(NonZeroU32::new),
+            token: token.map(PageToken),
+        }
     })
 }
 
@@ -204,15 +200,15 @@ pub(super) fn page() -> impl Strategy<Value = MachinePage> {
     })
 }
 
-pub(super) fn volume_specs() -> impl Strategy<Value = GetVolumeIdsRequest> {
+fn volume_specs() -> impl Strategy<Value = GetVolumeIdsRequest> {
     vec(json(), 0..5).prop_map(|pv_specs| GetVolumeIdsRequest { pv_specs })
 }
 
-pub(super) fn volume_ids() -> impl Strategy<Value = Vec<String>> {
+fn volume_ids() -> impl Strategy<Value = Vec<String>> {
     vec("[!-~]{1,512}", 0..5)
 }
 
-pub(super) fn migration() -> impl Strategy<Value = GenerateMachineClassForMigrationRequest> {
+fn migration() -> impl Strategy<Value = GenerateMachineClassForMigrationRequest> {
     (object(), object(), "[a-z.]{1,128}", "[A-Za-z]{1,128}").prop_map(|(from, into, api_group, kind)| {
         GenerateMachineClassForMigrationRequest {
             provider_specific_machine_class: from,
@@ -254,7 +250,7 @@ fn time() -> impl Strategy<Value = Timestamp> {
         .prop_map(|(second, nanosecond)| Timestamp::new(second, nanosecond).unwrap())
 }
 
-pub(super) fn zones() -> impl Strategy<Value = Vec<Zone>> {
+fn zones() -> impl Strategy<Value = Vec<Zone>> {
     let zone = ("[a-z0-9-]{1,256}", any::<bool>(), texts());
     vec(
         zone.prop_map(|(name, control_plane, attributes)| Zone {
@@ -266,7 +262,7 @@ pub(super) fn zones() -> impl Strategy<Value = Vec<Zone>> {
     )
 }
 
-pub(super) fn description() -> impl Strategy<Value = ClassDescription> {
+fn description() -> impl Strategy<Value = ClassDescription> {
     (texts(), option::of("[a-z0-9]{1,128}"), option::of("[a-z]{1,128}")).prop_map(
         |(capacity, architecture, operating_system)| ClassDescription {
             capacity,
@@ -298,7 +294,8 @@ pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
         .into_iter()
         .filter(|operation| !Capabilities::minimal().supports(*operation))
         .collect();
-    let operations = btree_set(proptest::sample::select(optional), 0..9);
+    let all = optional.len();
+    let operations = btree_set(proptest::sample::select(optional), 0..=all);
     let window = (0..1_000_000_u64, 0..1_000_000_000_u32);
     let schema = option::of(object().prop_map(Value::Object));
     (
