@@ -2,44 +2,26 @@
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use prost::Message as _;
-use serde_json::json;
 
 use super::plugin::{CallEnd, Plugin, Reply};
 use super::*;
+use crate::convert::Declaration;
+use crate::convert::tests::driver_values::{AnyValue, sample};
+use crate::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
 use crate::proto::capcmi::v1::{Machine, MachineAddress, machine_address};
-use cmi_driver::{GetVolumeIdsRequest, MachineRef, SecretValue, Secrets, ShutDownMachineRequest};
+use cmi_driver::{Capabilities, Request, SecretValue, Secrets};
 
-/// The calls of the Machine service with what makes each.
-const METHODS: [&str; 6] = [
-    "CreateMachine",
-    "DeleteMachine",
-    "GetMachineStatus",
-    "ListMachines",
-    "ShutDownMachine",
-    "GetVolumeIDs",
-];
-
-async fn call(driver: &GrpcDriver, method: &str) -> Status {
-    match method {
-        "CreateMachine" => driver.create_machine(create()).await.unwrap_err(),
-        "DeleteMachine" => driver.delete_machine(delete()).await.unwrap_err(),
-        "GetMachineStatus" => driver.get_machine_status(look_up()).await.unwrap_err(),
-        "ListMachines" => driver.list_machines(list()).await.unwrap_err(),
-        "ShutDownMachine" => {
-            let request = ShutDownMachineRequest {
-                machine: MachineRef::new("m", MachineClass::default()),
-                provider_id: None,
-                last_known_state: None,
-            };
-            driver.shut_down_machine(request).await.unwrap_err()
-        }
-        "GetVolumeIDs" => {
-            let request = GetVolumeIdsRequest {
-                pv_specs: vec![json!({})],
-            };
-            driver.get_volume_ids(request).await.unwrap_err()
-        }
-        other => panic!("{other} is no call"),
+/// Says every code to the call.
+async fn every_code_arrives<Q: Request + AnyValue>(plugin: &Plugin, driver: &GrpcDriver) {
+    let method = Q::OPERATION.name();
+    for code in Code::ALL.into_iter().filter(|code| *code != Code::Uninitialized) {
+        plugin.answers(method, Reply::error(code.number(), "pool is full"));
+        let status = sample::<Q>().send(driver).await.map(drop).unwrap_err();
+        assert_eq!(
+            (status.code(), status.message()),
+            (code, "pool is full"),
+            "{method}"
+        );
     }
 }
 
@@ -49,18 +31,24 @@ async fn call(driver: &GrpcDriver, method: &str) -> Status {
 #[tokio::test]
 async fn every_code_of_every_call_arrives_as_it_was_said() {
     let plugin = Plugin::start();
+    let all = Capabilities {
+        operations: Operation::ALL.into(),
+        ..Capabilities::minimal()
+    };
+    let mut extension = Declaration::from(all).extension.unwrap();
+    let instead = [ExtensionCall::GetMachine, ExtensionCall::ListMachinesPaged].map(i32::from);
+    extension.calls.retain(|call| !instead.contains(call));
+    plugin.answers("GetExtensionCapabilities", Reply::ok(&extension));
     let driver = driver(&plugin);
-    for method in METHODS {
-        for code in Code::ALL.into_iter().filter(|code| *code != Code::Uninitialized) {
-            plugin.answers(method, Reply::error(code.number(), "pool is full"));
-            let status = call(&driver, method).await;
-            assert_eq!(
-                (status.code(), status.message()),
-                (code, "pool is full"),
-                "{method}"
-            );
-        }
+    macro_rules! say_to_all {
+        ($(
+            $(#[$doc:meta])* $operation:ident $name:literal $method:ident($request:ident)
+                -> $response:ty, $need:ident, $effect:ident, [$($class:ident).*];
+        )+) => {
+            $(every_code_arrives::<cmi_driver::$request>(&plugin, &driver).await;)+
+        };
     }
+    cmi_driver::for_each_call!(say_to_all);
     assert_eq!(plugin.connections(), 1);
 }
 
