@@ -38,8 +38,10 @@ impl Windows {
         })
     }
 
-    fn place(&self, [a, b, c, d, e, f]: [u8; WIDTH]) -> (usize, u64) {
-        let hash = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]).wrapping_mul(SPREAD) >> 32;
+    fn place(&self, window: [u8; WIDTH]) -> (usize, u64) {
+        let mut number = [0; 8];
+        number[..WIDTH].copy_from_slice(&window);
+        let hash = u64::from_le_bytes(number).wrapping_mul(SPREAD) >> 32;
         let bit = usize::try_from(hash).unwrap_or_default() % (self.bits.len() * 64);
         (bit / 64, 1 << (bit % 64))
     }

@@ -35,7 +35,7 @@ async fn every_code_of_every_call_arrives_as_it_was_said() {
         operations: Operation::ALL.into(),
         ..Capabilities::minimal()
     };
-    let mut extension = Declaration::from(all).extension.unwrap();
+    let mut extension = Declaration::from(&all).extension.unwrap();
     let instead = [ExtensionCall::GetMachine, ExtensionCall::ListMachinesPaged].map(i32::from);
     extension.calls.retain(|call| !instead.contains(call));
     plugin.answers("GetExtensionCapabilities", Reply::ok(&extension));
