@@ -359,10 +359,11 @@ impl<'a> Permit<'a> {
         self.driver.driver.on_vm_deleted(secrets);
     }
 
-    /// Whether `key`, which has this permit, may use it to make a VM: it was taken for that, or there is still
-    /// a permit besides the reserve.
+    /// Whether `key`, which has this permit, may use it to make a VM: it was taken for that, or there is
+    /// still a permit besides the reserve.
     pub fn may_create(&mut self, key: &str) -> bool {
-        if self.priority == Priority::Upkeep && self.driver.permits.promote_to_create(key, &self.namespace) {
+        let permits = &self.driver.permits;
+        if self.priority == Priority::Upkeep && permits.promote_to_create(key, &self.namespace) {
             self.priority = Priority::Create;
         }
         self.priority == Priority::Create
