@@ -10,7 +10,7 @@ use super::floor::{self, Kind};
 use super::machines::Fleet;
 use super::measure::{self, ControlPlane, Measured, Requests, Usage};
 use super::report::{Report, Rest, Row, Run};
-use super::{Args, provider, window};
+use super::{Args, WINDOW, provider, window};
 
 /// How long nothing is written when all is done.
 const QUIET: Duration = Duration::from_secs(1);
@@ -217,7 +217,7 @@ impl Bench {
             .has(self.fleet.provisioned(&self.admin, self.size + 1))
             .await?;
         let provisioned = started.elapsed();
-        tokio::time::sleep(window(self.size)).await;
+        tokio::time::sleep(WINDOW).await;
         eprintln!(
             "listed anew: {} reconciles; a machine that was made meanwhile is up after {:.1} s",
             replica.reconciles().await?.saturating_sub(reconciles),
