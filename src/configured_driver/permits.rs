@@ -118,9 +118,9 @@ impl Permits {
         let reserved = was_for_create.then_some(Priority::Create);
         for granted in reserved.into_iter().chain([priority]) {
             if self.has_room(&queue, requester.namespace, granted) {
-                // A place for a create outlasts the look-up before it.
-                if granted == Priority::Create || !queue.waits_to_create(requester.key) {
-                    queue.leave(requester.key);
+                match granted {
+                    Priority::Upkeep => queue.set_aside(requester.key),
+                    Priority::Create => queue.give_up(requester.key),
                 }
                 queue.take(requester.namespace, granted, now);
                 return Some(granted);
@@ -135,7 +135,7 @@ impl Permits {
         let mut queue = self.queue.lock();
         let is_promoted = self.has_room_to_create(&queue, namespace);
         if is_promoted {
-            queue.leave(key);
+            queue.give_up(key);
             queue.release(namespace, Priority::Upkeep);
             queue.take(namespace, Priority::Create, Instant::now());
         }

@@ -629,7 +629,7 @@ async fn a_driver_that_is_met_by_the_question_what_it_is_has_answered_it_and_is_
     assert_eq!(asked(), 1);
 }
 
-/// Of a large schema there is one copy, whoever reads it.
+/// All readers of a large schema share one copy.
 #[tokio::test]
 async fn what_a_driver_declares_is_kept_once() {
     let driver = configured_driver(FakeDriver::default());

@@ -9,6 +9,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::nodes::NodeChange;
 use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
@@ -19,7 +20,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint, labels};
 use crate::caches::{CachedMachine, Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
-use crate::retry::is_same_or_both_transient;
+use crate::retry::{LONG_WAIT, is_same_or_both_transient};
 use crate::{not_ready_taint, volume_drain};
 
 /// Runs a task until it ends, or the set is dropped; a panic is logged.
@@ -271,8 +272,10 @@ impl Controllers {
                 let leadership = taint_context.leadership.clone();
                 let deletion = machine::delete_vm_left_behind(&machine_context, last.clone());
                 spawn(&mut left_behind.lock(), async move {
-                    leadership.acquired().await;
-                    deletion.await;
+                    // One that comes to lead later leaves it to the report of orphans.
+                    if timeout(LONG_WAIT, leadership.acquired()).await.is_ok() {
+                        deletion.await;
+                    }
                 });
             }
             if update.complete {

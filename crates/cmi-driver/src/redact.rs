@@ -72,7 +72,7 @@ impl Secrets {
             // Whatever it is written in takes more bytes than the value.
             if (MIN_SECRET..text.len()).contains(&bytes.len()) {
                 let bare = bytes.trim_ascii();
-                let bare = (bare.len() < bytes.len()).then_some(bare);
+                let bare = (MIN_SECRET..bytes.len()).contains(&bare.len()).then_some(bare);
                 for encoded in iter::once(bytes).chain(bare).flat_map(encodings) {
                     found.look_for(Needle::anywhere(encoded));
                 }

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 /// the report, however the run ends.
 pub(super) struct ReportFile {
     path: PathBuf,
-    /// The file, or a pipe or terminal, that was there before the run.
-    before: Option<File>,
+    /// A pipe or a terminal, which is opened once.
+    stream: Option<File>,
 }
 
 impl ReportFile {
@@ -22,19 +22,21 @@ impl ReportFile {
     /// When it can't be written.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
+            let is_new = !path.try_exists()?;
             let mut options = File::options();
-            let before = if path.try_exists()? {
-                Some(options.write(true).open(path)?)
-            } else {
-                options.write(true).create_new(true).open(path)?;
-                fs::remove_file(path)?;
-                None
-            };
-            io::Result::Ok(before)
+            let file = options.write(true).create(true).truncate(false).open(path)?;
+            if !file.metadata()?.is_file() {
+                return Ok(Some(file));
+            }
+            if is_new {
+                // The path may be a link.
+                fs::remove_file(fs::canonicalize(path)?)?;
+            }
+            io::Result::Ok(None)
         };
         Ok(Self {
             path: path.to_owned(),
-            before: open().with_context(|| format!("opening {} for the report", path.display()))?,
+            stream: open().with_context(|| format!("opening {} for the report", path.display()))?,
         })
     }
 
@@ -43,17 +45,11 @@ impl ReportFile {
     /// # Errors
     /// When it can't be written.
     pub(super) fn write(self, text: &str) -> Result<()> {
-        let write = || {
-            let Some(mut file) = self.before else {
-                return fs::write(&self.path, text);
-            };
-            // A pipe or a terminal has nothing to be emptied.
-            if file.metadata()?.is_file() {
-                file.set_len(0)?;
-            }
-            file.write_all(text.as_bytes())
+        let written = match self.stream {
+            Some(mut stream) => stream.write_all(text.as_bytes()),
+            None => fs::write(&self.path, text),
         };
-        write().with_context(|| format!("writing {}", self.path.display()))
+        written.with_context(|| format!("writing {}", self.path.display()))
     }
 }
 
@@ -69,7 +65,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (old, new) = (folder.path().join("old.xml"), folder.path().join("new.xml"));
         fs::write(&old, "a report of before").unwrap();
-        for path in [&old, &new] {
+        let link = folder.path().join("link.xml");
+        std::os::unix::fs::symlink(&new, &link).unwrap();
+        for path in [&old, &new, &link] {
             drop(ReportFile::open(path).unwrap());
         }
         assert_eq!(fs::read_to_string(&old).unwrap(), "a report of before");

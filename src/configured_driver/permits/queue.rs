@@ -30,6 +30,8 @@ pub(super) struct Queue {
     pub(super) flows: BTreeMap<Arc<str>, Flow>,
     /// The place of each waiter.
     pub(super) queued: HashMap<Arc<str>, QueuePosition>,
+    /// The places for creates of those that look their VMs up before.
+    pub(super) set_aside: HashMap<Arc<str>, Place>,
     /// The waiters that were woken and have not asked again.
     pub(super) woken: HashMap<Arc<str>, Woken>,
 }
@@ -66,20 +68,36 @@ pub(super) struct Waiter {
     is_current: bool,
 }
 
+/// A place in the queue, and for how long it has been waited there.
+#[derive(Debug)]
+pub(super) struct Place {
+    position: QueuePosition,
+    since: Instant,
+    is_reported: bool,
+}
+
+impl Place {
+    fn of(position: QueuePosition, waiter: &Waiter) -> Self {
+        Self {
+            position,
+            since: waiter.since,
+            is_reported: waiter.is_reported,
+        }
+    }
+}
+
 /// A waiter that was woken, for which a permit is reserved.
 #[derive(Debug)]
 pub(super) struct Woken {
-    position: QueuePosition,
+    place: Place,
     at: Instant,
-    since: Instant,
-    is_reported: bool,
     is_current: bool,
 }
 
 impl Woken {
     /// Whether the permit that is reserved may be used to make a VM.
     pub(super) fn is_for_create(&self) -> bool {
-        self.position.priority == Priority::Create
+        self.place.position.priority == Priority::Create
     }
 }
 
@@ -152,23 +170,40 @@ impl Queue {
         waker: Waker,
         now: Instant,
     ) {
+        let key: Arc<str> = requester.key.into();
         let queued = self
-            .leave(requester.key)
-            .map(|(position, waiter)| (position, waiter.since, waiter.is_reported));
-        let was_woken = was_woken.map(|woken| (woken.position, woken.since, woken.is_reported));
-        let before = queued.or(was_woken).filter(|(position, ..)| {
+            .leave(&key)
+            .map(|(position, waiter)| Place::of(position, &waiter));
+        let before = queued.or(was_woken.map(|woken| woken.place));
+        let before = match (priority, before) {
+            (Priority::Create, None) => self.set_aside.remove(&key),
+            (Priority::Upkeep, Some(place)) if place.position.priority == Priority::Create => {
+                self.set_aside.insert(Arc::clone(&key), place);
+                None
+            }
+            (_, before) => before,
+        };
+        let before = before.filter(|Place { position, .. }| {
             position.priority == priority && *position.namespace == *requester.namespace
         });
-        let (position, since, is_reported) = before.unwrap_or_else(|| {
+        let place = before.unwrap_or_else(|| {
             self.places += 1;
             let position = QueuePosition {
                 namespace: self.shared_name(requester.namespace),
                 priority,
                 number: self.places,
             };
-            (position, now, false)
+            Place {
+                position,
+                since: now,
+                is_reported: false,
+            }
         });
-        let key: Arc<str> = requester.key.into();
+        let Place {
+            position,
+            since,
+            is_reported,
+        } = place;
         let waiter = Waiter {
             key: Arc::clone(&key),
             waker: Some(waker),
@@ -196,10 +231,21 @@ impl Queue {
         flow.waiting.of(position.priority).get(&position.number)
     }
 
-    /// Whether `key` waits for a permit to make a VM.
-    pub(super) fn waits_to_create(&self, key: &str) -> bool {
-        let position = self.queued.get(key);
-        position.is_some_and(|position| position.priority == Priority::Create)
+    /// Takes `key` out of the queue while it has a permit for upkeep. A place for a create is set aside: what
+    /// is looked up may have to be made, and the place is not woken meanwhile.
+    pub(super) fn set_aside(&mut self, key: &str) {
+        if let Some((position, waiter)) = self.leave(key)
+            && position.priority == Priority::Create
+        {
+            self.set_aside
+                .insert(Arc::clone(&waiter.key), Place::of(position, &waiter));
+        }
+    }
+
+    /// Takes `key` out of the queue: it has the permit that it waited for.
+    pub(super) fn give_up(&mut self, key: &str) {
+        self.leave(key);
+        self.set_aside.remove(key);
     }
 
     /// What `key` asked for before counts no longer, unless it asks again.
@@ -221,7 +267,11 @@ impl Queue {
             self.leave(key);
         }
         let is_expired = self.woken.get(key).is_some_and(|woken| !woken.is_current);
-        is_expired && self.end_reservation(key).is_some()
+        let is_ended = is_expired && self.end_reservation(key).is_some();
+        if !self.queued.contains_key(key) && !self.woken.contains_key(key) {
+            self.set_aside.remove(key);
+        }
+        is_ended
     }
 
     /// Wakes the first of a queue, for which a permit is reserved. One that was woken to publish that it
@@ -238,10 +288,8 @@ impl Queue {
             number,
         };
         let woken = Woken {
-            position,
+            place: Place::of(position, &waiter),
             at: now,
-            since: waiter.since,
-            is_reported: waiter.is_reported,
             is_current: waiter.is_current,
         };
         self.woken.insert(waiter.key, woken);
@@ -266,7 +314,7 @@ impl Queue {
         let woken = self.woken.remove(key)?;
         let QueuePosition {
             namespace, priority, ..
-        } = &woken.position;
+        } = &woken.place.position;
         decrement(self.reserved.of_mut(*priority));
         if let Some(flow) = self.flows.get_mut(namespace) {
             decrement(flow.reserved.of_mut(*priority));

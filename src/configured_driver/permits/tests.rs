@@ -148,6 +148,53 @@ fn one_that_waits_to_make_a_vm_and_looks_it_up_meanwhile_keeps_its_place() {
     assert_eq!(woken.take(), ["d"]);
 }
 
+/// A driver that has no permit for the look-up either.
+#[test]
+fn one_that_waits_to_make_a_vm_keeps_its_place_while_it_waits_to_look_it_up() {
+    let (permits, woken) = permits(4);
+    for key in ["a", "b", "c"] {
+        assert!(permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    assert!(permits.try_acquire(Priority::Upkeep, "x", woken.waker("x")));
+    for key in ["d", "e"] {
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    permits.begin("d");
+    assert!(!permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
+    permits.end("d");
+    permits.release("ns", Priority::Upkeep);
+    assert_eq!(woken.take(), ["d"]);
+    permits.begin("d");
+    assert!(permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["e"], "d has a permit");
+    assert!(!permits.promote_to_create("d", "ns"));
+    assert!(!permits.try_acquire(Priority::Create, "d", woken.waker("d")));
+    permits.release("ns", Priority::Upkeep);
+    permits.end("d");
+    assert!(permits.try_acquire(Priority::Create, "e", woken.waker("e")));
+    assert!(!permits.try_acquire(Priority::Create, "f", woken.waker("f")));
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["d"]);
+}
+
+/// Its object may have been deleted.
+#[test]
+fn a_place_for_a_create_that_is_not_asked_for_again_is_forgotten() {
+    let (permits, woken) = permits(4);
+    for key in ["a", "b", "c"] {
+        assert!(permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    assert!(!permits.try_acquire(Priority::Create, "d", woken.waker("d")));
+    permits.begin("d");
+    assert!(permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
+    permits.release("ns", Priority::Upkeep);
+    permits.end("d");
+    permits.release("ns", Priority::Create);
+    assert!(woken.take().is_empty());
+    assert!(permits.queue.lock().set_aside.is_empty());
+}
+
 /// A fleet that waited while it was not known what the driver can do, and then has nothing to ask of it.
 #[tokio::test(start_paused = true)]
 async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does() {
