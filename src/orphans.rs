@@ -79,7 +79,7 @@ pub struct Options {
     /// How old a VM has to be before it is deleted.
     pub min_age: Duration,
     /// The most deletions of a scan and driver.
-    pub most_deletes: usize,
+    pub max_deletes: usize,
 }
 
 impl Default for Options {
@@ -89,7 +89,7 @@ impl Default for Options {
             delete: false,
             interval: Duration::from_mins(10),
             min_age: Duration::from_hours(1),
-            most_deletes: 10,
+            max_deletes: 10,
         }
     }
 }
@@ -180,7 +180,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
         gap: ctx.options.interval.max(capabilities.consistency_window),
         min_age: ctx.options.min_age,
     };
-    let mut deletes = ctx.options.most_deletes;
+    let mut deletes = ctx.options.max_deletes;
     for listed in &all {
         let known = state.reports.entry(listed.scope.clone()).or_default();
         match &live {
@@ -216,7 +216,7 @@ async fn forget_unlistable_classes(
     }
 }
 
-/// Judges the VMs of a Cluster, reports what is new of them, and deletes those that may be.
+/// Classifies the VMs of a Cluster, reports what is new of them, and deletes those that may be.
 async fn classify_and_report(
     ctx: &Context,
     driver: &ConfiguredDriver,

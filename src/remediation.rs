@@ -83,7 +83,7 @@ async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) 
             publish_pause(remediation, ctx, &by).await?;
             Ok(Requeue::OnChange)
         }
-        Plan::Outcome(outcome) => {
+        Plan::Publish(outcome) => {
             let record = Record::of(remediation.metadata.annotations.as_ref());
             publish(&gathered, &remediation.metadata, ctx, record, &outcome).await?;
             Ok(outcome.requeue)

@@ -144,7 +144,7 @@ async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Requeue, E
             Ok(Requeue::OnChange)
         }
         Plan::SetHook => execute::set_hook(&observed, ctx).await,
-        Plan::Release(end) => execute::release(&observed, ctx, &end).await,
+        Plan::RemoveHook(end) => execute::remove_hook(&observed, ctx, &end).await,
         Plan::Drain(target, cluster) => execute::drain(&observed, ctx, &target, cluster).await,
     }
 }

@@ -44,7 +44,7 @@ pub mod reason {
     /// The Cluster of the Machine that owns it can't be found.
     pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
     /// The Machine that owns it refers to another object by `spec.infrastructureRef`.
-    pub const NOT_REFERRED_TO: &str = "NotReferredTo";
+    pub const NOT_REFERENCED: &str = "NotReferenced";
     /// The Machine names no bootstrap data secret.
     pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
     /// Capacity was exhausted for another machine of the same class, and no create is made meanwhile.
@@ -74,7 +74,7 @@ pub mod reason {
     /// A VM that had no InfraMachine was deleted: an event's reason.
     pub const ORPHAN_DELETED: &str = "OrphanDeleted";
     /// What deleted machines of a class may have left behind can't be looked for: an event's reason.
-    pub const ORPHANS_NOT_LOOKED_FOR: &str = "OrphansNotLookedFor";
+    pub const ORPHAN_SCAN_INCOMPLETE: &str = "OrphanScanIncomplete";
     /// The object is being deleted.
     pub const DELETING: &str = "Deleting";
     /// The guest is being shut down.

@@ -313,7 +313,7 @@ impl OrphanArgs {
             delete: self.orphans == Orphans::Delete,
             interval: self.orphans_interval,
             min_age: self.orphans_min_age,
-            most_deletes: self.orphans_max_deletes.get().into(),
+            max_deletes: self.orphans_max_deletes.get().into(),
         }
     }
 }

@@ -237,7 +237,7 @@ fn of_own_reason(why: &str) -> Option<&'static str> {
             "Restore the Cluster that the message names, or delete the Machine: nothing is done for it \
                 meanwhile."
         }
-        reason::NOT_REFERRED_TO => "Delete this InfraMachine: its Machine has another one.",
+        reason::NOT_REFERENCED => "Delete this InfraMachine: its Machine has another one.",
         reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE => {
             "Put right what the InfraCluster says below: no machine is made before it is provisioned."
         }

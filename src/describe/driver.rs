@@ -152,7 +152,7 @@ async fn orphans(client: &Client, namespace: Option<&str>) -> Result<Vec<EventSu
     for why in [
         reason::VIRTUAL_MACHINE_ORPHANED,
         reason::VIRTUAL_MACHINE_DUPLICATED,
-        reason::ORPHANS_NOT_LOOKED_FOR,
+        reason::ORPHAN_SCAN_INCOMPLETE,
     ] {
         all.extend(events::of_reason(client, namespace, why).await?);
     }

@@ -164,7 +164,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     if !has_known_vm(machine)
         && let Some(message) = refers_to_another(machine, owner)
     {
-        return blocked(None, conditions::READY, reason::NOT_REFERRED_TO, message);
+        return blocked(None, conditions::READY, reason::NOT_REFERENCED, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster.as_deref()) {
         // A VM that is there needs none.

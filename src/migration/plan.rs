@@ -17,7 +17,7 @@ pub use self::secrets::secret_key;
 use self::class::class;
 use self::groups::{groups, unfit};
 use self::names::unfit_names;
-use super::source::{ClassKey, McmMachineSpec, Source, class_key};
+use super::source::{McmClassKey, McmMachineSpec, Source, class_key};
 use crate::api::ObjectMetaExt as _;
 use cmi_driver::{Capabilities, MachineClass};
 
@@ -133,7 +133,7 @@ impl Object {
 #[derive(Clone, Debug)]
 pub struct Class {
     /// Which.
-    pub key: ClassKey,
+    pub key: McmClassKey,
     /// Secrets and template.
     pub objects: Vec<Object>,
     /// What machine-controller-manager hands to the driver with every call but a create.
@@ -148,7 +148,7 @@ pub struct Group {
     /// What they are in the place of, as `MachineDeployment workers`.
     pub from: String,
     /// The classes of its machines.
-    pub classes: BTreeSet<ClassKey>,
+    pub classes: BTreeSet<McmClassKey>,
     /// InfraMachines and Machines.
     pub machines: Vec<Object>,
     /// The MachineSet that adopts the Machines, if there is one.
@@ -277,7 +277,7 @@ pub fn plan(
     }
 }
 
-fn is_marked(source: &Source, key: &ClassKey) -> bool {
+fn is_marked(source: &Source, key: &McmClassKey) -> bool {
     let class = source.classes.get(key);
     let mark = class.and_then(|class| class.get("metadata")?.get("annotations")?.get(MIGRATED_TO));
     mark.is_some()
@@ -306,7 +306,7 @@ fn marked_by_others(source: &Source, target: &Destination) -> Vec<String> {
         .collect()
 }
 
-fn key_of(spec: &McmMachineSpec) -> ClassKey {
+fn key_of(spec: &McmMachineSpec) -> McmClassKey {
     class_key(&spec.class.kind, &spec.class.name)
 }
 

@@ -25,7 +25,7 @@ pub struct Source {
     /// MachineDeployments.
     pub deployments: Vec<McmMachineDeployment>,
     /// Classes of every kind, by kind and name.
-    pub classes: BTreeMap<ClassKey, Map<String, Value>>,
+    pub classes: BTreeMap<McmClassKey, Map<String, Value>>,
     /// Secrets, by namespace and name.
     pub secrets: BTreeMap<(String, String), SecretData>,
 }
@@ -43,7 +43,7 @@ impl std::fmt::Debug for SecretData {
 /// Which class is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ClassKey {
+pub struct McmClassKey {
     /// `MachineClass`, or the kind of a provider's own class.
     pub kind: String,
     /// Its name.
@@ -78,7 +78,7 @@ pub struct McmMachineStatus {
 #[serde(rename_all = "camelCase", default)]
 pub struct McmMachineSpec {
     /// The class.
-    pub class: ClassKey,
+    pub class: McmClassKey,
     /// The id of the VM.
     #[serde(rename = "providerID")]
     pub provider_id: String,
@@ -216,7 +216,7 @@ impl Source {
 
     /// The classes that machines, sets and deployments refer to. Old sets of a deployment make no machine,
     /// and their classes may be gone.
-    pub fn used_classes(&self) -> Vec<ClassKey> {
+    pub fn used_classes(&self) -> Vec<McmClassKey> {
         let of_machines = self.machines.iter().map(|machine| &machine.spec.class);
         let sets = self.sets.iter().filter(|set| !self.is_old(set));
         let of_sets = sets.map(|set| &set.spec.template.spec.class);
@@ -233,9 +233,9 @@ impl Source {
 }
 
 /// The key of a class, by which it is found whatever its reference says of the group.
-pub fn class_key(kind: &str, name: &str) -> ClassKey {
+pub fn class_key(kind: &str, name: &str) -> McmClassKey {
     let kind = if kind.is_empty() { CLASS } else { kind };
-    ClassKey {
+    McmClassKey {
         kind: kind.to_owned(),
         name: name.to_owned(),
         api_group: String::new(),

@@ -61,7 +61,7 @@ impl MigrationProgress {
     }
 
     /// Whether a class is used by a group that is not done.
-    pub fn needs(&self, migration: &Migration, class: &super::source::ClassKey) -> bool {
+    pub fn needs(&self, migration: &Migration, class: &super::source::McmClassKey) -> bool {
         let mut left = migration.groups.iter().filter(|group| !self.is_done(group));
         left.any(|group| group.classes.contains(class))
     }

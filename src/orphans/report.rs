@@ -214,7 +214,7 @@ pub async fn record_abandoned_list(
             the back end yourself for what they may have left behind"
     );
     tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
-    record_event(ctx, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
+    record_event(ctx, scope, reason::ORPHAN_SCAN_INCOMPLETE, text).await;
 }
 
 /// Records an event on the InfraCluster, or on the Cluster where that is not ours.

@@ -172,7 +172,7 @@ impl Scans {
                 delete: true,
                 interval: Duration::ZERO,
                 min_age: Duration::ZERO,
-                most_deletes: 10,
+                max_deletes: 10,
             },
         };
         Self {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::Context;
 use super::answer::RestartResult;
 use super::gather::Gathered;
-use super::plan::{Outcome, Restart, hand_over, not_done, restarted, unanswered};
+use super::plan::{RemediationState, Restart, hand_over, not_done, restarted, unanswered};
 use super::publish::{publish, record_failure};
 use super::record::Record;
 use crate::admission::{self, Enforcement};
@@ -88,7 +88,7 @@ pub async fn correct(
     gathered: &Gathered,
     ctx: &Context,
     record: Record,
-    outcome: &Outcome,
+    outcome: &RemediationState,
 ) -> Result<Requeue, Error> {
     let metadata = &gathered.remediation.metadata;
     let written = write_record(ctx, gathered.namespace(), metadata, record).await?;
@@ -103,7 +103,7 @@ async fn prepared(
     infra: &InfraMachine,
     permit: &Permit<'_>,
     restart: &Restart,
-) -> Result<Result<MachineClass, Outcome>, Error> {
+) -> Result<Result<MachineClass, RemediationState>, Error> {
     if let Enforcement::NotInForce(why) = ctx.policies.enforcement_since(gathered.read_before).await {
         let requeue = Requeue::After(admission::CHECK_INTERVAL);
         return Ok(Err(not_done(
@@ -155,7 +155,7 @@ fn outcome(
     record: Record,
     answer: Result<(), Status>,
     now: Timestamp,
-) -> Outcome {
+) -> RemediationState {
     let result = RestartResult::of(&answer);
     let Err(status) = answer else {
         return restarted(remediation, record, now);
@@ -174,13 +174,13 @@ fn outcome(
     }
 }
 
-fn not_sent(status: &Status) -> Outcome {
+fn not_sent(status: &Status) -> RemediationState {
     let requeue = Requeue::BackOff(retry::requested_delay(status).unwrap_or_default());
     not_done(status.code().name(), message_of(status), requeue)
 }
 
 /// The driver says that nothing was restarted: it is asked again by the table of codes.
-fn not_made(status: &Status) -> Outcome {
+fn not_made(status: &Status) -> RemediationState {
     let message = format!(
         "{}; no restart was made, and none counts for it",
         message_of(status)
@@ -196,7 +196,7 @@ fn message_of(status: &Status) -> String {
     format!("{}: {}", Operation::RestartMachine, status.message())
 }
 
-fn event(outcome: &Outcome) -> NewEvent {
+fn event(outcome: &RemediationState) -> NewEvent {
     NewEvent {
         warning: outcome.reason != reason::RESTARTED,
         reason: outcome.reason.clone(),

@@ -75,16 +75,16 @@ pub enum Plan {
     /// Paused; the status says by what.
     Pause(String),
     /// To say how it stands, here and on the Machine.
-    Outcome(Outcome),
+    Publish(RemediationState),
     /// To write down these restarts, as the record was wrong, and then to say how it stands.
-    Correct(Record, Outcome),
+    Correct(Record, RemediationState),
     /// The VM is restarted.
     Restart(Box<Restart>),
 }
 
 /// How a remediation stands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct RemediationState {
     /// How far it has come.
     pub phase: RemediationPhase,
     /// Whether it goes on.
@@ -201,7 +201,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
         return if driver.is_current {
             let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
             unless_healthy(remediation, machine, observed.now, || {
-                Plan::Outcome(hand_over(reason::RESTART_NOT_POSSIBLE, message))
+                Plan::Publish(hand_over(reason::RESTART_NOT_POSSIBLE, message))
             })
         } else {
             Plan::Later(Requeue::After(PERMIT_WAIT))
@@ -218,8 +218,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
 }
 
 /// The Machine is left to its owner.
-pub fn hand_over(reason: &'static str, message: String) -> Outcome {
-    Outcome {
+pub fn hand_over(reason: &'static str, message: String) -> RemediationState {
+    RemediationState {
         phase: RemediationPhase::Replacing,
         ready: ConditionStatus::True,
         reason: reason.to_owned(),
@@ -234,9 +234,9 @@ pub fn hand_over(reason: &'static str, message: String) -> Outcome {
 }
 
 /// The restart of this number was asked for.
-pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Outcome {
+pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> RemediationState {
     let message = format!("{}; {}", number(remediation, record), until(remediation, record));
-    Outcome {
+    RemediationState {
         phase: RemediationPhase::Restarting,
         ready: ConditionStatus::True,
         reason: reason::RESTARTED.to_owned(),
@@ -256,8 +256,8 @@ pub fn unanswered(
     record: Record,
     (reason, why): (&str, &str),
     now: Timestamp,
-) -> Outcome {
-    Outcome {
+) -> RemediationState {
+    RemediationState {
         phase: RemediationPhase::Restarting,
         ready: ConditionStatus::False,
         reason: reason.to_owned(),
@@ -272,8 +272,8 @@ pub fn unanswered(
 }
 
 /// Nothing was done, and why.
-pub fn not_done(reason: &str, message: String, requeue: Requeue) -> Outcome {
-    Outcome {
+pub fn not_done(reason: &str, message: String, requeue: Requeue) -> RemediationState {
+    RemediationState {
         phase: RemediationPhase::Waiting,
         ready: ConditionStatus::False,
         reason: reason.to_owned(),
@@ -284,7 +284,7 @@ pub fn not_done(reason: &str, message: String, requeue: Requeue) -> Outcome {
 }
 
 fn refused(reason: &str, message: String, requeue: Requeue) -> Plan {
-    Plan::Outcome(not_done(reason, message, requeue))
+    Plan::Publish(not_done(reason, message, requeue))
 }
 
 fn waiting(reason: &str, message: &str) -> Plan {
@@ -296,7 +296,7 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
     if status.and_then(|status| status.phase) == Some(RemediationPhase::Replacing) {
         return Plan::Later(Requeue::OnChange);
     }
-    Plan::Outcome(Outcome {
+    Plan::Publish(RemediationState {
         phase: RemediationPhase::Replacing,
         ready: ConditionStatus::True,
         reason: reason::LEFT_TO_OWNER.to_owned(),
@@ -325,7 +325,7 @@ fn without_vm(
             Requeue::After(left),
         ),
         None => unless_healthy(remediation, machine, now, || {
-            Plan::Outcome(hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned()))
+            Plan::Publish(hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned()))
         }),
     }
 }
@@ -338,7 +338,7 @@ fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine,
             remediation.spec.retry_limit(),
             remediation.spec.timeout().as_secs()
         );
-        Plan::Outcome(hand_over(reason::RESTARTS_EXHAUSTED, message))
+        Plan::Publish(hand_over(reason::RESTARTS_EXHAUSTED, message))
     })
 }
 
@@ -394,7 +394,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
     if shown == Some(record.count) && phase == Some(RemediationPhase::Restarting) {
         return Plan::Later(Requeue::After(left));
     }
-    Plan::Outcome(unshown(remediation, record, left))
+    Plan::Publish(unshown(remediation, record, left))
 }
 
 /// The time of the last restart is one that no clock shows yet: it counts as made now, once, else the Node
@@ -407,13 +407,13 @@ fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timesta
 }
 
 /// The restarts that are written down, of which nothing else is known.
-fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Outcome {
+fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> RemediationState {
     let message = format!(
         "{}, and its answer is not known; {}",
         number(remediation, record),
         until(remediation, record)
     );
-    Outcome {
+    RemediationState {
         phase: RemediationPhase::Restarting,
         ready: ConditionStatus::Unknown,
         reason: reason::RESTARTED.to_owned(),

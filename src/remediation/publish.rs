@@ -8,7 +8,7 @@ use serde_json::json;
 use super::Context;
 use super::gather::{Gathered, machine_of, machines};
 use super::owner::{OwnerRemediation, RemediatedMachine};
-use super::plan::Outcome;
+use super::plan::RemediationState;
 use super::record::Record;
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, Setter, reason};
@@ -25,7 +25,7 @@ pub async fn publish(
     metadata: &ObjectMeta,
     ctx: &Context,
     record: Record,
-    outcome: &Outcome,
+    outcome: &RemediationState,
 ) -> Result<(), Error> {
     if let (Some(machine), Some(verdict)) = (gathered.observed.owner.machine(), &outcome.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
@@ -45,7 +45,7 @@ pub async fn record_failure(gathered: &Gathered, ctx: &Context, event: NewEvent)
 }
 
 /// The event of a Machine that its owner has to replace.
-fn failure_event(outcome: &Outcome) -> NewEvent {
+fn failure_event(outcome: &RemediationState) -> NewEvent {
     NewEvent {
         warning: true,
         reason: outcome.reason.clone(),
@@ -146,7 +146,7 @@ async fn write(
 fn status(
     remediation: &InfraMachineRemediation,
     record: Record,
-    outcome: &Outcome,
+    outcome: &RemediationState,
     now: Timestamp,
 ) -> InfraMachineRemediationStatus {
     let before = remediation.status.clone().unwrap_or_default();

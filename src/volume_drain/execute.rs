@@ -46,7 +46,7 @@ pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Err
 }
 
 /// Lets Cluster API go on. What is to be reported of it is reported before: the object may be gone then.
-pub async fn release(observed: &Observed, ctx: &Context, end: &End) -> Result<Requeue, Error> {
+pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Result<Requeue, Error> {
     let (_, name, uid) = observed.machine_names();
     // Not even a status that is refused holds the deletion up.
     if let Err(error) = publish::publish(observed, ctx, status::ended(end).as_ref()).await {
@@ -100,15 +100,15 @@ pub async fn drain(
     ctx.outages.end(uid);
     match observation {
         DrainObservation::Raced => Ok(Requeue::BackOff(Duration::ZERO)),
-        DrainObservation::NoNode => release(observed, ctx, &End::Skipped("the Node is gone")).await,
+        DrainObservation::NoNode => remove_hook(observed, ctx, &End::Skipped("the Node is gone")).await,
         DrainObservation::SilentNode => {
-            release(observed, ctx, &End::Skipped("the Node is unreachable")).await
+            remove_hook(observed, ctx, &End::Skipped("the Node is unreachable")).await
         }
-        DrainObservation::ForeignNode(found) => release(observed, ctx, &End::ForeignNode(found)).await,
+        DrainObservation::ForeignNode(found) => remove_hook(observed, ctx, &End::ForeignNode(found)).await,
         DrainObservation::Done(before) => {
             ensure_current(infra, ctx).await?;
             record_timeout(infra, ctx, before).await;
-            release(observed, ctx, &End::Drained).await
+            remove_hook(observed, ctx, &End::Drained).await
         }
         DrainObservation::Waiting(waiting) => {
             publish::publish(observed, ctx, Some(&status::waiting(&waiting))).await?;

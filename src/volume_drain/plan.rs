@@ -187,7 +187,7 @@ pub enum Plan<'a> {
     /// The Machine gets the hook.
     SetHook,
     /// The hook is taken away.
-    Release(End),
+    RemoveHook(End),
     /// Cluster API waits: the Node's pods are evicted, in the workload cluster of this Cluster.
     Drain(DrainTarget, &'a Cluster),
 }
@@ -220,19 +220,19 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
     let has_hook = super::has_hook(&observed.machine);
     let is_leaving = observed.machine.metadata.deletion_timestamp.is_some();
     let infra = match &observed.infra {
-        Infra::Unknown => return release_in_the_end(observed),
+        Infra::Unknown => return remove_hook_in_the_end(observed),
         Infra::Unreadable if is_leaving => {
-            return release_if(has_hook, End::Skipped("the InfraMachine can't be read"));
+            return remove_hook_if(has_hook, End::Skipped("the InfraMachine can't be read"));
         }
         Infra::Unreadable => return Plan::NoOp,
-        Infra::Gone => return release_if(has_hook, End::NoInfraMachine),
+        Infra::Gone => return remove_hook_if(has_hook, End::NoInfraMachine),
         Infra::Found(infra) => &**infra,
     };
     if paused_by(infra, observed.cluster.as_deref().is_some_and(Cluster::is_paused)).is_some() {
         return Plan::NoOp;
     }
     if infra.metadata.deletion_timestamp.is_some() {
-        return release_if(has_hook, End::NoInfraMachine);
+        return remove_hook_if(has_hook, End::NoInfraMachine);
     }
     let opt_in = if observed.enabled {
         OptIn::of(infra)
@@ -241,7 +241,7 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
     };
     let Some(timeout) = opt_in.timeout() else {
         return if has_hook {
-            Plan::Release(End::NotAskedFor)
+            Plan::RemoveHook(End::NotAskedFor)
         } else {
             Plan::Publish(None)
         };
@@ -257,7 +257,7 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
 /// The hook of a Machine whose InfraMachine is for another to look after: it may hold a deletion up for as
 /// long as any, since the other may be no more. Where Cluster API does not say since when it waits, the time
 /// counts from the deletion.
-fn release_in_the_end(observed: &Observed) -> Plan<'static> {
+fn remove_hook_in_the_end(observed: &Observed) -> Plan<'static> {
     let end = |machine: &DrainedMachine| {
         let Time(begun) = machine.metadata.deletion_timestamp.as_ref()?;
         Some(machine.limit_from(machine.waiting_since().unwrap_or(*begun)))
@@ -267,14 +267,18 @@ fn release_in_the_end(observed: &Observed) -> Plan<'static> {
     };
     let left = until(deadline, observed.now);
     if left.is_zero() {
-        Plan::Release(End::TimedOut(limit))
+        Plan::RemoveHook(End::TimedOut(limit))
     } else {
         Plan::Wait(left)
     }
 }
 
-fn release_if(has_hook: bool, end: End) -> Plan<'static> {
-    if has_hook { Plan::Release(end) } else { Plan::NoOp }
+fn remove_hook_if(has_hook: bool, end: End) -> Plan<'static> {
+    if has_hook {
+        Plan::RemoveHook(end)
+    } else {
+        Plan::NoOp
+    }
 }
 
 /// Whether the VM of an InfraMachine has to be confirmed, or found to be gone, before its Node is drained:
@@ -291,38 +295,38 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
         return Plan::NoOp;
     }
     if cluster.metadata.deletion_timestamp.is_some() {
-        return Plan::Release(End::Skipped("the Cluster is deleted"));
+        return Plan::RemoveHook(End::Skipped("the Cluster is deleted"));
     }
     if machine.has_annotation(labels::EXCLUDE_NODE_DRAINING) {
-        return Plan::Release(End::Skipped("the Machine is excluded from draining"));
+        return Plan::RemoveHook(End::Skipped("the Machine is excluded from draining"));
     }
     if machine.has_annotation(labels::EXCLUDE_VOLUME_DETACH) {
-        return Plan::Release(End::Skipped("the Machine is excluded from waiting for volumes"));
+        return Plan::RemoveHook(End::Skipped("the Machine is excluded from waiting for volumes"));
     }
     let Some((deadline, limit)) = machine.deadline() else {
         return Plan::NoOp;
     };
     if deadline <= observed.now {
-        return Plan::Release(End::TimedOut(limit));
+        return Plan::RemoveHook(End::TimedOut(limit));
     }
     if observed.outage.is_some_and(|outage| outage >= MAX_OUTAGE) {
-        return Plan::Release(End::Outage);
+        return Plan::RemoveHook(End::Outage);
     }
     // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that
     // of another machine.
     if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
-        return Plan::Release(End::Skipped("the machine has no VM of its own"));
+        return Plan::RemoveHook(End::Skipped("the machine has no VM of its own"));
     }
     let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));
     if !node.is_empty() && identity::is_id_unconfirmed(infra) {
         return if awaits_vm(infra) {
             Plan::Wait(until(deadline, observed.now))
         } else {
-            Plan::Release(End::Skipped("the VM is gone"))
+            Plan::RemoveHook(End::Skipped("the VM is gone"))
         };
     }
     let Some(provider_id) = provider_id.filter(|_| !node.is_empty()) else {
-        return Plan::Release(End::Skipped("the Machine has no Node"));
+        return Plan::RemoveHook(End::Skipped("the Machine has no Node"));
     };
     let target = DrainTarget {
         node: node.clone(),

@@ -249,7 +249,7 @@ async fn what_keeps_a_machine_from_coming_up_is_to_be_seen() -> Result<()> {
         ("no-bootstrap-secret", READY, "InvalidSecret"),
         ("foreign-id", READY, "ForeignProviderID"),
         ("paused", PAUSED, "Paused"),
-        ("second", READY, "NotReferredTo"),
+        ("second", READY, "NotReferenced"),
         ("infra-cluster", READY, "WaitingForClusterInfrastructureReady"),
         // A minute after they were made.
         ("ownerless", READY, "WaitingForOwner"),

@@ -30,14 +30,14 @@ async fn a_second_inframachine_that_a_machine_owns_and_does_not_refer_to_gets_no
     second.create_infra().await?;
     let reported = second
         .until("a machine that says that it is not referred to", |machine| {
-            says(machine, conditions::READY, "False", "NotReferredTo")
+            says(machine, conditions::READY, "False", "NotReferenced")
         })
         .await?;
     ensure!(
         reported.finalizers().is_empty() && reported.annotations().is_empty(),
         "{reported:?}"
     );
-    event(&world, "second", "NotReferredTo").await?;
+    event(&world, "second", "NotReferenced").await?;
     cloud.holds(1).await?;
     ensure!(cloud.calls_for("second")?.is_empty(), "the driver was called");
     second.api().delete("second", &DeleteParams::default()).await?;

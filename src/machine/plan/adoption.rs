@@ -40,7 +40,7 @@ pub(super) fn obstacle(
         Adoption::Asked => {}
     }
     let (reason, message, requeue_after) = if let Some(message) = refers_to_another(machine, owner) {
-        (reason::NOT_REFERRED_TO, message, None)
+        (reason::NOT_REFERENCED, message, None)
     } else if known_provider_id(machine).is_none() {
         (reason::ADOPTION_INVALID, provider_id_missing(), None)
     } else if let Err(message) = adoption::given_tags(machine, &ownership.cluster_id, super::role_of(owner)) {

@@ -344,7 +344,7 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
         for fixture in [machine(), machine().identified()] {
             let block = blocked(world.plan(fixture));
             let said = (block.condition, block.reason);
-            assert_eq!(said, (conditions::READY, reason::NOT_REFERRED_TO));
+            assert_eq!(said, (conditions::READY, reason::NOT_REFERENCED));
             assert_eq!(block.ownership, None, "its deletion waits for nothing");
             assert!(block.message.contains("infrastructureRef"), "{}", block.message);
         }

@@ -127,7 +127,7 @@ fn needs_intervention(why: &str) -> bool {
         reason::DRIVER_NOT_CONFIGURED
             | reason::FOREIGN_IDENTITY
             | reason::FOREIGN_PROVIDER_ID
-            | reason::NOT_REFERRED_TO
+            | reason::NOT_REFERENCED
             | reason::ADOPTION_INVALID
             | reason::ADOPTION_CONTESTED
             | reason::ADOPTION_UNCONFIRMED

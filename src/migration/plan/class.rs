@@ -6,7 +6,7 @@ use super::objects::{labels_of, metadata};
 use super::secrets::{USER_DATA, bootstrap, keys, secret, secrets};
 use super::{Converted, Destination, Object};
 use crate::api;
-use crate::migration::source::{ClassKey, Source, text};
+use crate::migration::source::{McmClassKey, Source, text};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, SecretValue, tags};
 
 /// What a class comes to: its Secrets and template, what the driver was handed of it, and what its machines
@@ -15,7 +15,7 @@ pub fn class(
     source: &Source,
     target: &Destination,
     capabilities: &Capabilities,
-    key: &ClassKey,
+    key: &McmClassKey,
 ) -> Result<(Vec<Object>, MachineClass, Converted), String> {
     let class = source
         .classes

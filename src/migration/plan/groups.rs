@@ -8,7 +8,7 @@ use serde_json::json;
 use super::names::set_name;
 use super::objects::{SetTemplate, labels_of, machine_objects};
 use super::{Converted, Destination, Group, Object, Original, UNFINISHED, key_of, name};
-use crate::migration::source::{ClassKey, McmMachine, McmSetSpec, Source};
+use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec, Source};
 use cmi_driver::LastKnownState;
 
 /// Machines that belong together, as machine-controller-manager has them.
@@ -145,7 +145,7 @@ impl MachineGroup<'_> {
     }
 
     /// The class of what keeps their number.
-    pub fn class(&self) -> Option<ClassKey> {
+    pub fn class(&self) -> Option<McmClassKey> {
         match self.owner {
             GroupOwner::Deployment(_, spec) | GroupOwner::Set(_, spec) => Some(key_of(&spec.template.spec)),
             GroupOwner::None(_) => None,
@@ -153,7 +153,7 @@ impl MachineGroup<'_> {
     }
 
     /// What is made in their place.
-    pub fn group(&self, target: &Destination, classes: &BTreeMap<ClassKey, Converted>) -> Group {
+    pub fn group(&self, target: &Destination, classes: &BTreeMap<McmClassKey, Converted>) -> Group {
         let from = self.from();
         let of_machines = self.machines.iter().map(|machine| key_of(&machine.spec));
         let (kind, owner) = self.owner();

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Converted, DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Object, UNFINISHED, name};
 use crate::api::{self, labels};
 use crate::identity;
-use crate::migration::source::{ClassKey, McmMachine, McmSetSpec};
+use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec};
 use cmi_driver::LastKnownState;
 
 /// The label of all that belongs to the Cluster.
@@ -31,7 +31,7 @@ pub struct SetTemplate<'a> {
     /// The labels of its machines.
     pub labels: &'a Map<String, Value>,
     /// The class of its machines.
-    pub key: &'a ClassKey,
+    pub key: &'a McmClassKey,
     /// What that comes to.
     pub class: &'a Converted,
     /// What it was.

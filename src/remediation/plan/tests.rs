@@ -116,7 +116,7 @@ impl World {
     #[track_caller]
     fn outcome(&self, now: i64) -> (RemediationPhase, String, bool) {
         match self.plan(now) {
-            Plan::Outcome(outcome) => (
+            Plan::Publish(outcome) => (
                 outcome.phase,
                 outcome.reason,
                 outcome
@@ -196,7 +196,7 @@ fn a_restart_that_is_written_down_for_later_counts_as_made_now_and_its_node_gets
         }
     }
     let left = |issued: i64, now: i64| match world().restarted(1, issued).plan(now) {
-        Plan::Outcome(outcome) => Some(outcome.requeue),
+        Plan::Publish(outcome) => Some(outcome.requeue),
         Plan::Restart(_) => None,
         other => panic!("{other:?}"),
     };
@@ -456,7 +456,7 @@ fn after_a_move_it_is_said_until_when_the_node_has_time_at_the_target() {
     let moved = CREATED + 30;
     let mut world = world().restarted(1, CREATED);
     world.remediation.metadata.creation_timestamp = Some(Time(at(moved)));
-    let Plan::Outcome(outcome) = world.plan(moved) else {
+    let Plan::Publish(outcome) = world.plan(moved) else {
         panic!("nothing is said");
     };
     let until = format!("until {:.0}", at(moved + TIMEOUT));

@@ -79,7 +79,7 @@ impl Seen {
             Plan::Wait(time) => format!("wait {time:?}"),
             Plan::Publish(report) => format!("show {:?}", report.map(|report| report.reason)),
             Plan::SetHook => "set".to_owned(),
-            Plan::Release(end) => format!("release {end:?}"),
+            Plan::RemoveHook(end) => format!("release {end:?}"),
             Plan::Drain(target, _) => format!("drain {} {:?}", target.node, target.timeout),
         }
     }

@@ -84,7 +84,7 @@ fn of(
     broken.sort_by_key(|rule| ranking::of_rule(rule.id, cases));
     let mut reasons = faults(broken.iter().map(|rule| rule.id));
     if let Some(below) = below.filter(|below| below.compliance == Compliance::No) {
-        reasons.push(takes(below.layer));
+        reasons.push(text::takes(below.layer));
     } else {
         let is_ours = |id: &str| about.iter().any(|rule| rule.id == id && rule.is_of(layer));
         let unclear = cases
@@ -123,11 +123,6 @@ fn of(
         missing: missing.collect(),
         untried,
     }
-}
-
-/// Why a layer is no whose own rules hold.
-pub(super) fn takes(below: Layer) -> String {
-    format!("it takes {below}: yes")
 }
 
 /// What a rule could not be tried for want of, and its author can add. One that some cases have tried lacks

@@ -2,11 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::layers::takes;
 use super::ranking::Failures;
 use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, ranking};
 use crate::leftover;
-use crate::rules;
+use crate::rules::{self, Layer};
 
 /// How many failures the summary names; the table has all.
 const MAX_FAILURES: usize = 5;
@@ -144,6 +143,11 @@ pub fn compliance(layer: &LayerReport) -> String {
         Compliance::No => format!("{line} ({})", layer.reasons.join("; ")),
         Compliance::Yes | Compliance::Basic | Compliance::Full | Compliance::Part => line,
     }
+}
+
+/// Why a layer is no whose own rules hold.
+pub(super) fn takes(below: Layer) -> String {
+    format!("it takes {below}: yes")
 }
 
 /// These rows, or the first of them.

@@ -1,6 +1,6 @@
 //! The calls of the driver contract, on the machines of a case. One that hangs is a [`CaseError::Failed`].
 //!
-//! The table in `cmi-driver` has all calls; a row here says what a trial of each asks for.
+//! The table in `cmi-driver` has all calls; a row here says what the suite asks of each.
 
 use std::future::Future;
 
@@ -19,7 +19,7 @@ use cmi_driver::{
 };
 
 /// A driver call that the suite makes by its operation alone, as it does every call.
-trait Trial: Request {
+trait SuiteCall: Request {
     /// Tries it.
     fn on(subject: Subject<'_>) -> impl Future<Output = CaseResult<Answer<Self::Response>>> + Send;
 }
@@ -32,9 +32,9 @@ struct Subject<'a> {
     id: Option<&'a ProviderId>,
 }
 
-macro_rules! trials {
+macro_rules! suite_calls {
     ($on:ident: $($request:ident $fields:tt => $make:ident;)+) => {$(
-        impl Trial for $request {
+        impl SuiteCall for $request {
             async fn on($on: Subject<'_>) -> CaseResult<Answer<Self::Response>> {
                 $on.$make(Self $fields).await
             }
@@ -42,8 +42,8 @@ macro_rules! trials {
     )+};
 }
 
-// A row for each call: the request of a trial, and the method of `Subject` that makes the call.
-trials! { on:
+// A row for each call: the request of the suite, and the method of `Subject` that makes the call.
+suite_calls! { on:
     CreateMachineRequest { machine: on.reference(), last_known_state: None } => create;
     InitializeMachineRequest { machine: on.reference(), provider_id: on.id(), last_known_state: None }
         => initialize;

@@ -93,7 +93,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
         (
             world().owner(|owner| owner.spec.infrastructure_ref.name = "m2".to_owned()),
             asked(),
-            reason::NOT_REFERRED_TO,
+            reason::NOT_REFERENCED,
         ),
     ];
     for (world, machine, expected) in cases {
