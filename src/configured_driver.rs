@@ -1,8 +1,8 @@
-//! A configured driver: what `InfraMachine.spec.driver` names.
+//! A configured driver: the one that `InfraMachine.spec.driver` names.
 //!
-//! It knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
-//! reconciler. A call of a driver needs a [`Permit`], and is made through [`Permit::driver`], which holds
-//! every call to the rules that are the same for all.
+//! The module knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], but no concrete driver and
+//! no reconciler. A driver call needs a [`Permit`], and is made through [`Permit::driver`], which applies the
+//! rules that are the same for every call.
 
 mod breaker;
 mod bucket;
@@ -49,33 +49,34 @@ use permits::Permits;
 use prober::Prober;
 use vm_locks::{VmLock, VmLocks};
 
-/// A waiter is woken when there is a permit. It asks again after this time, should the wake-up get lost.
+/// How long a waiter waits before it asks again, should its wake-up get lost: as a rule, it is woken when
+/// there is a permit.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
-/// When a call that changes a VM is tried again, where the VM is locked for another one.
+/// How long until a call that changes a VM is retried when the VM is locked for another call.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
-/// How often machines are woken for whose creates there may be room, and those that have to publish that they
-/// wait.
+/// The interval at which machines are woken whose creates may find capacity, or that have to publish that
+/// they wait.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
-/// How many of these are woken at once.
+/// How many machines that have to publish their wait are woken at once.
 const REPORTED_AT_ONCE: usize = 20;
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What `spec.driver` says.
+    /// The name by which `spec.driver` refers to the driver.
     pub name: String,
-    /// The namespaces that may use it.
+    /// The namespaces that may use the driver.
     pub namespaces: Namespaces,
-    /// How much is asked of it.
+    /// The limits of the calls to the driver.
     pub limits: Limits,
     /// The credentials for machines that name no Secret; nothing where the driver gets none then.
     pub credentials: Option<CredentialsDirectory>,
-    /// The settle time of creates, see [`CREATE_SETTLE_TIME`]; `None` is for the driver to say.
+    /// The settle time of creates, see [`CREATE_SETTLE_TIME`]; `None` leaves it to the driver.
     pub create_settle_time: Option<Duration>,
 }
 
-/// The settle time of creates, where neither the configuration nor the driver says one: how long after a
-/// create that was given up its VM may still come to be seen.
+/// The settle time of creates, where neither the configuration nor the driver sets one: how long after a
+/// create was given up its VM may still become visible.
 pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
 /// A driver with its configuration, and the rules for calling it.
@@ -93,8 +94,8 @@ pub struct ConfiguredDriver {
     credentials: Option<CredentialsDirectory>,
 }
 
-/// The right to make one call after the other on a driver. There are as many as calls that may run at the
-/// same time; it is given back when it is dropped.
+/// The right to make one driver call after the other. There are as many permits as calls may run at the same
+/// time; a permit is returned when it is dropped.
 #[derive(Debug)]
 pub struct Permit<'a> {
     driver: &'a ConfiguredDriver,
@@ -103,7 +104,8 @@ pub struct Permit<'a> {
 }
 
 impl ConfiguredDriver {
-    /// A configured driver that was not asked anything yet. It is called under the given leadership only.
+    /// Returns a configured driver that was not asked anything yet. The driver is called under the given
+    /// leadership only.
     pub fn new(
         settings: Settings,
         driver: Arc<dyn Driver>,
@@ -145,21 +147,21 @@ impl ConfiguredDriver {
         }
     }
 
-    /// What `spec.driver` says.
+    /// The name by which `spec.driver` refers to the driver.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether calls about machines that name no Secret have credentials all the same.
+    /// Whether calls about machines that name no Secret carry credentials all the same.
     pub fn has_credentials(&self) -> bool {
         self.credentials.is_some()
     }
 
-    /// The credentials for calls about what names no Secret, as they are now; none where
-    /// the drivers file gives none.
+    /// Returns the current credentials for calls about objects that name no Secret; none where the drivers
+    /// file gives none.
     ///
     /// # Errors
-    /// They can't be read, and a call without them would say nothing about a VM.
+    /// The credentials can't be read. A call without them would say nothing about a VM.
     pub async fn credentials(&self) -> std::result::Result<Secrets, InvalidCredentials> {
         match &self.credentials {
             Some(directory) => directory.get().await,
@@ -167,12 +169,12 @@ impl ConfiguredDriver {
         }
     }
 
-    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is
-    /// held up: the requester gets a place in the queue, the same one however often it asks, and `waker` runs
-    /// when it is worth to ask again, or to publish that it waits: see
+    /// Returns a permit to call the driver now; `None` when the driver is busy. Nothing waits here, so that
+    /// no worker is held up: the requester gets a place in the queue, the same one however often it asks, and
+    /// `waker` runs when the requester should ask again, or should publish that it waits: see
     /// [`ConfiguredDriver::should_report_wait`].
     ///
-    /// A requester that does not ask again leaves the queue with the reconcile: see
+    /// A requester that does not ask again leaves the queue when its reconcile ends: see
     /// [`ConfiguredDrivers::permit_scope`]. Until then a permit may be reserved for it.
     pub fn try_acquire(
         &self,
@@ -188,7 +190,7 @@ impl ConfiguredDriver {
         })
     }
 
-    /// The same for a task of the provider's own, which can wait.
+    /// Waits for a permit, for a task of the provider's own.
     pub async fn acquire(&self, priority: Priority, key: &str) -> Permit<'_> {
         let namespace = "";
         loop {
@@ -204,14 +206,15 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, and gets
-    /// none within minutes.
+    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, and gets no
+    /// permit within minutes.
     pub fn should_report_wait(&self, key: &str) -> bool {
         self.permits.should_report(key)
     }
 
-    /// Locks the VM of the machine of this UID for a call that initializes, updates or restarts it, unless it
-    /// is locked for another: the caller comes again after [`VM_LOCK_WAIT`]. A deletion does not wait for it.
+    /// Locks the VM of the machine of this UID for a call that initializes, updates or restarts it, unless
+    /// the VM is locked for another call: the caller comes again after [`VM_LOCK_WAIT`]. A deletion does not
+    /// wait for the lock.
     pub fn try_lock_vm<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
         self.vm_locks.try_lock(uid)
     }
@@ -226,16 +229,16 @@ impl ConfiguredDriver {
         self.permits.all()
     }
 
-    /// Forgets `key`, whose object is gone: it stands in no queue, and waits for no capacity.
+    /// Forgets `key`, whose object is gone: it leaves the queue, and no longer waits for capacity.
     pub fn forget(&self, key: &str) {
         self.permits.begin(key);
         self.permits.end(key);
         self.driver.breakers().forget(key);
     }
 
-    /// What is known of the driver. What it says of itself is asked once for all, and takes no permit:
-    /// where another caller is asking already, `waker` wakes `key` when it is worth to come
-    /// again, and nothing waits here.
+    /// Returns what is known of the driver. Its capabilities are fetched once for all callers, which takes no
+    /// permit: while another caller fetches them, `waker` wakes `key` when it should come again, and nothing
+    /// waits here.
     pub async fn state(&self, key: &str, waker: Waker) -> DriverState {
         let declared = match self.prober.try_capabilities(key, waker).await {
             Some(Ok(declared)) => declared,
@@ -254,19 +257,19 @@ impl ConfiguredDriver {
         })
     }
 
-    /// Whether machines of this namespace may use it.
+    /// Whether machines of this namespace may use the driver.
     pub fn serves(&self, namespace: &str) -> bool {
         self.namespaces.contain(namespace)
     }
 
-    /// Whether the driver answers, and changes of that. A change of
-    /// [`ConfiguredDriver::connection_generation`] is one, too.
+    /// Watches whether the driver answers. A change of [`ConfiguredDriver::connection_generation`] counts as
+    /// a change, too.
     pub fn reachability(&self) -> watch::Receiver<Reachability> {
         self.prober.reachability()
     }
 
-    /// The settle time of creates: what is configured, but never less than the driver's consistency window;
-    /// without that, the window, where the driver declares one.
+    /// Returns the settle time of creates: the configured one, but never less than the driver's consistency
+    /// window; without a configured one, the window, where the driver declares one.
     fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
         let window = capabilities.consistency_window;
         match self.create_settle_time {
@@ -276,30 +279,30 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Whether the driver can be reached, debounced, and changes of that: only an outage that lasts is one.
+    /// Watches whether the driver can be reached, debounced: only an outage that lasts is a change.
     pub fn stable_reachability(&self) -> watch::Receiver<StableReachability> {
         self.stable_reachability.subscribe()
     }
 
-    /// Keeps [`ConfiguredDriver::stable_reachability`] up to date for ever; what the probes say has to
-    /// last for the whole grace.
+    /// Keeps [`ConfiguredDriver::stable_reachability`] up to date for ever; the probes have to say the same
+    /// for the whole grace period.
     pub async fn debounce_reachability(&self, grace: Duration) {
         debounce::debounce(self.reachability(), &self.stable_reachability, grace).await;
     }
 
-    /// Which driver answers, counted from 1 for one outside of this process; see
+    /// Which driver answers, as a number that counts from 1 for a driver outside of this process; see
     /// [`Driver::connection_generation`].
     pub fn connection_generation(&self) -> u64 {
         self.driver.connection_generation()
     }
 
-    /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew
-    /// when it comes back. [`ConfiguredDriver::reachability`] changes while this is polled.
+    /// Probes the driver for ever, once this replica is the leader, and fetches its capabilities anew when it
+    /// comes back. [`ConfiguredDriver::reachability`] changes while this future is polled.
     pub async fn run(&self) {
         tokio::join!(self.prober.run(), self.keep_waking());
     }
 
-    /// Wakes machines for whose creates there may be room, and, at a pace that the API server can bear, those
+    /// Wakes machines whose creates may find capacity, and, at a pace that the API server can bear, machines
     /// that wait long for a permit and have to publish that.
     async fn keep_waking(&self) {
         loop {
@@ -311,7 +314,7 @@ impl ConfiguredDriver {
 }
 
 impl<'a> Permit<'a> {
-    /// The driver that it is a permit for.
+    /// The driver that the permit is for.
     pub fn configured_driver(&self) -> &'a ConfiguredDriver {
         self.driver
     }
@@ -322,7 +325,7 @@ impl<'a> Permit<'a> {
         &self.driver.driver
     }
 
-    /// What the driver is known to implement, without asking it: [`Capabilities::minimal`]
+    /// Returns the capabilities that the driver has declared, without asking it; [`Capabilities::minimal`]
     /// before it has answered.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
         let declared = self.driver.prober.declared();
@@ -332,35 +335,34 @@ impl<'a> Permit<'a> {
         )
     }
 
-    /// What the driver implements; asks it unless that is known. Callers that wait at the
-    /// same time share one answer.
+    /// Returns the capabilities of the driver, and fetches them unless they are known. Callers that wait at
+    /// the same time share one answer.
     ///
     /// # Errors
-    /// The driver's, when it can't be asked. Nothing is known of its capabilities then,
-    /// and nothing may be assumed.
+    /// The driver's, when it can't be asked. Its capabilities are unknown then, and nothing may be assumed.
     pub async fn fetch_capabilities(&self) -> Result<Arc<Capabilities>> {
         Ok(self.driver.prober.capabilities().await?.capabilities)
     }
 
-    /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` runs
-    /// when there may be room. To be asked before anything is done for the create, which is then
-    /// expected soon. Makes no call.
+    /// Whether `key` may go on to a create of this class, as far as capacity goes; if not, `waker` runs when
+    /// there may be capacity. The caller asks before it does anything for the create, which is then expected
+    /// soon. Makes no call.
     pub fn has_capacity(&self, class: &MachineClass, key: &str, reason: ProbeHint, waker: Waker) -> bool {
         self.driver.driver.allows(class, key, reason, waker)
     }
 
-    /// Runs `waker` when there may be room for a create of this class that was refused.
+    /// Runs `waker` when there may be capacity for a create of this class that was refused.
     pub fn await_capacity(&self, class: &MachineClass, key: &str, waker: Waker) {
         self.driver.driver.await_capacity(class, key, waker);
     }
 
-    /// Records that a VM that was made with these credentials is gone: there may be room for others.
+    /// Records that a VM that was made with these credentials is gone: there may be capacity for others.
     pub fn on_vm_deleted(&self, secrets: &Secrets) {
         self.driver.driver.on_vm_deleted(secrets);
     }
 
-    /// Whether `key`, which has this permit, may use it to make a VM: it was taken for that, or there is
-    /// still a permit besides the reserve.
+    /// Whether `key`, which holds this permit, may use it to create a VM: the permit was taken for a create,
+    /// or one is left besides the reserve.
     pub fn may_create(&mut self, key: &str) -> bool {
         let permits = &self.driver.permits;
         if self.priority == Priority::Upkeep && permits.promote_to_create(key, &self.namespace) {
@@ -376,7 +378,7 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// As metrics name it.
+/// Returns the load as metrics name it.
 fn load(load: Load) -> PermitCount {
     PermitCount {
         priority: load.priority.name(),

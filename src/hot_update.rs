@@ -1,5 +1,5 @@
-//! What of a changed provider spec a living VM can take: the rule is the same for an InfraMachine that was
-//! changed, for a question of Cluster API beforehand, and for one of an operator.
+//! Which changes of a provider spec an existing VM can take. The rule is the same for a changed InfraMachine,
+//! for a question of Cluster API beforehand, and for a question of an operator.
 
 pub mod in_place;
 
@@ -12,14 +12,14 @@ use cmi_driver::{Capabilities, JsonPointer, Operation, ProviderSpec};
 /// The places in which two provider specs differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Those that the driver can change on a living VM (UPD-01).
+    /// The places that the driver can change on an existing VM (UPD-01).
     pub hot: Vec<JsonPointer>,
-    /// Those that it can't, or does not say that it can (UPD-02).
+    /// The places that the driver can't change, or does not declare that it can (UPD-02).
     pub not_updatable: Vec<JsonPointer>,
 }
 
 impl Changes {
-    /// What has to change for a VM of the old spec to be one of the new spec.
+    /// Returns what has to change to bring a VM from the old spec to the new one.
     pub fn between(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capabilities) -> Self {
         let can_update = capabilities.supports(Operation::UpdateMachine);
         let (hot, not_updatable) = difference(&old.0, &new.0).into_iter().partition(|place| {
@@ -35,7 +35,7 @@ impl Changes {
     }
 }
 
-/// The places in which two objects differ, as deep as both are objects.
+/// Returns the places in which two objects differ, descending as long as both values are objects.
 pub fn difference(old: &Map<String, Value>, new: &Map<String, Value>) -> Vec<JsonPointer> {
     let mut found = Vec::new();
     differ(old, new, "", &mut found);
@@ -48,7 +48,7 @@ fn differ(old: &Map<String, Value>, new: &Map<String, Value>, path: &str, found:
         let path = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
         match (old.get(key), new.get(key)) {
             (Some(Value::Object(old)), Some(Value::Object(new))) => differ(old, new, &path, found),
-            // To a driver, a field without a value is none.
+            // To a driver, a field without a value is no field.
             (old, new) if old.unwrap_or(&Value::Null) == new.unwrap_or(&Value::Null) => {}
             _ => found.extend(path.parse()),
         }

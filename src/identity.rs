@@ -1,5 +1,5 @@
-//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and what
-//! was written down of its VM.
+//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and the notes
+//! about its VM.
 //!
 //! Pure: no client, no driver.
 
@@ -21,22 +21,22 @@ pub struct MachineId {
 }
 
 impl MachineId {
-    /// The identity that the object carries, if it carries its own.
+    /// Returns the identity that the object carries, if it is the object's own.
     ///
-    /// An identity of another namespace or name was copied (Cluster API propagates annotations)
-    /// and identifies no machine.
+    /// An identity of another namespace or name was copied (Cluster API propagates annotations) and
+    /// identifies no machine.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         Self::of_metadata(&machine.metadata)
     }
 
-    /// The same of an object whose spec may not be readable.
+    /// Returns the same for an object whose spec may not be readable.
     pub fn of_metadata(metadata: &ObjectMeta) -> Option<Self> {
         let carried = metadata.annotations.as_ref()?.get(labels::MACHINE_ID)?;
         let own = Self::named(metadata, carried.rsplit('/').next()?)?;
         (own.annotation() == *carried).then_some(own)
     }
 
-    /// The identity that the object gets when it has none: its UID, so that it is the same
+    /// Returns the identity that an object without one gets: its UID, so that the identity is the same
     /// however often the write fails.
     pub fn derived(machine: &InfraMachine) -> Option<Self> {
         Self::named(&machine.metadata, machine.metadata.uid.as_deref()?)
@@ -62,12 +62,12 @@ impl MachineId {
     }
 }
 
-/// What a machine is in its cluster; the value of the tag [`tags::ROLE`].
+/// The role of a machine in its cluster; the value of the tag [`tags::ROLE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Runs the control plane.
+    /// The machine runs the control plane.
     ControlPlane,
-    /// Runs workloads.
+    /// The machine runs workloads.
     Node,
 }
 
@@ -81,19 +81,19 @@ impl Role {
     }
 }
 
-/// The tags by which a driver knows whose a VM is.
+/// The tags by which a driver knows to whom a VM belongs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityTags {
     /// The value of [`tags::CLUSTER`].
     pub cluster: String,
     /// The value of [`tags::ROLE`].
     pub role: String,
-    /// The value of [`tags::MACHINE`]; a VM that another has made may be without it.
+    /// The value of [`tags::MACHINE`]; an adopted VM may be without it.
     pub machine: Option<String>,
 }
 
 impl IdentityTags {
-    /// Those of a VM that this provider makes.
+    /// Returns the tags of a VM that this provider makes.
     pub fn own(cluster_id: &str, role: Role, machine: &MachineId) -> Self {
         Self {
             cluster: cluster_id.to_owned(),
@@ -102,7 +102,7 @@ impl IdentityTags {
         }
     }
 
-    /// Those that a provider spec carries, if it says of which cluster and role the VM is.
+    /// Returns the tags that a provider spec carries, if it names the cluster and the role of the VM.
     pub fn carried_by(spec: &ProviderSpec, capabilities: &Capabilities) -> Option<Self> {
         let mut spec = spec.clone();
         let carried = spec.object_at(&capabilities.tag_path).ok()?;
@@ -118,22 +118,22 @@ impl IdentityTags {
 /// Why a provider spec can't be handed to the driver; the text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
-    /// It holds what only the provider may set.
+    /// The spec holds a key that only the provider may set.
     #[error("spec.{0}")]
     Reserved(ReservedKey),
     /// The Machine asks for a zone and the driver knows none.
     #[error("the Machine asks for failure domain `{0}`, but the driver declares no failure domains")]
     NoFailureDomains(String),
-    /// A limit that the schema can't say, or the driver's own schema.
+    /// The spec violates a limit that the schema can't express, or the driver's own schema.
     #[error("{0}")]
     Violation(String),
 }
 
-/// The provider spec as the driver gets it: the user's, with the tags of cluster, role and
-/// machine, and the failure domain.
+/// Returns the provider spec as the driver gets it: the user's, with the tags of cluster, role and machine,
+/// and the failure domain.
 ///
 /// # Errors
-/// A reserved key is taken, or a failure domain is asked for that the driver can't know.
+/// A reserved key is taken, or the Machine asks for a failure domain and the driver declares none.
 pub fn tagged_spec(
     wanted: &ProviderSpec,
     capabilities: &Capabilities,
@@ -164,8 +164,8 @@ pub fn tagged_spec(
     Ok(spec)
 }
 
-/// Whether a VM of this object may exist. One that never got an identity, or carries what was copied from
-/// another, has none; one that has an identity and has lost the note may have one.
+/// Whether a VM of this object may exist. An object that never got an identity, or carries one that was
+/// copied from another object, has none; an object that has an identity and has lost the note may have one.
 pub fn vm_existence(machine: &InfraMachine) -> VmExistence {
     if MachineId::of(machine).is_none() {
         return VmExistence::None;
@@ -173,12 +173,13 @@ pub fn vm_existence(machine: &InfraMachine) -> VmExistence {
     annotation(machine, labels::VM_EXISTENCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
 }
 
-/// The driver that a create may have been issued to; where there is none, the spec says which one is meant.
+/// The driver that a create may have been issued to; without such a note, the spec says which driver is
+/// meant.
 pub fn recorded_driver(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::DRIVER).filter(|_| is_bound(machine))
 }
 
-/// The driver that has a machine's VM, or that it names; empty where none is known yet.
+/// The driver that has a machine's VM, or the driver that the spec names; empty where none is known yet.
 pub fn driver_name(machine: &InfraMachine) -> &str {
     recorded_driver(machine)
         .or(machine.spec.driver.as_deref())
@@ -186,13 +187,13 @@ pub fn driver_name(machine: &InfraMachine) -> &str {
 }
 
 /// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name
-/// where it was made without any.
+/// where the VM was made without credentials.
 pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::SECRET).filter(|_| is_bound(machine))
 }
 
-/// Whether what was written down for a create counts, and not the spec: where there may be a VM, and for the
-/// deletion of what else was made before a create was refused.
+/// Whether the notes of a create count, and not the spec: where there may be a VM, and for the deletion of
+/// anything else that was made before a create was refused.
 fn is_bound(machine: &InfraMachine) -> bool {
     match vm_existence(machine) {
         VmExistence::MayExist => true,
@@ -201,7 +202,7 @@ fn is_bound(machine: &InfraMachine) -> bool {
     }
 }
 
-/// Whether this provider keeps `clusterctl move` from moving the machine of these metadata.
+/// Whether this provider keeps `clusterctl move` from moving the machine with this metadata.
 pub fn blocks_move(metadata: &ObjectMeta) -> bool {
     let annotations = metadata.annotations.as_ref();
     let value = annotations.and_then(|all| all.get(labels::BLOCK_MOVE));
@@ -213,52 +214,52 @@ pub fn is_update_issued(machine: &InfraMachine) -> bool {
     annotation(machine, labels::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
 }
 
-/// Whether the id of the VM was named before its create; see [`labels::PROVIDER_ID`]. What came with a copied
-/// identity says nothing of this machine's.
+/// Whether the id of the VM was named before its create; see [`labels::PROVIDER_ID`]. A note that came with a
+/// copied identity says nothing about this machine's VM.
 fn is_id_named(machine: &InfraMachine) -> bool {
     annotation(machine, labels::PROVIDER_ID) == Some(labels::NAMED) && MachineId::of(machine).is_some()
 }
 
-/// Whether `spec.providerID` is only what the driver has said that the VM would have: no answer of a driver
-/// says that there is one.
+/// Whether `spec.providerID` is only the id that the driver has said the VM would have: no answer of a driver
+/// says that the VM exists.
 pub fn is_id_unconfirmed(machine: &InfraMachine) -> bool {
     is_id_named(machine) && !machine.is_provisioned()
 }
 
-/// Whether only the status says that there is a VM of the id that was named: nothing was written into the
-/// metadata since the create.
+/// Whether only the status says that the VM of the named id exists: nothing was written into the metadata
+/// since the create.
 pub fn is_confirmed_by_status(machine: &InfraMachine) -> bool {
     is_id_named(machine) && machine.is_provisioned()
 }
 
-/// The id that the driver has named for the VM, while no answer of a driver says that there is one.
+/// The id that the driver has named for the VM, while no answer of a driver says that the VM exists.
 pub fn named_provider_id(machine: &InfraMachine) -> Option<&str> {
     let id = machine.spec.provider_id.as_deref();
     id.filter(|_| is_id_unconfirmed(machine))
 }
 
-/// The id of the VM, once a driver has said that there is one of it, or an administrator that there is one to
-/// adopt.
+/// The id of the VM, once a driver has said that the VM exists, or an administrator has said that there is
+/// one to adopt.
 pub fn provider_id(machine: &InfraMachine) -> Option<&str> {
     let id = machine.spec.provider_id.as_deref();
     id.filter(|_| !is_id_unconfirmed(machine))
 }
 
-/// When creates were issued whose answer is not known, as [`labels::CREATE_ISSUED_AT`] has it. Where the VM
-/// was confirmed by the status alone, the note is that of the create that has made it.
+/// When the unanswered creates were issued, as [`labels::CREATE_ISSUED_AT`] has it. Where only the status
+/// confirmed the VM, the note is of the create that made it.
 pub fn create_issued_at(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::CREATE_ISSUED_AT).filter(|_| !is_confirmed_by_status(machine))
 }
 
-/// The Secret with the credentials for every call: the one that the VM was made with, else the spec's.
-/// Another account would say of the VM that it is gone.
+/// The Secret with the credentials for every call: the Secret that the VM was made with, else the spec's.
+/// With another account, the VM would appear to be gone.
 pub fn credentials(machine: &InfraMachine) -> Option<&str> {
     recorded_secret(machine)
         .or(secret_ref(machine))
         .filter(|name| !name.is_empty())
 }
 
-/// What to say where the spec names another Secret than the one that is used.
+/// Returns the message where the spec names another Secret than the one that is used.
 pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
     let recorded = recorded_secret(machine)?;
     let named = secret_ref(machine).unwrap_or_default();
@@ -282,19 +283,19 @@ fn secret_ref(machine: &InfraMachine) -> Option<&str> {
     Some(reference.name.as_str())
 }
 
-/// The provider spec that the VM was made from, when one may exist.
+/// The provider spec that the VM was made from, when a VM may exist.
 pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
     serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
 }
 
-/// What the driver wants back with the next call; nothing where the annotation holds what
+/// The state that the driver wants back with the next call; nothing where the annotation holds a value that
 /// this provider never writes.
 pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
     let text = annotation(machine, labels::LAST_KNOWN_STATE)?;
     LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)
 }
 
-/// The annotation that [`last_known_state`] reads.
+/// Returns the annotation that [`last_known_state`] reads.
 pub fn last_known_state_annotation(state: &LastKnownState) -> (&'static str, String) {
     (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()))
 }
@@ -309,22 +310,23 @@ pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
-/// Where the adoption of a machine's VM stands.
+/// The state of the adoption of a machine's VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adoption {
-    /// None is asked for.
+    /// No adoption is requested.
     None,
-    /// It is asked for, and no driver has confirmed the VM yet.
+    /// An adoption is requested, and no driver has confirmed the VM yet.
     Asked,
-    /// It is asked for of an object that may have another VM: a create was issued for it, or a VM with
-    /// another id was confirmed.
+    /// An adoption is requested for an object that may have another VM: a create was issued for it, or a VM
+    /// with another id was confirmed.
     TooLate,
     /// The driver has confirmed the VM: it is the machine's.
     Confirmed,
 }
 
 impl Adoption {
-    /// That of a machine. One whose VM was handed to Cluster API has it, and adopts none.
+    /// Returns the state for a machine. A machine whose VM was handed to Cluster API has its VM, and adopts
+    /// none.
     pub fn of(machine: &InfraMachine) -> Self {
         if annotation(machine, labels::ADOPT).is_none() {
             return Self::None;
@@ -339,7 +341,7 @@ impl Adoption {
     }
 }
 
-/// The id of the VM that another has made and that the driver has confirmed as this machine's.
+/// The id of the adopted VM, which the driver has confirmed as this machine's.
 pub fn adopted_id(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::ADOPTED).filter(|_| vm_existence(machine) == VmExistence::MayExist)
 }

@@ -1,7 +1,7 @@
 //! InfraMachine: gather → plan → execute → publish.
 //!
-//! It knows Kubernetes and the driver's trait, no concrete driver. [`mod@plan`] holds every rule of the
-//! contract and is pure; [`object::Object`] is the only place that writes.
+//! The controller knows Kubernetes and the driver's trait, but no concrete driver. [`mod@plan`] holds every
+//! rule of the contract and is pure; [`object::Object`] is the only place that writes.
 
 mod adoption;
 mod context;
@@ -45,7 +45,7 @@ use crate::apiserver::Error;
 use crate::metrics::ControllerName;
 use crate::reconciler::{self, Action};
 
-/// One reconcile of one machine.
+/// Reconciles one machine.
 pub async fn reconcile(
     object: Arc<DeserializeGuard<InfraMachine>>,
     ctx: Arc<Context>,
@@ -73,14 +73,14 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     let mut object = Object::new(ctx, Arc::clone(&machine));
     if let Some((unpublished, timing)) = gathered.unpublished().filter(|_| plan.is_idle()) {
         write(ctx, &machine, &mut object, &gathered, &unpublished, timing).await?;
-        // What the plan has to say comes now.
+        // The next reconcile publishes what the plan has to say.
         return Ok(Action::requeue(Duration::ZERO));
     }
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, execution.outcome).await
 }
 
-/// What is known of a machine, and what has to be done for it.
+/// Reads what is known of a machine, and plans what has to be done for it.
 async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
     let gathered = gather(ctx, machine).await;
     let plan = plan(machine, &gathered.observed);
@@ -88,7 +88,7 @@ async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Pl
     (gathered, plan)
 }
 
-/// The plan, or a wait in its place where it trusts an identity that may be forged.
+/// Returns the plan, or a wait in its place when the plan trusts an identity that may be forged.
 async fn check_policies(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
     let enforcement = match plan.required_policy_check() {
         RequiredPolicyCheck::None => return plan,
@@ -101,15 +101,15 @@ async fn check_policies(ctx: &Context, machine: &InfraMachine, gathered: &Gather
     }
 }
 
-/// What the cache holds of a machine now: since it was taken out for this reconcile, our own
-/// last write may have arrived.
+/// Returns the version of a machine that the cache holds now: our own last write may have arrived since the
+/// machine was taken from the queue for this reconcile.
 fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
     let found = ctx.caches.infra_machines.current(&queued.metadata);
     let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
     Arc::new(current.unwrap_or(queued).clone())
 }
 
-/// What happens after a reconcile that could not be finished.
+/// Returns when to retry a reconcile that could not be finished.
 pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
     reconciler::error_policy(ControllerName::InfraMachine, object, error, &*ctx.states)
 }

@@ -1,5 +1,5 @@
 //! What the controller does about a code: one table for every stage at which it calls a driver. The
-//! documentation's table is made from it.
+//! documentation's table is generated from it.
 
 mod jitter;
 
@@ -9,34 +9,34 @@ use cmi_driver::{Code, Operation, Status};
 
 pub use self::jitter::jitter;
 
-/// An exponential back-off: a function of how often something has failed in a row. That count is kept where
-/// it outlives the caller, such as in a status, so this is no iterator of waits, as those of `backon` are.
+/// An exponential back-off, as a function of how often something has failed in a row. That count is kept
+/// where it outlives the caller, such as in a status, so this is no iterator of waits like those of `backon`.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
-    /// The wait after the first failure. It doubles with each that follows.
+    /// The wait after the first failure. It doubles with each further failure.
     pub first: Duration,
     /// The longest wait.
     pub longest: Duration,
 }
 
-/// The first wait after a call of a driver failed.
+/// The first wait after a driver call failed.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
-/// The longest of them.
+/// The longest wait after a driver call failed.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only a change from outside helps.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
-/// The longest wait that a driver gets by asking for it.
+/// The longest wait that a driver can ask for.
 pub const MAX_REQUESTED_DELAY: Duration = Duration::from_hours(1);
 
-/// The part of a back-off that jitter takes off at most.
+/// The largest part of a back-off that jitter takes off.
 pub const BACKOFF_JITTER: f64 = 0.2;
-/// The part of a long wait that jitter takes off at most, or adds to one that a driver asks for.
+/// The largest part of a long wait that jitter takes off, or adds to a wait that a driver asks for.
 pub const LONG_WAIT_JITTER: f64 = 0.1;
-/// The shortest wait that an object is given: what is left of a time may be next to nothing.
+/// The shortest wait of an object: what is left of a time may be next to nothing.
 pub const MIN_REQUEUE: Duration = Duration::from_millis(100);
 
-/// Whether two condition reasons are equal or both transient codes. A transient outage may report another
-/// code at each try; following each would cost one write per machine.
+/// Whether two condition reasons are equal, or are both transient codes. A transient outage may report
+/// another code at each try; following each would cost one write per machine.
 pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     let passes = |reason| {
         Code::ALL
@@ -46,16 +46,17 @@ pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     one == other || (passes(one) && passes(other))
 }
 
-/// The stage of a machine's life at which a call is made: the same answer may mean another thing at another.
+/// The stage of a machine's life at which a call is made: the same answer may mean something else at another
+/// stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// The look-up before the first create.
     LookUp,
     /// The look-up after a create that may have made the VM.
     LookUpAgain,
-    /// The list in which the VM is looked for before the first create, of a driver that can't look up.
+    /// The list in which the VM is looked for before the first create, for a driver that can't look up.
     List,
-    /// The same after a create that may have made the VM.
+    /// The same list after a create that may have made the VM.
     ListAgain,
     /// The create.
     Create,
@@ -63,33 +64,33 @@ pub enum Stage {
     Initialize,
     /// The initialization that the driver asked for.
     FinishInitialization,
-    /// The look-up of a VM that is provisioned.
+    /// The look-up of a provisioned VM.
     Refresh,
     /// The update.
     Update,
     /// The restart of a VM whose Machine is unhealthy.
     Restart,
-    /// The guest is asked to stop, before the delete.
+    /// The request to the guest to stop, before the delete.
     ShutDown,
     /// The delete.
     Delete,
     /// The look-up after the delete.
     ConfirmGone,
-    /// The list in which a VM of an unanswered create is looked for after the delete, of a
-    /// driver that can't look up.
+    /// The list in which a VM of an unanswered create is looked for after the delete, for a driver that can't
+    /// look up.
     ListAfterDelete,
-    /// The question for failure domains, before there is a machine.
+    /// The request for the failure domains, before there is a machine.
     ListZones,
-    /// The question what a machine has, before there is one.
+    /// The request for the resources of a machine, before there is one.
     DescribeClass,
-    /// The question for the ids of volumes, before a pod that has them is evicted.
+    /// The request for the ids of volumes, before a pod that uses them is evicted.
     VolumeIds,
 }
 
 /// What happens after a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Disposition {
-    /// The same again, after an exponential back-off.
+    /// Make the same call again, after an exponential back-off.
     Retry,
     /// The VM exists; initialize it, after an exponential back-off when that has just failed.
     Initialize,
@@ -98,8 +99,8 @@ pub enum Disposition {
     AwaitCapacity,
     /// Wait long, or until spec or annotations change: an operator has to act. Secrets are not watched.
     NeedsIntervention,
-    /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a
-    /// call that is needed here.
+    /// Nothing before the driver is another one, or the request (CMI-37): the driver does not offer a call
+    /// that is needed here.
     AwaitDriver,
     /// Go on without this call.
     Fallback,
@@ -109,7 +110,7 @@ pub enum Disposition {
     Create,
     /// The VM is not where it was thought to be: look it up again, after an exponential back-off.
     LookUp,
-    /// The VM that should be there is gone.
+    /// The VM that should exist is gone.
     Vanished,
     /// The VM can't be restarted: its Machine is left to its owner, which replaces it.
     Replace,
@@ -124,24 +125,24 @@ pub enum Disposition {
     Gone,
 }
 
-/// When a call that failed is made again, if nothing changes before.
+/// When a failed call is retried, if nothing changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delay {
     /// Not at all: something has to change first.
     UntilChange,
     /// After an exponential back-off, and not before the time that the driver asks for.
     Backoff,
-    /// After [`LONG_WAIT`], since only a change from outside helps; where the driver asks for a time, it
-    /// knows better, and the call is repeated by the back-off.
+    /// After [`LONG_WAIT`], since only a change from outside helps. A driver that asks for a time knows
+    /// better: the call is then retried with back-off.
     Long,
 }
 
-/// What a code says of the VM that was asked about.
+/// What a code says of the VM that the call was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmObservation {
-    /// There is none.
+    /// The VM does not exist.
     Absent,
-    /// It is there, and not initialized.
+    /// The VM exists and is not initialized.
     Uninitialized,
 }
 
@@ -167,7 +168,7 @@ impl Stage {
         Self::VolumeIds,
     ];
 
-    /// The driver's call at this stage.
+    /// Returns the driver's call at this stage.
     pub const fn operation(self) -> Operation {
         match self {
             Self::LookUp | Self::LookUpAgain | Self::Refresh | Self::ConfirmGone => {
@@ -207,7 +208,7 @@ impl Disposition {
         Self::Gone,
     ];
 
-    /// What is known of the VM from a code with this disposition; nothing from most.
+    /// Returns what a code with this disposition says about the VM; nothing for most.
     pub const fn observation(self) -> Option<VmObservation> {
         match self {
             Self::Create | Self::Vanished | Self::Gone => Some(VmObservation::Absent),
@@ -225,7 +226,7 @@ impl Disposition {
         }
     }
 
-    /// When the call is made again. Where another call follows at once, this is the wait after that one
+    /// Returns when the call is retried. Where another call follows at once, this is the wait after that call
     /// failed.
     pub const fn delay(self) -> Delay {
         match self {
@@ -245,7 +246,7 @@ impl Disposition {
     }
 }
 
-/// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows
+/// Returns what the controller does when a call failed with a code (CTL-02, CTL-04, and the rows
 /// `CTL-<call>-<code>`).
 pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     if matches!(stage, Stage::VolumeIds) {
@@ -259,7 +260,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             skip_shut_down_or(stage, Disposition::NeedsIntervention)
         }
         Code::Internal | Code::DataLoss => match stage {
-            // It was one of the restarts that there may be, whatever came of it.
+            // It was one of the restarts that a VM may get, whatever came of it.
             Stage::Restart => Disposition::Retry,
             _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
@@ -309,7 +310,8 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::VolumeIds => Disposition::Fallback,
             Stage::Restart => Disposition::Replace,
             Stage::ShutDown => Disposition::Delete,
-            // Required, or offered and not answered, which says nothing about a VM that may exist.
+            // The call is required, or offered and not answered, which says nothing about a VM that may
+            // exist.
             Stage::LookUpAgain
             | Stage::ListAgain
             | Stage::Create
@@ -341,8 +343,8 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     }
 }
 
-/// Volumes have names of Kubernetes', too, so that a driver which can't name one does not hold a drain up;
-/// one that only fails for now is asked again.
+/// Returns the disposition of a call for volume ids. Volumes have names in Kubernetes, too, so a driver that
+/// can't name a volume does not hold up a drain; a driver that only fails for now is asked again.
 const fn of_volume_ids(code: Code) -> Disposition {
     match code {
         Code::Canceled
@@ -365,8 +367,8 @@ const fn of_volume_ids(code: Code) -> Disposition {
     }
 }
 
-/// A shut-down is best effort: a guest that can't be asked to stop is deleted now, rather than when what
-/// keeps it from being asked has been repaired.
+/// Returns [`Disposition::Delete`] for a shut-down, which is best effort: the VM of a guest that can't be
+/// asked to stop is deleted now, and not only when the cause has been repaired.
 const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition {
     match stage {
         Stage::ShutDown => Disposition::Delete,
@@ -374,23 +376,23 @@ const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition 
     }
 }
 
-/// The wait that a driver asks for; it gets an hour at most. No time at all is none that was asked for.
+/// Returns the wait that a driver asks for, an hour at most. A wait of zero counts as none.
 pub fn requested_delay(status: &Status) -> Option<Duration> {
     let asked = status.retry_after().filter(|wait| !wait.is_zero())?;
     Some(asked.min(MAX_REQUESTED_DELAY))
 }
 
 impl Backoff {
-    /// The wait after so many failures in a row.
+    /// Returns the wait after this many failures in a row.
     pub fn wait(self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
         self.first.saturating_mul(1 << doublings).min(self.longest)
     }
 }
 
-/// The wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up
-/// to 5 min, less up to a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together
-/// do not come back together.
+/// Returns the wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up to
+/// 5 min, less up to a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together do not come
+/// back together.
 pub fn backoff(attempt: u32, jitter: f64) -> Duration {
     const CALLS: Backoff = Backoff {
         first: FIRST_BACKOFF,

@@ -1,14 +1,14 @@
-//! A circuit breaker for creates: none where there is known to be no room, and one at a time to find out
-//! whether there is some again.
+//! A circuit breaker for creates: no creates while there is known to be no capacity, and one at a time to
+//! find out whether there is capacity again.
 //!
-//! There is one for each class. It is closed while nothing is known against its creates. An answer that
-//! capacity is exhausted opens it, and creates are refused without a call. It is half open when there may be
-//! room again: its time is over, a VM that was made with the same credentials is gone (a quota is as a rule
-//! one of an account, and a driver does not say of which classes), a create that was under way succeeded, an
-//! operator asks for a try, or a process that has just started has a machine that was refused before. Then
-//! one create is let through. When it succeeds the circuit recovers: those that wait are woken, two for each
-//! create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers.
-//! When it does not the circuit is open again, and hints that prove wrong count for less and less.
+//! There is one breaker for each class. It is closed while nothing is known against the creates of the class.
+//! An answer that capacity is exhausted opens it, and creates are refused without a call. It is half open
+//! when there may be capacity again: its time is over, a VM that was made with the same credentials is gone
+//! (a quota usually belongs to an account, and a driver does not say to which classes), a create that was in
+//! flight succeeded, an operator asks for a try, or a process that has just started has a machine that was
+//! refused before. Then one create is let through. If it succeeds, the circuit recovers: waiters are woken,
+//! two for each create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling
+//! numbers. If it fails, the circuit is open again, and hints that prove wrong count for less and less.
 
 mod circuit;
 mod key;
@@ -28,43 +28,43 @@ use crate::metrics::BreakerCount;
 use crate::retry;
 use cmi_driver::{Code, Status};
 
-/// The breakers of one driver; those that are closed are not kept.
+/// The breakers of one driver; closed breakers are not kept.
 #[derive(Debug, Default)]
 pub(super) struct Breakers {
     by_class: Mutex<HashMap<ClassKey, Circuit>>,
 }
 
-/// Why a breaker lets a create through that it would else refuse: it is half open.
+/// Why a breaker lets a create through that it would otherwise refuse: it becomes half open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeHint {
-    /// An operator has changed something, to have it tried at once.
+    /// An operator has changed something to have the create tried at once.
     pub requested: bool,
-    /// The machine was refused before, perhaps by the driver of a process before this one.
+    /// The machine was refused before, perhaps by the driver of an earlier process.
     pub recalled: bool,
 }
 
-/// A create was not made, since there is known to be no room.
+/// A create was not made, because there is known to be no capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("creates of this class are suspended, since capacity was exhausted for another machine of it")]
 pub struct CircuitOpen;
 
-/// Whether an error, or one that led to it, is [`CircuitOpen`].
+/// Whether an error, or one of its sources, is [`CircuitOpen`].
 pub fn is_circuit_open(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<CircuitOpen>)
 }
 
-/// A create that was let through. One that is dropped before it is answered has said nothing.
+/// A create that was let through. An attempt that is dropped before it is answered has said nothing.
 #[derive(Debug)]
 pub(super) struct Attempt<'a> {
     breakers: &'a Breakers,
     key: ClassKey,
-    /// Whether the breaker counts it: it was not closed.
+    /// Whether the breaker counts the create: it was not closed.
     counted: bool,
 }
 
 impl Breakers {
-    /// Whether `uid` may go on to a create of this class. It is asked before anything is done for the create,
-    /// and expected to make it soon.
+    /// Whether `uid` may go on to a create of this class. The caller asks before it does anything for the
+    /// create, and is expected to make the create soon.
     pub(super) fn allows(&self, key: &ClassKey, uid: &str, reason: ProbeHint) -> bool {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();
@@ -97,33 +97,33 @@ impl Breakers {
         })
     }
 
-    /// Has `uid` wait until there is room; `waker` runs then.
+    /// Queues `uid` until there is capacity; `waker` runs then.
     pub(super) fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
         let mut circuits = self.by_class.lock();
         let Some(circuit) = circuits.get_mut(key) else {
             drop(circuits);
-            // There is room already.
+            // There is capacity already.
             waker.wake();
             return;
         };
         circuit.wait(uid, waker);
     }
 
-    /// A machine that is gone waits for nothing.
+    /// Forgets a machine that is gone.
     pub(super) fn forget(&self, uid: &str) {
         for circuit in self.by_class.lock().values_mut() {
             circuit.forget(uid);
         }
     }
 
-    /// Counts an initialization that failed: exhausted is exhausted.
+    /// Counts an initialization that failed because capacity is exhausted.
     pub(super) fn record_failure(&self, key: &ClassKey, status: &Status) {
         if status.code() == Code::ResourceExhausted {
             self.on_exhausted(key, status, false);
         }
     }
 
-    /// How many of them hold creates back, and how many machines wait.
+    /// Counts the breakers that hold creates back, and the machines that wait.
     pub(super) fn count(&self) -> BreakerCount {
         let mut count = BreakerCount::default();
         for circuit in self.by_class.lock().values() {
@@ -137,7 +137,8 @@ impl Breakers {
         count
     }
 
-    /// A VM that was made with these credentials is gone: there may be room for each of its classes.
+    /// Records that a VM that was made with these credentials is gone: there may be capacity for each class
+    /// of these credentials.
     pub(super) fn on_freed(&self, credentials: &CredentialsKey) {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();
@@ -147,7 +148,7 @@ impl Breakers {
         theirs.for_each(|(_, circuit)| circuit.on_capacity_hint(now));
     }
 
-    /// Wakes those whose time has come: at an interval.
+    /// Wakes the machines whose time has come. Runs at an interval.
     pub(super) fn wake_due(&self) {
         let now = Instant::now();
         let mut wakers = Vec::new();
@@ -175,7 +176,8 @@ fn refused() -> Status {
 }
 
 impl Attempt<'_> {
-    /// Whether the create is still to be made: the circuit may have opened since, for the answer to another.
+    /// Whether the create may still be made: the circuit may have opened since, by the answer to another
+    /// create.
     pub(super) fn check(&self) -> Result<(), Status> {
         let is_open = match self.breakers.by_class.lock().get(&self.key) {
             Some(circuit) => !self.counted && circuit.is_open(),

@@ -8,10 +8,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-/// Lets `rate` callers a second pass, and `burst` at once after a quiet time.
+/// Lets `rate` callers pass in a second, and `burst` at once after a quiet time.
 ///
 /// A caller takes its token at once, on credit if need be, and waits until the bucket would have held it:
-/// callers pass in the order in which they came, and one that gives up has used up its token.
+/// callers pass in the order in which they came, and a caller that gives up has used up its token.
 #[derive(Debug)]
 pub(super) struct TokenBucket {
     rate: f64,

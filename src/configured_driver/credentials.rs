@@ -1,4 +1,4 @@
-//! Credentials that a driver has from the provider's side: a directory as the kubelet mounts a Secret.
+//! Credentials that the provider gives a driver: a directory as the kubelet mounts a Secret.
 
 use std::fs;
 use std::io;
@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 
 use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 
-/// What a Secret may hold.
+/// The largest size of a Secret.
 const MAX_BYTES: u64 = 1024 * 1024;
 /// The symbolic link that the kubelet swaps when the Secret has changed.
 const CURRENT: &str = "..data";
-/// The kubelet removes what it has swapped out: a read that began before starts anew.
+/// How often a read is tried: the kubelet removes the version that it has swapped out, so a read that began
+/// before starts anew.
 const TRIES: usize = 3;
 
 /// A directory with one file for each key, as a Secret volume has it.
 ///
 /// # Guarantees
-/// * Every read has the content of now, so that credentials are renewed without a restart.
-/// * The keys of one read belong together, also while the kubelet swaps them.
+/// * Every read returns the current content, so that credentials are renewed without a restart.
+/// * The keys of one read belong together, even while the kubelet swaps them.
 /// * Values are kept nowhere and never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialsDirectory {
@@ -35,31 +36,31 @@ pub enum InvalidCredentials {
         /// Why it failed.
         source: io::Error,
     },
-    /// There is no file in it.
+    /// The directory has no file.
     #[error("{} has no file: mount a Secret with the driver's credentials there", .0.display())]
     Empty(PathBuf),
-    /// There is something else than a file in it.
+    /// An entry of the directory is no file.
     #[error("{} is no file: each key of the credentials is a file, as a Secret volume without `items` has \
         it", .0.display())]
     NoFile(PathBuf),
     /// The name of a file can't be a key.
     #[error("{} can't be a key: a key has letters, digits, `-`, `_` and `.`", .0.display())]
     Key(PathBuf),
-    /// The bootstrap data need the key.
+    /// The key is reserved for the bootstrap data.
     #[error("{} has a key that is kept for the bootstrap data: rename it", .0.display())]
     Reserved(PathBuf),
-    /// No Secret is that large.
+    /// The directory holds more than any Secret can.
     #[error("{} holds more than 1 MiB, which no Secret does", .0.display())]
     Large(PathBuf),
 }
 
 impl CredentialsDirectory {
-    /// Names the directory, and reads nothing yet.
+    /// Returns the directory, and reads nothing yet.
     pub fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// All keys with their values as they are now. Blocks, if only for a moment: see
+    /// Reads all keys with their current values. Blocks, if only for a moment: see
     /// [`CredentialsDirectory::get`].
     ///
     /// # Errors
@@ -78,7 +79,7 @@ impl CredentialsDirectory {
         }
     }
 
-    /// The same beside the async runtime's workers.
+    /// Reads the same on a blocking thread, beside the async runtime's workers.
     ///
     /// # Errors
     /// As [`CredentialsDirectory::read`].
@@ -93,7 +94,8 @@ impl CredentialsDirectory {
         })
     }
 
-    /// Reads what the link points at now, to the end, so that no key of another version is among them.
+    /// Reads the version that the link points at now, to the end, so that no key of another version is among
+    /// the keys.
     fn read_current(&self) -> Result<Secrets, InvalidCredentials> {
         let current = self.current()?;
         let mut room = MAX_BYTES;
@@ -103,7 +105,7 @@ impl CredentialsDirectory {
             let name = entry.file_name();
             let shown = self.path.join(&name);
             let Some(key) = name.to_str().filter(|key| is_key(key)) else {
-                // The kubelet's own, where there is no link yet.
+                // An entry of the kubelet's own, where there is no link yet.
                 if name.as_encoded_bytes().starts_with(b"..") {
                     continue;
                 }
@@ -122,8 +124,8 @@ impl CredentialsDirectory {
             let value = fs::read(entry.path()).map_err(|source| failed(&shown, source))?;
             secrets.push((key.to_owned(), SecretValue::from(value)));
         }
-        // The kubelet moves the link and then removes the version before, of which keys may
-        // have been missing already.
+        // The kubelet moves the link and then removes the previous version, of which keys may have been
+        // missing already.
         if self.current()? != current {
             return Err(failed(&self.path, io::ErrorKind::NotFound.into()));
         }
@@ -133,7 +135,7 @@ impl CredentialsDirectory {
         Ok(secrets.into_iter().collect())
     }
 
-    /// Where the version is that holds now.
+    /// Returns the path of the current version.
     fn current(&self) -> Result<PathBuf, InvalidCredentials> {
         let link = self.path.join(CURRENT);
         match fs::symlink_metadata(&link) {
@@ -152,7 +154,7 @@ fn failed(path: &Path, source: io::Error) -> InvalidCredentials {
     }
 }
 
-/// As the API server takes it.
+/// Whether the API server accepts the name as a key.
 fn is_key(name: &str) -> bool {
     !name.starts_with("..")
         && name.len() <= 253

@@ -1,4 +1,4 @@
-//! Whether a driver can be reached, for those that are only to hear of an outage that lasts.
+//! Whether a driver can be reached, for subscribers that need to know only of an outage that lasts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Reachability;
 
-/// Whether a driver can be reached, debounced: it changes when the probes have said the same for the whole
-/// grace. A probe that fails, or the restart of a plugin, leaves it as it is.
+/// Whether a driver can be reached, debounced: the value changes when the probes have said the same for the
+/// whole grace period. A probe that fails, or the restart of a plugin, leaves the value as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StableReachability {
     /// The probes have not said the same for long enough since this replica leads.
     Unsettled,
-    /// It can be reached.
+    /// The driver can be reached.
     Reachable,
-    /// It can't, for this reason.
+    /// The driver can't be reached, for this reason.
     Unreachable(Arc<str>),
 }
 
 impl StableReachability {
-    /// What a probe says; nothing before the first one.
+    /// Returns the result of a probe; nothing before the first one.
     fn of(reachability: &Reachability) -> Option<Self> {
         match reachability {
             Reachability::Unknown => None,
@@ -57,7 +57,7 @@ pub(super) async fn debounce(
     }
 }
 
-/// What was seen, as it is reported last, if it holds until then.
+/// Returns what was seen, as the probes report it last, if it holds until `until`.
 async fn lasts(
     probed: &mut watch::Receiver<Reachability>,
     mut seen: StableReachability,

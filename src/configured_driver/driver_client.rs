@@ -1,5 +1,5 @@
-//! One call of a driver: under leadership, with a deadline, counted, survived, and
-//! without secrets in its answer.
+//! One driver call: under leadership, with a deadline, counted, safe against panics, and without secrets in
+//! its answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use cmi_driver::{
     Code, DeclaredCapabilities, Driver, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
 };
 
-/// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
+/// The message of the CANCELED that a replica answers when it is not the leader; the driver was not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
-/// Stands for what a driver said, where it is not known what of that is secret.
+/// Replaces a driver's message where it is unknown which part of it is secret.
 const WITHHELD: &str = "the driver's message is withheld: the provider's credentials, which may be in it, \
     can't be read";
 
@@ -31,7 +31,7 @@ pub(super) struct DriverClient {
 }
 
 impl DriverClient {
-    /// CANCELED when this replica may not call.
+    /// Returns CANCELED when this replica may not call.
     pub(super) fn check_leadership(&self) -> Result<()> {
         self.leadership.check().map_err(|error| {
             Status::new(Code::Canceled, NOT_LEADER)
@@ -40,7 +40,7 @@ impl DriverClient {
         })
     }
 
-    /// Makes the call of a request.
+    /// Sends a request to the driver.
     pub(super) async fn send<R: Request>(&self, request: R) -> Result<R::Response> {
         let secrets = request.secrets();
         self.call(R::OPERATION, &secrets, |driver| async move {
@@ -76,7 +76,7 @@ impl DriverClient {
         .await
     }
 
-    /// Whether the driver would take a call.
+    /// Checks whether the driver would take a call.
     pub(super) async fn prepare_call(&self, operation: Operation) -> Result<()> {
         match self.driver.prepare_call(operation).await {
             Ok(()) => Ok(()),
@@ -121,8 +121,8 @@ impl DriverClient {
         answer
     }
 
-    /// A driver may have kept the provider's credentials from another call, and say them
-    /// in one that carries none.
+    /// Redacts the provider's credentials, which a driver may have kept from another call and repeat in a
+    /// call that carries none.
     async fn without_own_credentials(&self, status: Status) -> Status {
         let Some(directory) = &self.credentials else {
             return status;

@@ -1,8 +1,8 @@
 //! A driver behind the rules that are the same for all.
 //!
-//! In this order: leadership, capabilities, the circuit breaker (creates alone), the driver's rate, and
-//! then the breaker and leadership again, since the wait may have been long. [`super::Permit`] bounds
-//! how many calls run at once.
+//! The rules apply in this order: leadership, capabilities, the circuit breaker (for creates only), the
+//! driver's rate, and then the breaker and leadership again, since the wait may have been long.
+//! [`super::Permit`] bounds how many calls run at once.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl GuardedDriver {
         }
     }
 
-    /// Whether the call may be made at all; it has not waited for the driver's rate yet.
+    /// Checks whether the call may be made at all; it has not waited for the driver's rate yet.
     async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.client.check_leadership()?;
         let declared = self.prober.capabilities().await;
@@ -47,8 +47,8 @@ impl GuardedDriver {
         Ok(capabilities)
     }
 
-    /// Whether `uid` may go on to a create of this class; else `waker` runs when there
-    /// may be room. Makes no call.
+    /// Whether `uid` may go on to a create of this class; if not, `waker` runs when there may be capacity.
+    /// Makes no call.
     pub(super) fn allows(&self, class: &MachineClass, uid: &str, reason: ProbeHint, waker: Waker) -> bool {
         let key = self.key(class);
         let allows = self.breakers.allows(&key, uid, reason);
@@ -58,12 +58,12 @@ impl GuardedDriver {
         allows
     }
 
-    /// Runs `waker` when there may be room for a create of this class that was refused.
+    /// Runs `waker` when there may be capacity for a create of this class that was refused.
     pub(super) fn await_capacity(&self, class: &MachineClass, uid: &str, waker: Waker) {
         self.breakers.wait(&self.key(class), uid, waker);
     }
 
-    /// A VM that was made with these credentials is gone: there may be room for others.
+    /// Records that a VM that was made with these credentials is gone: there may be capacity for others.
     pub(super) fn on_vm_deleted(&self, secrets: &Secrets) {
         self.breakers.on_freed(&CredentialsKey::of(secrets));
     }
@@ -82,7 +82,7 @@ impl GuardedDriver {
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
         let capabilities = self.check_callable(R::OPERATION).await?;
-        // To hash a class takes time, and only what takes room is counted by it.
+        // Hashing a class takes time, and only calls that take capacity are counted by class.
         let takes_room = matches!(
             R::OPERATION,
             Operation::CreateMachine | Operation::InitializeMachine
@@ -104,7 +104,7 @@ impl GuardedDriver {
         };
         match (attempt, &key, &answer) {
             (Some(attempt), _, answer) => attempt.record(answer),
-            // The back end may be full for it, too.
+            // The back end may have no capacity for an initialization either.
             (None, Some(key), Err(status)) if R::OPERATION == Operation::InitializeMachine => {
                 self.breakers.record_failure(key, status);
             }

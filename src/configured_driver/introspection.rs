@@ -1,4 +1,4 @@
-//! What a driver says of itself.
+//! Asks a driver for its name, readiness and capabilities.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use cmi_driver::{Capabilities, PluginInfo, Readiness, Result};
 pub struct Introspection {
     /// Name and version.
     pub info: PluginInfo,
-    /// Whether it is ready.
+    /// Whether the driver is ready.
     pub readiness: Readiness,
-    /// What it offers.
+    /// The capabilities that the driver declares.
     pub capabilities: Arc<Capabilities>,
 }
 
 impl Permit<'_> {
-    /// Asks the driver what it is. One without Probe counts as ready.
+    /// Asks the driver for its name, readiness and capabilities. A driver without Probe counts as ready.
     ///
     /// # Errors
     /// Those of the first of the three calls that fails.

@@ -1,4 +1,4 @@
-//! How much is asked of a driver, by which namespaces, and for how long.
+//! The limits of a driver: which namespaces may call it, how often, and how long a call may take.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -9,23 +9,23 @@ use cmi_driver::Operation;
 /// The namespaces whose machines may use a driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Namespaces {
-    /// All of them.
+    /// All namespaces.
     #[default]
     All,
-    /// These alone.
+    /// Only these namespaces.
     Only(BTreeSet<String>),
 }
 
-/// How much is asked of a driver at once and in a second.
+/// How many calls a driver gets at once and per second.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and
-    /// deletions, and one namespace leaves an eighth of them, and one at least, to the others,
-    /// where there may be others.
+    /// How many calls may run at the same time. Creates leave an eighth of them to look-ups and deletions,
+    /// and one namespace leaves an eighth of them, and at least one, to the others, where there may be
+    /// others.
     pub max_concurrent_calls: NonZeroU32,
-    /// Calls that are started in a second, on average at most.
+    /// How many calls may be started per second on average.
     pub calls_per_second: NonZeroU32,
-    /// Calls that may be started at once after a quiet time.
+    /// How many calls may be started at once after a quiet time.
     pub burst: NonZeroU32,
     /// How long each call may take.
     pub timeouts: Timeouts,
@@ -34,9 +34,9 @@ pub struct Limits {
 /// How long each call may take before it is cancelled.
 #[derive(Clone, Debug)]
 pub struct Timeouts {
-    /// Calls that are not named in `by_operation`.
+    /// The timeout of calls that are not in `by_operation`.
     pub default: Duration,
-    /// Calls that may take longer, or shorter.
+    /// The timeouts of calls that may take longer, or shorter.
     pub by_operation: BTreeMap<Operation, Duration>,
 }
 
@@ -49,7 +49,7 @@ impl Namespaces {
         }
     }
 
-    /// Whether there may be more than one.
+    /// Whether there may be more than one namespace.
     pub(super) fn are_several(&self) -> bool {
         match self {
             Self::All => true,
@@ -68,15 +68,15 @@ impl Timeouts {
         name
     }
 
-    /// How long this call may take.
+    /// Returns how long this call may take.
     pub fn of(&self, operation: Operation) -> Duration {
         self.by_operation.get(&operation).copied().unwrap_or(self.default)
     }
 }
 
 impl Default for Timeouts {
-    /// A minute, but 10 minutes to make or initialize a VM and 5 to delete one, and 10 s
-    /// to say how the driver is.
+    /// A minute, but 10 minutes to create or initialize a VM, 5 minutes to delete one, and 10 s for the calls
+    /// about the driver itself.
     fn default() -> Self {
         Self {
             default: Duration::from_mins(1),
@@ -93,7 +93,7 @@ impl Default for Timeouts {
 }
 
 impl Default for Limits {
-    /// 32 calls at once, 200 a second.
+    /// 32 calls at once, 200 per second.
     fn default() -> Self {
         const fn number(n: u32) -> NonZeroU32 {
             match NonZeroU32::new(n) {

@@ -1,16 +1,16 @@
-//! A VM as its driver sees it now, for commands. A reconcile looks it up by the table of retries instead.
+//! A VM as its driver sees it now, for commands. A reconcile looks VMs up by the retry table instead.
 
 use super::Permit;
 use cmi_driver::{Code, GetMachineStatusRequest, Machine, MachineRef, ProviderId, Result};
 
-/// What GetMachineStatus says of a VM.
+/// The result of GetMachineStatus.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObservedVm {
-    /// There is this one.
+    /// The VM exists.
     Present(Box<Machine>),
-    /// There is this one, which is not initialized.
+    /// The VM exists and is not initialized.
     Uninitialized(Box<Machine>),
-    /// There is none.
+    /// There is no such VM.
     Absent,
 }
 
@@ -18,7 +18,8 @@ impl Permit<'_> {
     /// Asks the driver for a VM.
     ///
     /// # Errors
-    /// Those of the driver, but for its codes for a VM that is not there, or not initialized and described.
+    /// The errors of the driver, except for the codes of a VM that does not exist, or that is not initialized
+    /// and described.
     pub async fn observe_vm(
         &self,
         machine: MachineRef,

@@ -1,16 +1,16 @@
-//! Permits to call a driver: how many calls run at the same time, and which waiter is next.
-//! [`super::Permit`] is one of them.
+//! Permits to call a driver: how many calls run at the same time, and which waiter is next. [`super::Permit`]
+//! is one of them.
 //!
-//! No worker of a controller, which the machines of all drivers share, waits for a permit: a reconcile that
-//! gets none is queued and ends, and is woken when a permit is free. So a driver that hangs holds as many
-//! workers as it has permits, and no more.
+//! No worker of a controller waits for a permit, since the machines of all drivers share the workers: a
+//! reconcile that gets none is queued and ends, and is woken when a permit is free. A driver that hangs
+//! therefore holds as many workers as it has permits, and no more.
 //!
-//! Look-ups and deletions come before creates. Among each of them permits go to namespaces, not to those
-//! that came first: the namespace that holds the fewest is next, so that the fleet of one does not keep the
-//! machine of another waiting. No namespace holds all permits, since a call that hangs releases its permit
-//! at its timeout only.
+//! Look-ups and deletions come before creates. Within each priority, permits go to namespaces and not in the
+//! order of the requests: the namespace that holds the fewest is next, so that the fleet of one namespace
+//! does not keep a machine of another waiting. No namespace holds all permits, since a call that hangs
+//! releases its permit only at its timeout.
 //!
-//! This is not `tokio::sync::Semaphore`: that has one queue, in which a task waits, and no reserve.
+//! This is not `tokio::sync::Semaphore`, which has one queue, in which a task waits, and no reserve.
 
 mod priority;
 mod queue;
@@ -29,19 +29,19 @@ pub use self::priority::Priority;
 use self::queue::{Flow, Queue, Waiter, Woken};
 use super::waker::Waker;
 
-/// What wants a permit.
+/// An object or a task that wants a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requester<'a> {
-    /// The UID of an object, or the name of a task. It has one place in the queue, however often it asks.
+    /// The UID of an object, or the name of a task. A key has one place in the queue, however often it asks.
     pub key: &'a str,
     /// The namespace that the permit is counted for; empty for a task of the provider's own.
     pub namespace: &'a str,
-    /// Whether the object's status shows that it waits for something else.
+    /// Whether the object's status shows that the object waits for something else.
     pub shows_another_wait: bool,
 }
 
 impl<'a> Requester<'a> {
-    /// One that shows no other wait.
+    /// A requester whose status shows no other wait.
     pub fn new(key: &'a str, namespace: &'a str) -> Self {
         Self {
             key,
@@ -58,24 +58,24 @@ pub struct Load {
     pub priority: Priority,
     /// Permits in use.
     pub in_use: u32,
-    /// Objects and tasks that wait for one.
+    /// The objects and tasks that wait for a permit.
     pub waiting: usize,
 }
 
 /// The permits of one driver.
 #[derive(Debug)]
 pub(super) struct Permits {
-    /// How many there are, of each priority. Those for creates are some of all.
+    /// How many permits there are, for each priority. The permits for creates are part of all permits.
     limits: PerPriority<u32>,
-    /// How many of these a namespace may hold.
+    /// How many permits a namespace may hold, for each priority.
     per_namespace: PerPriority<u32>,
     queue: Mutex<Queue>,
 }
 
 impl Permits {
-    /// So many permits. An eighth of them, and one at least, is reserved from creates; a single permit is
-    /// for everything. Where several namespaces may use the driver, one leaves another eighth, and
-    /// one at least, to the others.
+    /// Returns this many permits. An eighth of them, and at least one, is reserved from creates; a single
+    /// permit is for everything. Where several namespaces may use the driver, one namespace leaves another
+    /// eighth, and at least one, to the others.
     pub(super) fn new(all: NonZeroU32, shared: bool) -> Self {
         let all = all.get();
         let reserve = if all > 1 { (all / 8).max(1) } else { 0 };
@@ -84,7 +84,7 @@ impl Permits {
             create: all - reserve,
         };
         let for_others = if shared { reserve } else { 0 };
-        // A single one can't be shared.
+        // A single permit can't be shared.
         let per_namespace = |most: u32| (most - for_others).max(1);
         Self {
             limits,
@@ -101,9 +101,9 @@ impl Permits {
         self.limits.upkeep
     }
 
-    /// Takes a permit, or queues the requester, which has one place; `waker` runs when it is worth to ask
-    /// again. What the permit is for: one that was woken to make a VM, and looks it up first, does not go to
-    /// the end of the queue for that.
+    /// Takes a permit, or queues the requester, which has one place; `waker` runs when the requester should
+    /// ask again. Returns what the permit is for: a requester that was woken to create a VM, and looks the VM
+    /// up first, does not go to the end of the queue for that.
     pub(super) fn acquire_or_queue(
         &self,
         priority: Priority,
@@ -130,7 +130,7 @@ impl Permits {
         None
     }
 
-    /// Lets the permit that `key` has taken for upkeep be used to make a VM, if one more create may run.
+    /// Lets the permit that `key` has taken for upkeep be used to create a VM, if one more create may run.
     pub(super) fn promote_to_create(&self, key: &str, namespace: &str) -> bool {
         let mut queue = self.queue.lock();
         let is_promoted = self.has_room_to_create(&queue, namespace);
@@ -152,13 +152,13 @@ impl Permits {
         wake_all(wakers);
     }
 
-    /// A reconcile of `key` begins: its place, and the permit that is reserved for it, are those of an
-    /// earlier one until it asks again.
+    /// Begins a reconcile of `key`: its place in the queue, and the permit that is reserved for it, count as
+    /// those of an earlier reconcile until `key` asks again.
     pub(super) fn begin(&self, key: &str) {
         self.queue.lock().expire(key);
     }
 
-    /// The reconcile ends: if it has not asked, `key` wants no permit, and the next waiter is woken.
+    /// Ends the reconcile of `key`: if it has not asked, it wants no permit, and the next waiter is woken.
     pub(super) fn end(&self, key: &str) {
         let mut queue = self.queue.lock();
         if !queue.leave_expired(key) {
@@ -174,15 +174,15 @@ impl Permits {
         self.queue.lock().waiter(key).is_some_and(Waiter::is_reported)
     }
 
-    /// Wakes those that have to publish that they wait, so many at most: each of them that has waited for
-    /// some seconds and is not served within minutes. A fleet that comes up at the pace of its driver is
-    /// hardly written to for that.
+    /// Wakes at most this many of the waiters that have to publish that they wait: those that have waited for
+    /// some seconds and are not served within minutes. A fleet that comes up at the pace of its driver hardly
+    /// causes such writes.
     pub(super) fn wake_to_report(&self, most: usize) {
         let wakers = self.queue.lock().wakers_to_report(most, Instant::now());
         wake_all(wakers);
     }
 
-    /// How many permits are used and waited for.
+    /// Returns how many permits are held and waited for.
     pub(super) fn load(&self) -> [Load; 2] {
         let queue = self.queue.lock();
         Priority::ALL.map(|priority| Load {
@@ -225,8 +225,8 @@ impl Permits {
         wakers
     }
 
-    /// The namespace that gets the next permit, and for what: of those that wait and may have one, the one
-    /// that has the fewest, and of these the one whose last grant is the longest ago.
+    /// Returns the namespace that gets the next permit, and for what: of the namespaces that wait and may
+    /// have one, the one that has the fewest, and of these the one whose last grant is the longest ago.
     fn next(&self, queue: &Queue) -> Option<(Arc<str>, Priority)> {
         Priority::ALL.into_iter().find_map(|priority| {
             let waiting = queue.flows.iter().filter(|(namespace, flow)| {
@@ -239,7 +239,7 @@ impl Permits {
     }
 }
 
-/// Without the lock: a waker may ask for a permit.
+/// Runs wakers without the lock: a waker may ask for a permit.
 fn wake_all(wakers: Vec<Waker>) {
     wakers.into_iter().for_each(Waker::wake);
 }

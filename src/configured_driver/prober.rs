@@ -1,5 +1,5 @@
-//! Whether a driver answers, and what it implements: probes, and what it declared last, which outlives its
-//! connection.
+//! Whether a driver answers, and its capabilities: the probes, and the last declared capabilities, which
+//! outlive the connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use cmi_driver::{
     Capabilities, Code, DeclaredCapabilities, PluginInfo, Readiness, Result, SpecSchema, Status,
 };
 
-/// Between two probes of a driver that answers.
+/// The interval of the probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two probes of a driver that does not, or when a call hints at a change.
+/// The interval of the probes of a driver that does not answer, or after a call that hints at a change.
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// A caller that asks what a driver implements this soon after it could not say gets the same answer: or else
-/// each machine of a driver that hangs would wait for its own answer.
+/// How long a failure to fetch the capabilities is shared with later callers: otherwise each machine of a
+/// driver that hangs would wait for an answer of its own.
 const FAILURE_SHARED: Duration = Duration::from_secs(3);
 
 /// Whether a driver answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// Not asked yet.
+    /// The driver was not asked yet.
     Unknown,
-    /// It is ready to serve.
+    /// The driver is ready to serve.
     Reachable,
-    /// It is not, for this reason.
+    /// The driver is not ready, for this reason.
     Unreachable(Arc<str>),
 }
 
@@ -38,19 +38,20 @@ pub enum Reachability {
 #[derive(Debug)]
 pub(super) struct Prober {
     client: DriverClient,
-    /// What the driver declared last, which may have been lost since: see [`Prober::is_current`].
+    /// The capabilities that the driver declared last. The driver may have been lost since: see
+    /// [`Prober::is_current`].
     declared: RwLock<Option<DeclaredCapabilities>>,
     asking: Mutex<Option<LastFailure>>,
-    /// The waiters for the answer that another caller asked for.
+    /// The waiters for an answer that another caller has asked for.
     waiting: parking_lot::Mutex<HashMap<Arc<str>, Waker>>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
 }
 
-/// The right to ask the driver what it implements, and how that failed the last time. When the question ends,
-/// in whatever way, the waiters for the answer are woken.
+/// The right to fetch the driver's capabilities, and the last failure to do so. When the question ends, in
+/// whatever way, the waiters for the answer are woken.
 struct Question<'a> {
-    // Dropped before a waiter is woken: it has to find that it may ask.
+    // Dropped before the waiters are woken: a waiter has to find that it may ask.
     last_failure: MutexGuard<'a, Option<LastFailure>>,
     _wakes: WakesWaiters<'a>,
 }
@@ -64,7 +65,7 @@ impl Drop for WakesWaiters<'_> {
     }
 }
 
-/// The driver could not say what it implements.
+/// A failure to fetch the driver's capabilities.
 #[derive(Debug)]
 struct LastFailure {
     at: Instant,
@@ -83,9 +84,9 @@ impl Prober {
         }
     }
 
-    /// What the driver says of itself, or said before it was lost, where it can't be asked. One caller asks
-    /// it, where it has to be asked; `None` for all others, and `waker` runs when there is an answer, so that
-    /// no caller waits here for the question of another.
+    /// Returns the driver's capabilities, or the last declared ones where the driver was lost and can't be
+    /// asked. Where the driver has to be asked, one caller asks it; all others get `None`, and `waker` runs
+    /// when there is an answer, so that no caller waits here for the question of another.
     pub(super) async fn try_capabilities(
         &self,
         key: &str,
@@ -99,7 +100,8 @@ impl Prober {
         Some(answer.or_else(|status| self.declared().ok_or(status)))
     }
 
-    /// What the driver implements; asks when it is not known, or when the driver may have become another.
+    /// Returns the driver's capabilities, and fetches them when they are unknown, or when the driver may be
+    /// another one.
     pub(super) async fn capabilities(&self) -> Result<DeclaredCapabilities> {
         match self.current() {
             Some(current) => Ok(current),
@@ -107,7 +109,7 @@ impl Prober {
         }
     }
 
-    /// The same of a driver that answers: that it could not say a moment ago is no reason to wait.
+    /// Does the same for a driver that answers: a failure a moment ago is no reason to wait.
     async fn refresh(&self) {
         if self.current().is_some() {
             return;
@@ -126,9 +128,9 @@ impl Prober {
         }
     }
 
-    /// The right to ask, or else a place among the waiters, which are woken when the one that asks is done.
+    /// Returns the right to ask, or queues the caller, which is woken when the one that asks is done.
     fn try_begin_question(&self, key: &str, waker: Waker) -> Option<Question<'_>> {
-        // Held over both steps: a caller that is done wakes only then, and finds the waker.
+        // Held over both steps: a caller that is done wakes the waiters only after that, and finds the waker.
         let mut waiting = self.waiting.lock();
         if let Ok(last_failure) = self.asking.try_lock() {
             return Some(Question {
@@ -140,7 +142,7 @@ impl Prober {
         None
     }
 
-    /// What the caller before was answered, if that still holds; else what the driver says.
+    /// Returns the answer that the previous caller got, if it still holds; otherwise asks the driver.
     async fn answer(&self, mut question: Question<'_>) -> Result<DeclaredCapabilities> {
         if let Some(current) = self.current() {
             return Ok(current);
@@ -161,7 +163,7 @@ impl Prober {
         }
     }
 
-    /// Says in metric and log what the driver is. Nothing depends on it.
+    /// Reports the driver's name and version in metric and log. Nothing depends on it.
     async fn report(&self, capabilities: &Capabilities) {
         let driver = &self.client.name;
         match self.client.get_plugin_info().await {
@@ -180,7 +182,7 @@ impl Prober {
         }
     }
 
-    /// What the driver declared last, of which nothing may hold any more.
+    /// Returns what the driver declared last, which may no longer hold.
     pub(super) fn declared(&self) -> Option<DeclaredCapabilities> {
         self.declared.read().clone()
     }
@@ -198,12 +200,12 @@ impl Prober {
         self.reachability.subscribe()
     }
 
-    /// Records the answer to a call. It is a hint: the probe decides, so that a call that fails
-    /// here and succeeds there does not turn the driver on and off.
+    /// Records the answer to a call as a hint: the probe decides, so that a call that fails here and a call
+    /// that succeeds there do not turn the driver on and off.
     pub(super) fn record_answer<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
-            // Nothing is known of the driver from a call that was given up or failed for an unknown reason.
+            // A call that was given up or failed for an unknown reason says nothing about the driver.
             Err(Code::Canceled | Code::Unknown) => return,
             Ok(_) | Err(_) => true,
         };
@@ -213,7 +215,7 @@ impl Prober {
         }
     }
 
-    /// Probes for ever, from when this replica is the leader.
+    /// Probes for ever, once this replica is the leader.
     pub(super) async fn run(&self) {
         self.client.leadership.acquired().await;
         let mut generation = self.client.driver.connection_generation();
@@ -238,7 +240,7 @@ impl Prober {
         }
     }
 
-    /// What a probe says; nothing when this replica may not ask.
+    /// Returns the result of a probe; nothing when this replica may not ask.
     async fn probe(&self) -> Option<Reachability> {
         match Readiness::from_probe(self.client.probe().await) {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
@@ -285,8 +287,8 @@ impl LastFailure {
         self.at.elapsed() < FAILURE_SHARED
     }
 
-    /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead
-    /// to a create.
+    /// Returns UNAVAILABLE: the code of the failed call must not be taken for the answer to the call that
+    /// waits, since NOT_FOUND would lead to a create.
     fn status(&self) -> Status {
         Status::new(Code::Unavailable, self.message.clone())
     }

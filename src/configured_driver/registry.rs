@@ -1,4 +1,4 @@
-//! All configured drivers, and which one a machine gets.
+//! All configured drivers, and the choice of the driver for a machine.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -19,37 +19,37 @@ pub struct ConfiguredDrivers {
 #[error("two drivers are called `{0}`")]
 pub struct DuplicateName(pub String);
 
-/// Why a machine gets no driver. Of drivers that the namespace may not use, nothing is reported.
+/// Why a machine gets no driver. Drivers that the namespace may not use are not reported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// The provider runs without a driver.
     #[error("no driver is configured: name one in the drivers file of the provider")]
     NoneConfigured,
-    /// No driver of this name is there for this namespace.
+    /// There is no driver of this name for this namespace.
     #[error("there is no driver `{name}` for namespace `{namespace}`, {}", choice(usable))]
     NotFound {
-        /// What `spec.driver` says.
+        /// The value of `spec.driver`.
         name: String,
         /// The namespace of the machine.
         namespace: String,
         /// The drivers that the namespace may use.
         usable: Vec<String>,
     },
-    /// The driver that has the VM is not there any more.
+    /// The driver that has the VM is no longer configured.
     #[error(
         "the driver `{name}`, which has the VM, is configured no more: put it back into the drivers file"
     )]
     Removed {
-        /// Its name.
+        /// The name of the driver.
         name: String,
     },
-    /// No name was given and none is there for this namespace.
+    /// No name was given, and the namespace may use no driver.
     #[error("there is no driver for namespace `{namespace}`: name it at a driver in the drivers file")]
     NoneForNamespace {
         /// The namespace of the machine.
         namespace: String,
     },
-    /// No name was given and several would do.
+    /// No name was given, and the namespace may use several drivers.
     #[error("spec.driver has to say which driver to use: {}", names.join(", "))]
     Ambiguous {
         /// The drivers that the namespace may use.
@@ -57,7 +57,7 @@ pub enum ResolveError {
     },
 }
 
-/// What the author of an object can do that names a driver which is not there.
+/// Says what the author of an object that names a missing driver can do.
 fn choice(usable: &[String]) -> String {
     if usable.is_empty() {
         return "which may use none: name it at a driver in the drivers file".to_owned();
@@ -65,8 +65,8 @@ fn choice(usable: &[String]) -> String {
     format!("which may use: {}", usable.join(", "))
 }
 
-/// A reconcile. When it ends, in whatever way, its object leaves the queues of all drivers that it has not
-/// asked for a permit: others would else wait while one is reserved for it.
+/// The scope of a reconcile. When the reconcile ends, in whatever way, its object leaves the queues of all
+/// drivers that it has not asked for a permit: otherwise others would wait while a permit is reserved for it.
 #[must_use = "the scope is that of a reconcile"]
 #[derive(Debug)]
 pub struct PermitScope<'a> {
@@ -83,10 +83,10 @@ impl Drop for PermitScope<'_> {
 }
 
 impl ConfiguredDrivers {
-    /// The drivers by their names.
+    /// Returns the drivers by their names.
     ///
     /// # Errors
-    /// [`DuplicateName`] when two have the same.
+    /// [`DuplicateName`] when two drivers have the same name.
     pub fn new(drivers: Vec<ConfiguredDriver>) -> Result<Self, DuplicateName> {
         let mut by_name = BTreeMap::new();
         for driver in drivers {
@@ -100,7 +100,7 @@ impl ConfiguredDrivers {
         })
     }
 
-    /// The driver that an object of this namespace gets, by what its `spec.driver` says.
+    /// Returns the driver that an object of this namespace gets, by its `spec.driver`.
     ///
     /// # Errors
     /// [`ResolveError`], a sentence for the author of the object.
@@ -131,7 +131,7 @@ impl ConfiguredDrivers {
             })
     }
 
-    /// The driver that has the VM of an object, whichever namespaces may use it now.
+    /// Returns the driver that has the VM of an object, whichever namespaces may use the driver now.
     ///
     /// # Errors
     /// [`ResolveError::Removed`]
@@ -141,7 +141,7 @@ impl ConfiguredDrivers {
         })
     }
 
-    /// The drivers that a namespace may use, by name.
+    /// Returns the drivers that a namespace may use, by name.
     fn usable(&self, namespace: &str) -> impl Iterator<Item = &Arc<ConfiguredDriver>> {
         self.iter().filter(move |driver| driver.serves(namespace))
     }
@@ -159,13 +159,14 @@ impl ConfiguredDrivers {
         }
     }
 
-    /// The driver of this name, from whichever namespace: for a VM that it has made, also where the
-    /// namespace may no longer use it.
+    /// Returns the driver of this name, for any namespace: for a VM that the driver has made, also where the
+    /// namespace may no longer use the driver.
     pub fn named(&self, name: &str) -> Option<Arc<ConfiguredDriver>> {
         self.by_name.get(name).map(Arc::clone)
     }
 
-    /// Around a reconcile of `key`: one that ends without having asked for a permit wants none.
+    /// Opens the scope of a reconcile of `key`: a reconcile that ends without having asked for a permit wants
+    /// none.
     pub fn permit_scope<'a>(&'a self, key: &'a str) -> PermitScope<'a> {
         self.iter().for_each(|driver| driver.permits.begin(key));
         PermitScope { drivers: self, key }
@@ -176,8 +177,8 @@ impl ConfiguredDrivers {
         self.iter().for_each(|driver| driver.forget(key));
     }
 
-    /// Runs a task for each driver, for ever: one that hangs does not hold up the others. The tasks end with
-    /// this future, which goes on with the panic of one.
+    /// Runs a task for each driver, for ever: a task that hangs does not hold up the others. The tasks end
+    /// with this future, which resumes the panic of a task.
     pub async fn run_for_each<T>(&self, task: impl Fn(Arc<ConfiguredDriver>) -> T)
     where
         T: Future<Output = ()> + Send + 'static,
@@ -190,11 +191,11 @@ impl ConfiguredDrivers {
                 std::panic::resume_unwind(panic);
             }
         }
-        // Without a driver there is nothing to do, and what never ends must not.
+        // Without a driver there is nothing to do, but this future must not end.
         pending::<()>().await;
     }
 
-    /// All drivers, by name.
+    /// Returns all drivers, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ConfiguredDriver>> {
         self.by_name.values()
     }

@@ -1,8 +1,8 @@
-//! One call at a time changes a VM that there is, whichever controller makes it.
+//! Locks that let one call at a time change an existing VM, whichever controller makes the call.
 //!
 //! A reconcile of an InfraMachine makes one call after the other. A remediation restarts the same VM from a
-//! work queue of its own: beside an update, a driver that locks its VM would refuse the restart, and the
-//! Machine be replaced for it.
+//! work queue of its own: during an update, a driver that locks its VM would refuse the restart, and the
+//! Machine would be replaced for it.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub struct VmLocks(Mutex<HashSet<String>>);
 
-/// The VM of a machine is this holder's to change, until this is dropped.
+/// The exclusive right to change the VM of a machine, until the lock is dropped.
 #[derive(Debug)]
 pub struct VmLock<'a> {
     locks: &'a VmLocks,
@@ -23,7 +23,7 @@ impl VmLocks {
     /// Locks the VM of the machine of this UID, unless it is locked.
     pub fn try_lock<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
         let is_free = self.0.lock().insert(uid.to_owned());
-        // Made only where it is had: a lock that is dropped unlocks.
+        // The lock is created only where it is held: dropping a lock unlocks.
         is_free.then(|| VmLock { locks: self, uid })
     }
 }

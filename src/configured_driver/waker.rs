@@ -1,8 +1,8 @@
-//! What wakes a requester whose wait is over.
+//! Wakes a requester whose wait is over.
 
 use std::fmt;
 
-/// Has a requester that waits look again. It must not block.
+/// Makes a requester that waits look again. It must not block.
 pub struct Waker(Box<dyn FnOnce() + Send>);
 
 impl Waker {

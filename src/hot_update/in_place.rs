@@ -1,21 +1,21 @@
-//! Updates in place that Cluster API manages: it writes the new spec, and an extension brings the VM there.
+//! In-place updates that Cluster API manages: it writes the new spec, and an extension brings the VM there.
 //!
-//! The InfraMachine does not say which extension that is. This provider's own asks for the update by an
-//! annotation, which the reconciler answers in the same place; until it has asked, the VM is left alone:
-//! it may be for another to update. The annotation names the object and its generation, so that one of an
-//! earlier spec, of a template or of before a move asks for nothing.
+//! The InfraMachine does not say which extension that is. This provider's own extension requests the update
+//! by an annotation, which the reconciler answers in the same place. Until the extension has asked, the VM is
+//! left alone: the update may be for another extension. The annotation names the object and its generation,
+//! so that an annotation of an earlier spec, of a template or from before a move requests nothing.
 
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 
-/// Where the update in place of a machine stands.
+/// The state of a machine's in-place update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlaceUpdate {
-    /// Cluster API manages none: a changed spec is the provider's to apply.
+    /// Cluster API manages no update: this provider applies a changed spec.
     None,
-    /// It manages one, and has not asked this provider for the spec as it is now.
+    /// Cluster API manages an update, and has not asked this provider for the current spec.
     NotRequested,
-    /// It has asked.
+    /// Cluster API has asked this provider for the current spec.
     Requested,
     /// The VM has the spec that was asked for.
     Done,
@@ -38,7 +38,7 @@ impl Word {
 }
 
 impl InPlaceUpdate {
-    /// What the object says of it.
+    /// Returns the state that the object's annotations say.
     pub fn of(machine: &InfraMachine) -> Self {
         let annotation = |key: &str| machine.metadata.annotations.as_ref()?.get(key);
         if annotation(labels::UPDATE_IN_PROGRESS).is_none() {
@@ -56,12 +56,12 @@ impl InPlaceUpdate {
     }
 }
 
-/// The annotation that asks for the spec as it is now.
+/// Returns the annotation that requests the current spec.
 pub fn requested(machine: &InfraMachine) -> Option<String> {
     value(machine, Word::Requested)
 }
 
-/// The annotation that says that the VM has the spec as it is now.
+/// Returns the annotation that says that the VM has the current spec.
 pub fn done(machine: &InfraMachine) -> Option<String> {
     value(machine, Word::Done)
 }

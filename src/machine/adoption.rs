@@ -1,9 +1,9 @@
-//! VMs that another has made and that a machine takes over, because an administrator says so. Pure.
+//! VMs that something else created and that a machine adopts because an administrator asks for it. Pure.
 //!
-//! Until the driver has confirmed such a VM, nothing is written into the object but its status: neither
-//! finalizer nor identity. So an object whose VM was never confirmed goes without a call. What says that it
-//! was is the id that the driver confirmed, written down with the identity: identity and the note that there
-//! may be a VM alone are those of a create as well.
+//! Until the driver has confirmed such a VM, only the status of the object is written: neither finalizer nor
+//! identity. An object whose VM was never confirmed is therefore deleted without a driver call. The sign of a
+//! confirmation is the id that the driver confirmed, written together with the identity: the identity and the
+//! note that a VM may exist are not enough, since a create writes them as well.
 
 use serde::Deserialize;
 
@@ -12,7 +12,8 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::identity::{self, Adoption, IdentityTags, MachineId, Role, adopted_id};
 use cmi_driver::{Capabilities, tags};
 
-/// The id of the VM that is the machine's own, as far as it is known: not one that is only to be adopted.
+/// Returns the id of the machine's own VM, as far as it is known. An id that is only to be adopted is not the
+/// machine's own.
 pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
     match Adoption::of(machine) {
         Adoption::Asked => None,
@@ -21,7 +22,7 @@ pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
     }
 }
 
-/// The tags of a VM as the administrator gives them.
+/// The tags of a VM, as the administrator gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GivenTags {
@@ -33,11 +34,12 @@ struct GivenTags {
     machine: Option<String>,
 }
 
-/// What the annotation says of the tags that the VM carries: what it leaves out of cluster and role is as for
-/// a VM of this provider, and without an identity the VM carries none.
+/// Returns the tags that the VM carries according to the annotation. A cluster or role that the annotation
+/// leaves out is the one of this provider's own VMs; without an identity in the annotation, the VM carries
+/// none.
 ///
 /// # Errors
-/// What is wrong with the annotation, in words.
+/// Says in words what is wrong with the annotation.
 pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Result<IdentityTags, String> {
     let text = identity::annotation(machine, labels::ADOPT).unwrap_or_default();
     let given = if text.trim().is_empty() {
@@ -65,12 +67,12 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     })
 }
 
-/// The tags that the VM of a machine is to carry, where another has made it and it is the machine's by now:
-/// those that were written down when the driver confirmed it, whatever became of the annotation, and the
-/// machine's identity where the driver can add it.
+/// Returns the tags that the VM of a machine has to carry, where the VM was adopted and belongs to the
+/// machine by now: the tags that were written down when the driver confirmed the VM, whatever became of the
+/// annotation, and the machine's identity where the driver can add it.
 ///
 /// # Errors
-/// The tags of such a VM are not known, in words: with the provider's own it would be changed.
+/// Says in words that the tags of such a VM are unknown: the provider's own tags would change the VM.
 pub fn adopted_tags(
     machine: &InfraMachine,
     capabilities: &Capabilities,
@@ -84,7 +86,7 @@ pub fn adopted_tags(
     let carried = applied.and_then(|applied| IdentityTags::carried_by(&applied, capabilities));
     if adopted_id(machine).is_none() {
         let is_known = identity::provider_id(machine).is_some();
-        // Not the tags of a create.
+        // The tags of a create carry the machine's identity, and are left out.
         return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));
     }
     let identified = |carried: IdentityTags| {

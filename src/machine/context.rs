@@ -22,38 +22,38 @@ use crate::reconciler::{Enqueue, waker};
 use crate::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
 use cmi_driver::MachineClass;
 
-/// When a machine that waits for a permit asks again, should its wake-up get lost.
+/// How long a machine waits for a permit before it asks again, should its wake-up get lost.
 const LOST_WAKE_UP: Duration = Duration::from_hours(1);
 
-/// What every reconcile works with.
+/// The clients, caches and queues that every reconcile works with.
 #[derive(Clone)]
 pub struct Context {
-    /// Writes and live reads.
+    /// The client for writes and live reads.
     pub client: Client,
-    /// What is watched.
+    /// The caches of the watched objects.
     pub caches: Caches,
-    /// Cluster ids, once found.
+    /// The cluster ids that were found so far.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// What is remembered between reconciles.
+    /// The state of the machines that is kept between reconciles.
     pub states: Arc<RuntimeStates>,
-    /// Events.
+    /// Publishes events.
     pub events: Events,
     /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// Whether identities may be trusted.
+    /// The admission policies, which say whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
-    /// Queues a machine for reconciling.
+    /// Enqueues a machine.
     pub enqueue: Enqueue,
 }
 
-/// Names a machine.
+/// A reference to a machine.
 pub type Reference = ObjectRef<DeserializeGuard<InfraMachine>>;
 
 impl Context {
-    /// The right to call the driver for this machine; without one, it is reconciled
-    /// again when there is one.
+    /// Returns a permit to call the driver for this machine. Without one, the machine is enqueued once there
+    /// is a permit.
     pub fn permit<'a>(
         &self,
         machine: &InfraMachine,
@@ -68,8 +68,8 @@ impl Context {
         driver.try_acquire(priority, requester, self.waker(machine))
     }
 
-    /// What is known of the machine's driver; where another task is asking, the machine is reconciled
-    /// again when there is an answer.
+    /// Returns what is known of the machine's driver. While another task asks the driver, the machine is
+    /// enqueued once there is an answer.
     pub async fn driver_state(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> DriverState {
         driver.state(machine.metadata.uid(), self.waker(machine)).await
     }
@@ -78,7 +78,7 @@ impl Context {
         waker(&self.enqueue, &machine.metadata)
     }
 
-    /// Wakes a machine, whatever its wait, when there may be room for it.
+    /// Returns a waker that enqueues a machine, whatever its wait, when there may be capacity for it.
     fn capacity_waker(&self, machine: &InfraMachine) -> Waker {
         let (states, uid) = (Arc::clone(&self.states), machine.metadata.uid().to_owned());
         let waker = self.waker(machine);
@@ -88,8 +88,8 @@ impl Context {
         })
     }
 
-    /// The outcome of a machine for which there is known to be no room; nothing when its VM may be created.
-    /// Asked before anything is done for the create.
+    /// Returns the outcome of a machine for which there is known to be no capacity; nothing when its VM may
+    /// be created. The caller asks before it does anything for the create.
     pub fn circuit_open(
         &self,
         machine: &InfraMachine,
@@ -106,19 +106,20 @@ impl Context {
         (!has_capacity).then(|| Self::awaiting_capacity(machine))
     }
 
-    /// Has a machine tried again that was refused for want of capacity, when there may be room.
+    /// Enqueues a machine that was refused for lack of capacity, once there may be capacity.
     pub fn await_capacity(&self, machine: &InfraMachine, permit: &Permit<'_>, class: &MachineClass) {
         permit.await_capacity(class, machine.metadata.uid(), self.capacity_waker(machine));
     }
 
-    /// The outcome of a machine that is woken when there may be room.
+    /// The outcome of a machine that is woken when there may be capacity.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
         Outcome::AwaitingCapacity {
             requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(machine.metadata.uid(), 0)),
         }
     }
 
-    /// Whether a permit may be used to make or finish a VM; else the machine waits for one that may.
+    /// Whether the permit may be used to create or finish a VM. A permit that may not is replaced by one that
+    /// may; where there is none, the machine waits for one.
     pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
         if permit.may_create(machine.metadata.uid()) {
             return true;
@@ -132,15 +133,15 @@ impl Context {
         }
     }
 
-    /// Waits for a permit. That is published of a wait that will be long: a fleet that comes up at the pace
-    /// of its driver would else be written twice.
+    /// Returns the outcome of a machine that waits for a permit. Only a long wait is published: otherwise
+    /// every machine of a fleet that comes up at the pace of its driver would be written twice.
     pub fn waiting_for_a_permit(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
         let uid = machine.metadata.uid();
         tracing::debug!(
             name = machine.metadata.name,
             "the driver is busy: waiting for a permit"
         );
-        // It is woken when there is a permit: a fleet that waits asks no more often than that.
+        // The machine is woken when there is a permit, so a waiting fleet asks no more often than this.
         let requeue_after = LOST_WAKE_UP.mul_f64(1.0 - 0.5 * jitter(uid, 0));
         if driver.should_report_wait(uid) {
             Outcome::Queued { requeue_after }
@@ -150,8 +151,8 @@ impl Context {
     }
 }
 
-/// Whether its status shows that it waits for what comes before a permit. That wait is over once it asks for
-/// one.
+/// Whether the status of a machine shows a wait for what comes before a permit. That wait is over once the
+/// machine asks for a permit.
 fn shows_another_wait(machine: &InfraMachine) -> bool {
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));

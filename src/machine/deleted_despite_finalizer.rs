@@ -1,9 +1,10 @@
-//! An InfraMachine that the API server let go though the finalizer was on it.
+//! An InfraMachine that the API server deleted although the finalizer was on it.
 //!
-//! It looks at an object's finalizers before it deletes the object, and not again (`Store.Delete` of
-//! k8s.io/apiserver): a finalizer that is written in between is lost with the object. A Machine that is
-//! deleted on its way up can come to that: the delete has begun when the finalizer is written, and the create
-//! that follows it makes a VM of no object. The VM is deleted by what the watch has shown of the object.
+//! The API server looks at an object's finalizers before it deletes the object, and not again (`Store.Delete`
+//! of k8s.io/apiserver): a finalizer that is written in between is lost with the object. This can happen to a
+//! Machine that is deleted while it comes up: the delete has begun when the finalizer is written, and the
+//! create that follows makes a VM without an object. The VM is deleted with what the watch last showed of the
+//! object.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,15 +28,15 @@ use crate::apiserver::Error;
 use crate::identity::{self, MachineId};
 use crate::retry::LONG_WAIT;
 
-/// How long it is tried at most: the report of orphans shows what is left then. Longer than a create may be
-/// under way.
+/// How long the deletion is retried at most; the report of orphans shows what is left then. The time is
+/// longer than a create may be in flight.
 const MAX_RETRY_TIME: Duration = Duration::from_hours(24);
 
-/// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
-/// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
-/// before: a move, a force, a VM that is gone. One whose providerID was confirmed had the finalizer long
-/// before: it was taken out of the API server's store by hand, and its VM is for the report of orphans to
-/// show.
+/// Whether an object that a watch reports as deleted, and whose last version is `last`, was deleted in spite
+/// of its finalizer. Any other removal begins with a requested deletion, or takes the finalizer off first: a
+/// move, a forced deletion, a VM that is gone. An object whose providerID was confirmed had the finalizer
+/// long before: somebody took it out of the API server's store by hand, and the report of orphans shows its
+/// VM.
 pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();
     last.metadata.deletion_timestamp.is_none()
@@ -48,10 +49,11 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
             .any(is_marked)
 }
 
-/// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more.
-/// `last` is the object as it was at last.
+/// Deletes the VM of such an object as the object's deletion would have, until no create of the object can
+/// make a VM any more. `last` is the object as the watch last showed it.
 pub fn delete_vm_left_behind(ctx: &Context, last: InfraMachine) -> impl Future<Output = ()> + Send + 'static {
-    // What wakes the object wakes this: it is in no cache, and no controller has it any more.
+    // A wake-up of the object resumes this task: the object is in no cache, and no controller reconciles it
+    // any more.
     let woken = Arc::new(Notify::new());
     let waker = Arc::clone(&woken);
     let ctx = Context {
@@ -89,21 +91,22 @@ async fn retry_until_deleted(ctx: &Context, last: InfraMachine, woken: &Notify) 
     }
 }
 
-/// As logs have it: no reconcile, and so no span, names the object here.
+/// Returns the name as logs have it: no reconcile, and so no span, names the object here.
 fn full_name(machine: &InfraMachine) -> String {
     let meta = &machine.metadata;
     format!("{}/{}", meta.namespace(), meta.name())
 }
 
-/// As if its deletion had been asked for. The guest gets no time: it has not come up.
+/// Returns the object as if its deletion had been requested. The guest gets no time to shut down: it has not
+/// come up.
 fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
     machine.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
     machine.spec.shutdown_timeout_seconds = Some(0);
     machine
 }
 
-/// When to try again; nothing where there is nothing more to do. Nothing is logged of an object that is still
-/// there, and that this process only does not watch any more.
+/// Tries the deletion once. Returns when to try again, or nothing when nothing is left to do. Nothing is
+/// logged about an object that still exists and that only this process no longer watches.
 async fn attempt(
     ctx: &Context,
     machine: &Arc<InfraMachine>,
@@ -134,7 +137,7 @@ async fn attempt(
     Ok(Some(timing.wait.unwrap_or(LONG_WAIT)))
 }
 
-/// Whether an object has the identity again: one that was restored has the VM.
+/// Whether the API server has an object with this identity again: an object that was restored has the VM.
 async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, Error> {
     let action = "looking whether an InfraMachine that is gone is there again";
     let namespace = machine.metadata.namespace();

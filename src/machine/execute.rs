@@ -1,4 +1,4 @@
-//! Do what a plan says: driver calls, and the ownership that has to be written before them.
+//! Carries out what a plan says: driver calls, and the ownership that has to be written before them.
 
 mod adopt;
 mod confirm_deletion;
@@ -28,7 +28,7 @@ use crate::configured_driver::Permit;
 /// The outcome of a plan, with the permit it used. The permit is held until the outcome is published, which
 /// bounds how many machines come up at once regardless of the controller's concurrency.
 pub struct Execution<'a> {
-    /// What came of the plan.
+    /// The outcome of the plan.
     pub outcome: Outcome,
     _permit: Option<Permit<'a>>,
 }
@@ -53,7 +53,7 @@ pub enum ExecuteError {
     Unfinished(#[from] Error),
 }
 
-/// Carries a plan out.
+/// Carries out a plan.
 pub async fn execute<'a>(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -69,7 +69,7 @@ pub async fn execute<'a>(
         }
         Plan::RestoreFinalizer(ownership) => {
             restore_finalizer(object, &ownership).await?;
-            // What was written leads to the next reconcile.
+            // The write leads to the next reconcile.
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
         Plan::ReportInPlaceUpdate(done) => {
@@ -104,7 +104,7 @@ pub async fn execute<'a>(
     })
 }
 
-/// Writes what a block needs besides the status.
+/// Writes what a blocked machine needs besides the status.
 async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<(), Error> {
     let Outcome::Blocked(block) = outcome else {
         return Ok(());
@@ -127,11 +127,11 @@ async fn restore_finalizer(object: &mut Object<'_>, ownership: &Ownership) -> Re
     Ok(())
 }
 
-/// Carries the step of a plan out, and writes what has to be written on the way.
+/// Carries out the step of a plan, with the writes that are needed on the way.
 struct Executor<'r, 'o, 'p> {
     ctx: &'r Context,
     object: &'r mut Object<'o>,
-    /// To call the driver.
+    /// The permit to call the driver.
     permit: &'r mut Permit<'p>,
 }
 
@@ -147,8 +147,9 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// The outcome without the bootstrap data that a driver may have kept from the create and say in any later
-/// call (OPS-11). The guard takes out what a call carries, and only the create carries them.
+/// Returns the outcome without the bootstrap data that a driver may have kept from the create and may repeat
+/// in any later call (OPS-11). The guard redacts what a call carries, and only the create carries bootstrap
+/// data.
 async fn without_bootstrap_data(
     ctx: &Context,
     machine: &InfraMachine,

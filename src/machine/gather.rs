@@ -1,5 +1,5 @@
-//! What one reconcile looks at: caches and runtime state. The one request is for a driver's
-//! capabilities, once for all machines.
+//! Reads what one reconcile needs: caches and runtime state. The only request is for a driver's capabilities,
+//! once for all machines.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -27,16 +27,16 @@ use cmi_driver::{Operation, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// What was read.
+/// What a reconcile has read.
 pub struct Gathered {
-    /// What a plan is made from. What a call leads to is remembered with it too: a driver that is met during
-    /// the call may not be the one that answered it.
+    /// The input of a plan. The result of a call is remembered with it too: a driver that is reached anew
+    /// during the call may not be the one that answered it.
     pub observed: Observed,
     /// The configured driver, when there is one.
     configured_driver: Option<Arc<ConfiguredDriver>>,
 }
 
-/// Reads the caches.
+/// Reads the caches and the runtime state.
 pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let owner = ctx.caches.owner_machine(&machine.metadata);
     let cluster = cluster_of(ctx, &machine.metadata, owner.as_deref());
@@ -54,7 +54,8 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid();
-    // Before the state: a create that ends in between has cleared the absence that is read there.
+    // Read before the state: a create that ends in between has cleared the absence by the time the state is
+    // read.
     let create_in_flight = ctx.states.is_create_in_flight(uid);
     let state = ctx
         .states
@@ -99,7 +100,7 @@ impl Gathered {
         self.configured_driver.as_deref()
     }
 
-    /// How often the same has failed in a row, this time included.
+    /// How often the machine has failed in a row with the same inputs, this time included.
     pub fn attempts(&self, machine: &InfraMachine) -> u32 {
         let retry = self.observed.state.retry.as_ref();
         let remembered = retry
@@ -113,7 +114,8 @@ impl Gathered {
         remembered.or(published).unwrap_or(0).saturating_add(1)
     }
 
-    /// The last failure, where it could not be published and still is one of this machine as it is now.
+    /// The last failure, where it could not be published and the inputs of the machine have not changed
+    /// since.
     pub fn unpublished(&self) -> Option<(Arc<Outcome>, RetryTiming)> {
         let observed = &self.observed;
         let retry = observed.state.retry.as_ref();
@@ -131,7 +133,7 @@ impl Gathered {
         Some((unpublished, timing))
     }
 
-    /// The Secret with the bootstrap data, as far as it is known.
+    /// The name of the Secret with the bootstrap data, as far as it is known.
     pub fn bootstrap_secret(&self) -> Option<&str> {
         match &self.observed.owner {
             Owner::Found(owner) => owner.spec.bootstrap.data_secret_name.as_deref(),
@@ -139,7 +141,7 @@ impl Gathered {
         }
     }
 
-    /// Whether the driver can be asked about one VM.
+    /// Whether the driver is known to support a look-up of a single VM.
     pub fn can_ask(&self) -> bool {
         match &self.observed.driver {
             Ok(DriverState::Known(known)) => known.capabilities.supports(Operation::GetMachineStatus),
@@ -148,7 +150,8 @@ impl Gathered {
     }
 }
 
-/// The Cluster of a machine: that of its Machine, or where there is none, the one that it is labelled with.
+/// Returns the Cluster of a machine: the Cluster of its Machine, or without a Machine, the Cluster that the
+/// label names.
 pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
     match owner {
         Some(owner) => ctx
@@ -158,12 +161,12 @@ pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> 
     }
 }
 
-/// Another InfraMachine that names the VM which this one is to adopt, in whatever namespace.
+/// Looks for another InfraMachine, in any namespace, that names the VM which this one is to adopt.
 ///
-/// Of two that want the same VM neither gets it while both are there. A version of an object is in the cache
-/// with all that was written before it, so that the later one always sees the earlier one: no delay of the
-/// cache and no change of the leader lets both have it. A version that the cache does not have yet, such as
-/// one of our own writing, says nothing of others.
+/// Of two that want the same VM, neither gets it while both exist. When the cache holds a version of an
+/// object, it also holds everything that was written before it, so the later object always sees the earlier
+/// one: no delay of the cache and no change of the leader lets both have the VM. A version that the cache
+/// does not have yet, such as one that we have just written, says nothing of other objects.
 fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     let Some(wanted) = machine.spec.provider_id.as_ref() else {
         return ProviderIdConflict::None;
@@ -204,8 +207,9 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     }
 }
 
-/// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.
-/// That of a driver that was lost may not be that of the next one.
+/// Returns the violations that neither the API server nor the tags can refuse: limits on the whole spec, and
+/// the driver's own schema. The schema of a driver that was lost is not checked: the next driver may have
+/// another one.
 fn violation(machine: &InfraMachine, driver: &Result<DriverState, ResolveError>) -> Option<String> {
     let violations = machine.spec.violations();
     if !violations.is_empty() {
@@ -221,7 +225,8 @@ fn violation(machine: &InfraMachine, driver: &Result<DriverState, ResolveError>)
     }
 }
 
-/// What this provider writes itself, the generation among it, is left out: it is no reason to try again.
+/// Returns a hash of the inputs. What this provider writes itself, the generation included, is left out: it
+/// is no reason to try again.
 fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let InfraMachineSpec {

@@ -1,8 +1,9 @@
 //! An InfraMachine that can't be read. The API server's schema keeps such objects out, but a schema changes,
-//! and what was stored before stays as it is.
+//! and the objects that were stored before stay as they are.
 //!
-//! Nothing is made for such an object. It can be deleted, with its VM: the identity, the driver and the spec
-//! that the VM was made from are annotations, which can be read whatever the spec says. And it can be moved.
+//! No VM is created for such an object. The object can be deleted, with its VM: the identity, the driver and
+//! the spec that the VM was made from are annotations, which can be read whatever the spec says. The object
+//! can also be moved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ use crate::apiserver::{Error, NewEvent};
 use crate::identity;
 use crate::reconciler::Action;
 
-/// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
-/// once what is wrong with it, and events and the log what becomes of its deletion.
+/// Reconciles an InfraMachine that can't be read. Its status can't be written either: an event says once what
+/// is wrong with the object, and events and the log report how its deletion goes.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name();
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
@@ -40,7 +41,8 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
     }
     if invalid.metadata.deletion_timestamp.is_none() {
-        // As every machine does whose VM only the status has confirmed.
+        // The move of a paused object is unblocked, as for every machine whose VM only the status has
+        // confirmed.
         if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
             let machine = Arc::new(live(ctx, invalid).await?);
             // The status decides what is written, and may be forged where the policies are not in force.
@@ -56,7 +58,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let mut object = Object::new(ctx, Arc::clone(&machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    // There is no status that could report it later.
+    // There is no status that could report the failure later.
     let timing = record_failure(ctx, &machine, &gathered, outcome, None);
     let event = events::of(&machine, outcome, timing.attempts);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
@@ -81,8 +83,8 @@ fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {
     paused_by(object, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
 }
 
-/// The object as it is now, with what can be read of the spec and of the status: the deletion may need the
-/// credentials, and the id of the VM.
+/// Returns the live object, with the fields of the spec and of the status that can be read: the deletion may
+/// need the credentials and the id of the VM.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an InfraMachine that can't be parsed";
     let namespace = invalid.metadata.namespace();
@@ -95,7 +97,7 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     let live = api::metadata(&text).map_err(|error| Error::api(action, kube::Error::SerdeError(error)))?;
     let is_deleted = |meta: &ObjectMeta| meta.deletion_timestamp.is_some();
     if live.uid != invalid.metadata.uid || is_deleted(&live) != is_deleted(&invalid.metadata) {
-        // Another object came under this name, or it is deleted by now: the cache will say so.
+        // Another object has this name now, or the deletion was requested meanwhile: the cache will say so.
         return Err(Error::Conflict { action });
     }
     Ok(InfraMachine {
@@ -105,8 +107,8 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     })
 }
 
-/// Whether the status says that there is a VM, if that can be read: of an id that was named before the VM was
-/// made nothing else does.
+/// Returns the part of the status that says whether there is a VM, if it can be read: for an id that was
+/// named before the VM was made, only the status says so.
 fn legible_status(object: &str) -> Option<InfraMachineStatus> {
     #[derive(Deserialize)]
     struct Object {
@@ -123,7 +125,8 @@ fn legible_status(object: &str) -> Option<InfraMachineStatus> {
     })
 }
 
-/// The fields of an object's spec that can be read. As text: a field may be nested deeper than JSON is read.
+/// Returns the fields of an object's spec that can be read. They are parsed from text, since a field may be
+/// nested deeper than JSON is read.
 fn legible(object: &str) -> InfraMachineSpec {
     #[derive(Deserialize)]
     struct Object {

@@ -27,7 +27,7 @@ use cmi_driver::{LastKnownState, Operation, ProviderId};
 #[cfg(test)]
 mod tests;
 
-/// An annotation and its value; without one, it has to go.
+/// An annotation and its value; without a value, the annotation is removed.
 pub type Annotation = (&'static str, Option<String>);
 
 /// What a write does to `spec.providerID`.
@@ -38,25 +38,25 @@ enum IdChange<'a> {
     Remove,
 }
 
-/// How often a write is tried against other writers at the same time.
+/// How often a write is tried against concurrent writers.
 const TRIES: u32 = 5;
 
-/// The newest version of an InfraMachine that is known, and the way to write it.
+/// The newest known version of an InfraMachine, and the way to write it.
 ///
 /// # Guarantees
-/// Every write carries the resource version of the version it was decided on: a stale cache changes nothing,
-/// it gets [`Error::Conflict`].
+/// Every write carries the resource version that it was decided on: a write from a stale cache changes
+/// nothing, it gets [`Error::Conflict`].
 pub struct Object<'a> {
     ctx: &'a Context,
     api: Api<InfraMachine>,
     latest: Arc<InfraMachine>,
     secret_movability: SecretMovability,
-    /// The API server has it no more: there is nothing to write.
+    /// Whether the API server has deleted the object, so that there is nothing to write.
     was_deleted_despite_finalizer: bool,
 }
 
 impl<'a> Object<'a> {
-    /// Starts from what a cache or our last write holds.
+    /// Starts from the version in a cache or from our last write.
     pub fn new(ctx: &'a Context, latest: Arc<InfraMachine>) -> Self {
         let namespace = latest.metadata.namespace();
         Self {
@@ -68,7 +68,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// One that the API server has no more, as it was at last. Nothing of it is written.
+    /// A deleted object, as the watch last showed it. Nothing of it is written.
     pub fn deleted_despite_finalizer(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
         Self {
             was_deleted_despite_finalizer: true,
@@ -76,12 +76,13 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The credentials were read: the status says from now on if clusterctl would leave their Secret behind.
+    /// Records whether clusterctl would leave the Secret of the credentials behind, which is known once they
+    /// were read. From then on the status says so.
     pub fn record_secret_movability(&mut self, movability: SecretMovability) {
         self.secret_movability = movability;
     }
 
-    /// The newest version.
+    /// The newest known version.
     pub fn get(&self) -> &InfraMachine {
         &self.latest
     }
@@ -91,30 +92,31 @@ impl<'a> Object<'a> {
         self.latest.metadata.uid()
     }
 
-    /// The name, which is also the one that the driver knows the machine by.
+    /// The name, by which the driver knows the machine too.
     pub fn name(&self) -> &str {
         self.latest.metadata.name()
     }
 
-    /// Finalizer and identity in one patch; none when the object has them all.
+    /// Writes finalizer and identity in one patch; writes nothing when the object has them all.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object is not what it was thought to be.
+    /// [`Error::Conflict`] when the object is not the version that this was decided on.
     pub async fn ensure_finalizer_and_identity(&mut self, ownership: &Ownership) -> Result<(), Error> {
         let annotations = missing_annotations(&self.latest, ownership)?;
         self.write_ownership(annotations, IdChange::None).await
     }
 
-    /// Write 1, before every create: finalizer, identity, and the creates whose answer is not known, the one
-    /// that comes now among them. Until it is answered, `clusterctl move` has to wait.
+    /// Write 1, before every create: finalizer, identity, and the creates whose answer is unknown, the coming
+    /// one among them. Until that one is answered, `clusterctl move` has to wait.
     ///
-    /// With the id that the driver has named for the VM, so that no other write has to bring it. An id that
-    /// was named before and of which no VM was seen gives way to it, also where none is named now.
+    /// The patch carries the id that the driver has named for the VM, so that no other write has to bring it.
+    /// An id that was named before and of which no VM was seen gives way to the new one, and is removed where
+    /// none is named now.
     ///
-    /// It is always written, so that a cache that is behind never leads to a create.
+    /// The patch is always sent, so that a cache that is behind never leads to a create.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object is not what it was thought to be.
+    /// [`Error::Conflict`] when the object is not the version that this was decided on.
     pub async fn record_create(
         &mut self,
         ownership: &Ownership,
@@ -161,9 +163,9 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Takes back that a VM may exist, since the only create is over and made none, and the id that was named
-    /// for it: the next one may be made elsewhere. Where it can't be written, the note stays, which is never
-    /// wrong.
+    /// Takes back the note that a VM may exist, since the only create is over and made none, and the id that
+    /// was named for the VM: the next one may be made elsewhere. Where other writers prevent it, the note
+    /// stays, which is never wrong.
     pub async fn record_no_vm(&mut self, existence: VmExistence) -> Result<(), Error> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
@@ -190,7 +192,7 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// Lets `clusterctl move` go on, where this provider has kept it waiting, and writes down what the move
+    /// Lets `clusterctl move` go on where this provider has kept it waiting, and writes down what the move
     /// would leave behind.
     pub async fn prepare_for_move(&mut self) -> Result<(), Error> {
         let annotations = self.annotations_for_move();
@@ -198,8 +200,8 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Writes down that an update is issued: until its end is, the VM may be half way, wherever the object is
-    /// moved. `clusterctl move` waits while the call changes the VM.
+    /// Writes down that an update is issued: until its end is written down too, the VM may be half updated,
+    /// wherever the object is moved. `clusterctl move` waits while the call changes the VM.
     pub async fn issue_update(&mut self) -> Result<(), Error> {
         let mut annotations = Vec::new();
         if identity::annotation(&self.latest, labels::BLOCK_MOVE).is_none() {
@@ -215,8 +217,9 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// What has to change for `clusterctl move` to go on, as far as it waits for this provider. What only the
-    /// status says of the VM, which a move leaves behind, is written down with it.
+    /// Returns the annotations that have to change for `clusterctl move` to go on, as far as it waits for
+    /// this provider. A move leaves the status behind, so what only the status says of the VM is written down
+    /// with them.
     pub fn annotations_for_move(&self) -> Vec<Annotation> {
         let mut annotations = Vec::new();
         if identity::blocks_move(&self.latest.metadata) {
@@ -228,7 +231,7 @@ impl<'a> Object<'a> {
         annotations
     }
 
-    /// Keeps what the driver wants back with the next call (CTL-01, CTL-03).
+    /// Keeps the state that the driver wants back with the next call (CTL-01, CTL-03).
     pub async fn patch_last_known_state(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
         let Some(state) = state else {
             return Ok(());
@@ -238,8 +241,8 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Sets annotations that say what a driver did: true of the object whatever other clients write at the
-    /// same time, and lost when they are not written.
+    /// Sets annotations that say what a driver did. They hold for the object whatever other clients write at
+    /// the same time, and would be lost if they were not written.
     pub async fn patch_annotations(
         &mut self,
         action: &'static str,
@@ -254,7 +257,7 @@ impl<'a> Object<'a> {
         self.try_patch_annotations(action, wanted).await
     }
 
-    /// Sets or removes annotations that differ.
+    /// Sets or removes the annotations that differ.
     pub async fn try_patch_annotations(
         &mut self,
         action: &'static str,
@@ -280,11 +283,12 @@ impl<'a> Object<'a> {
         self.patch(action, json!({"annotations": changed}), id).await
     }
 
-    /// Write 2: the providerID with what belongs to it, in one patch. None where the id was named before the
-    /// create, the status that follows says that there is the VM, and nothing else has to be published.
+    /// Write 2: the providerID and the annotations that belong to it, in one patch. Nothing is written where
+    /// the id was named before the create, the status that follows says that the VM exists, and nothing else
+    /// has to be published.
     ///
-    /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not
-    /// find the VM yet that it has just made, so what it answered must not be lost.
+    /// When another client writes meanwhile, the patch is retried on the object as it is now: a driver may
+    /// not yet find the VM that it has just made, so its answer must not be lost.
     pub async fn patch_provider_id(
         &mut self,
         provider_id: &str,
@@ -303,11 +307,12 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what
-    /// is under way and since when: an operator who looks must not find a machine of which nothing is known.
+    /// Awaits the answer of a driver. When the answer takes longer than a few seconds, the status says
+    /// meanwhile what is under way and since when: an operator who looks must not find a machine of which
+    /// nothing is known.
     ///
-    /// The call goes on beside the write, which is made once. Where it can't be made, the log says so: what
-    /// the answer leads to says the rest.
+    /// The call goes on beside the write of the status, which is tried once. If the write fails, the log says
+    /// so; the outcome of the call says the rest.
     pub async fn awaiting<T>(&mut self, operation: Operation, call: impl Future<Output = T>) -> T {
         const LONG: Duration = Duration::from_secs(5);
         let since = Timestamp::now();
@@ -326,7 +331,7 @@ impl<'a> Object<'a> {
         answer
     }
 
-    /// Reads the object anew, if it still is the same one.
+    /// Reads the live object. Fails when another object has the name by now.
     async fn reread(&mut self, action: &'static str) -> Result<(), Error> {
         let live = self
             .api
@@ -385,13 +390,13 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Write 3: the status that an object leads to, when it differs.
+    /// Write 3: the status that follows from the object, when it differs.
     ///
-    /// When another client wrote what no plan depends on, such as a label, it is tried again: the call that
-    /// it reports is done, and not made again before its time.
+    /// When another client wrote something that no plan depends on, such as a label, the patch is retried:
+    /// the call that the status reports is done, and is not repeated before its time.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object changed in a way that another plan may follow from.
+    /// [`Error::Conflict`] when the object changed in a way that may lead to another plan.
     pub async fn patch_status(
         &mut self,
         status: impl Fn(&InfraMachine) -> InfraMachineStatus,
@@ -413,7 +418,7 @@ impl<'a> Object<'a> {
         self.try_patch_status(&wanted).await
     }
 
-    /// Reads the object anew; whether what was decided on the version before holds of it as well.
+    /// Reads the live object, and returns whether what was decided on the previous version still holds.
     async fn still_applies(&mut self, action: &'static str) -> Result<bool, Error> {
         let before = Arc::clone(&self.latest);
         self.reread(action).await?;
@@ -428,7 +433,7 @@ impl<'a> Object<'a> {
         let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
         let is_written = published.is_some();
         if let Some((metadata, status)) = published {
-            // The rest is as it was: the patch holds for this resource version alone.
+            // The rest is unchanged: the patch holds for this resource version alone.
             self.remember(InfraMachine {
                 metadata,
                 spec: self.latest.spec.clone(),
@@ -438,7 +443,8 @@ impl<'a> Object<'a> {
         Ok(is_written)
     }
 
-    /// Lets the object go: removes our finalizer and no other. One that another keeps holds up no move.
+    /// Removes our finalizer and no other, which lets the object go. An object that another finalizer keeps
+    /// holds up no move.
     pub async fn remove_finalizer(&mut self) -> Result<(), Error> {
         let action = "removing the finalizer";
         let mut rest = self.finalizers(action).await?;
@@ -456,13 +462,13 @@ impl<'a> Object<'a> {
             .await
             .map_err(|error| Error::api(action, error));
         match released {
-            // The last finalizer: the object went with it, or another client was faster.
+            // It was the last finalizer and the object went with it, or another client was faster.
             Ok(_) | Err(Error::Gone { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Changes metadata and the providerID.
+    /// Patches metadata and the providerID.
     async fn patch(&mut self, action: &'static str, metadata: Value, id: IdChange<'_>) -> Result<(), Error> {
         if self.was_deleted_despite_finalizer {
             return Ok(());
@@ -474,7 +480,7 @@ impl<'a> Object<'a> {
             IdChange::Remove => body["spec"] = json!({"providerID": null}),
         }
         let body = self.with_resource_version(body);
-        // The rest is as it was: the patch holds for this resource version alone.
+        // The rest is unchanged: the patch holds for this resource version alone.
         let patched = patch_metadata(&self.api, self.name(), &body)
             .await
             .map_err(|error| Error::api(action, error))?;
@@ -489,8 +495,8 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// All finalizers: of an object with very many, a cache holds some. Where it changed meanwhile, the
-    /// write that follows is refused.
+    /// Returns all finalizers: of an object with very many, a cache holds only some. If the object changes
+    /// meanwhile, the write that follows is refused.
     async fn finalizers(&self, action: &'static str) -> Result<Vec<String>, Error> {
         let known = self.latest.metadata.finalizers.clone().unwrap_or_default();
         if known.len() < bounded::MAX_KEPT {
@@ -506,7 +512,8 @@ impl<'a> Object<'a> {
         body
     }
 
-    /// Whether it has this providerID, here or in the cache: a write whose answer was lost may be there.
+    /// Whether the object has this providerID, here or in the cache: a write whose answer was lost may have
+    /// succeeded.
     pub fn is_known_by(&self, id: &ProviderId) -> bool {
         let has = |machine: &InfraMachine| machine.spec.provider_id.as_deref() == Some(id.as_str());
         let cached = self.cached();
@@ -520,12 +527,12 @@ impl<'a> Object<'a> {
     }
 
     fn remember(&mut self, mut written: InfraMachine) {
-        // As the cache has it, with which it is compared.
+        // Bounded like the version in the cache, with which it is compared.
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
         self.ctx.states.record_write(self.uid(), Arc::clone(&self.latest));
-        // The watch may have been faster than the answer: then nothing else will
-        // notice that the cache has it.
+        // The watch may have been faster than the answer: then nothing else notices that the cache has this
+        // version.
         if let Some(cached) = self.cached()
             && let Ok(cached) = &cached.0
         {
@@ -534,14 +541,14 @@ impl<'a> Object<'a> {
     }
 }
 
-/// Whether two versions of an object lead to the same plan, as far as the object goes.
+/// Whether two versions of an object lead to the same plan, as far as the plan depends on the object.
 fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
     a.metadata.generation == b.metadata.generation
         && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
         && a.metadata.annotations == b.metadata.annotations
 }
 
-/// What has to change in the annotations before a create.
+/// Returns the annotations that have to change before a create.
 fn annotations_of_a_create(
     machine: &InfraMachine,
     ownership: &Ownership,
@@ -558,21 +565,22 @@ fn annotations_of_a_create(
     Ok(annotations)
 }
 
-/// What has to change in the annotation about creates once the VM is known.
+/// Returns the change to the annotation about unanswered creates once the VM is known.
 fn create_is_over(machine: &InfraMachine, answered: Option<AnsweredCreate>) -> Option<Annotation> {
     let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
     Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
 }
 
-/// Whether a status that says that the VM is provisioned says all that there is to say of a VM whose id was
-/// named: the driver wants nothing kept that is not there, and no other create may have made one more.
+/// Whether a status that reports the VM as provisioned says all that there is to say of a VM whose id was
+/// named: the driver wants nothing kept that is not there already, and no other create may have made another
+/// VM.
 fn is_implied_by_status(machine: &InfraMachine, wanted: &[Annotation], over: Option<&Annotation>) -> bool {
     let may_have_made_another = over.is_some_and(|(_, left)| left.is_some());
     let is_there = |(key, value): &Annotation| identity::annotation(machine, key) == value.as_deref();
     !may_have_made_another && wanted.iter().all(is_there)
 }
 
-/// What ownership has to change in the annotations.
+/// Returns the annotations that have to change for the ownership.
 fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<Map<String, Value>, Error> {
     let action = "writing the provider spec into an annotation";
     let mut wanted = vec![
@@ -602,7 +610,8 @@ fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<
     // driver under this name.
     let copied = MachineId::of(machine).is_none();
     for key in labels::OWN_ANNOTATIONS {
-        // The administrator who has a VM adopted brings what its driver wants back with the next call.
+        // The administrator who has a VM adopted supplies the state that its driver wants back with the next
+        // call.
         if ownership.adopted.is_some() && key == labels::LAST_KNOWN_STATE {
             continue;
         }

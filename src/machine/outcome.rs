@@ -1,4 +1,4 @@
-//! What came of a plan. A driver that fails is an outcome, not an error: it has to be published.
+//! The outcome of a plan. The failure of a driver is an outcome, not an error: it has to be published.
 
 use std::time::Duration;
 
@@ -15,37 +15,37 @@ use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Statu
 #[cfg(test)]
 mod tests;
 
-/// How an operator ends a wait for capacity that the provider can't see the end of.
+/// Tells an operator how to end a wait for capacity whose end the provider can't see.
 pub const RETRY_NOW_HINT: &str =
     "once there is capacity, change any annotation of this object to retry at once";
 
-/// What came of a plan.
+/// The outcome of a plan.
 #[derive(Debug)]
 pub enum Outcome {
     /// Nothing is published, for this reason.
     NoOp(&'static str),
-    /// Nothing is published now. When to look again.
+    /// Nothing is published now. The machine is requeued after this time.
     Requeue(Duration),
     /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is
-    /// not asked for it before it is another.
+    /// not asked for that call again until the driver is another one.
     NotSupported(Operation),
-    /// Still waiting; the status says for what.
+    /// The machine still waits, and the status says for what.
     Blocked(Blocked),
-    /// Still waiting; the status says all there is to say already. When to look again,
-    /// if nothing changes before.
+    /// The machine still waits, and the status already says all there is to say. The time is when to look
+    /// again, if nothing changes before.
     Waiting(Option<Duration>),
-    /// Waiting for a permit to call the driver, and for so long that this is reported.
+    /// The machine waits for a permit to call the driver, and for so long that the wait is reported.
     Queued {
         /// When to look again, should nothing wake it.
         requeue_after: Duration,
     },
-    /// Capacity was exhausted for another machine of the class: no create was made, and the
-    /// machine is woken when there may be room.
+    /// Capacity was exhausted for another machine of the class: no create was issued, and the machine is
+    /// woken when there may be capacity.
     AwaitingCapacity {
         /// When to look again, should nothing wake it.
         requeue_after: Duration,
     },
-    /// The spec was not even shown to the driver.
+    /// The spec was refused before the driver saw it.
     Refused {
         /// Why.
         invalid: InvalidSpec,
@@ -56,11 +56,11 @@ pub enum Outcome {
     Provisioned(Box<cmi_driver::Machine>),
     /// The VM is provisioned and as it should be.
     UpToDate {
-        /// Whether the driver can be reached, where that is settled.
+        /// Whether the driver can be reached, once that is stable.
         reachability: StableReachability,
-        /// Fields in which the spec differs and that a living VM can't change.
+        /// Fields in which the spec differs and that can't be changed on a VM that exists.
         not_updatable: Vec<JsonPointer>,
-        /// When to ask after it, if it is not settled.
+        /// When to look the VM up again, if the VM is not settled.
         requeue_after: Option<Duration>,
     },
     /// The VM has the wanted spec.
@@ -74,23 +74,23 @@ pub enum Outcome {
         /// Why.
         cause: InvalidSecret,
     },
-    /// The driver does not see the VM, and may be behind.
+    /// The driver does not see the VM, but its view may be behind.
     Absent {
-        /// When it is sure.
+        /// When the absence is certain.
         requeue_after: Duration,
     },
-    /// The driver confirmed that a VM is gone that should be there.
+    /// The driver confirmed that a VM that should exist is gone.
     Vanished(ProviderId),
-    /// The deletion is under way.
+    /// The deletion is in progress.
     Deleting {
-        /// Where it stands.
+        /// How far the deletion is, as the reason of a condition.
         reason: &'static str,
-        /// In words.
+        /// The same in words.
         message: String,
         /// When to look again.
         requeue_after: Duration,
     },
-    /// The VM is gone: the object may go.
+    /// The VM is gone: the finalizer may be removed.
     Gone,
     /// There never was a VM, or the administrator takes the responsibility.
     RemoveFinalizer(RemovalReason),
@@ -105,20 +105,20 @@ pub struct Blocked {
     pub reason: &'static str,
     /// Its message.
     pub message: String,
-    /// The ownership that has to be written all the same.
+    /// The ownership that has to be written in spite of the wait.
     pub ownership: Option<Box<Ownership>>,
     /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
     /// while the machine is blocked.
     pub unblocks_move: bool,
-    /// Whether its beginning is worth an event that the reason by itself is not: as a rule others end the
-    /// wait, and here they have not.
+    /// Whether the beginning of the wait is worth an event although its reason by itself is not: as a rule
+    /// others end the wait, and here they have not.
     pub is_worth_an_event: bool,
     /// When to look again, if nothing changes before.
     pub requeue_after: Option<Duration>,
 }
 
 impl Blocked {
-    /// A wait with nothing to write but the status, that ends when something changes.
+    /// Returns a wait with nothing to write but the status, which ends when something changes.
     pub fn new(condition: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             condition,
@@ -132,7 +132,7 @@ impl Blocked {
     }
 }
 
-/// Why an object may go.
+/// Why the finalizer may be removed without the deletion of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalReason {
     /// No create was ever issued, or all were refused for good, and the driver has nothing to delete.
@@ -142,7 +142,8 @@ pub enum RemovalReason {
 }
 
 impl Outcome {
-    /// The call that failed, where only another driver, or a newer one, can do better.
+    /// Returns the operation that failed or that the driver does not support, where only another driver, or a
+    /// newer one, can do better.
     pub fn awaits_another_driver(&self) -> Option<Operation> {
         match self {
             Self::Failed(failure) if failure.disposition == Disposition::AwaitDriver => {
@@ -153,8 +154,8 @@ impl Outcome {
         }
     }
 
-    /// The same, but nothing that a replica would write which is not the leader: no driver was called, so
-    /// there is nothing to say, and another replica may be saying it.
+    /// Returns the outcome, or a plain wait where the call was not made because this replica is not the
+    /// leader: no driver was called, so there is nothing to say, and another replica may be saying it.
     #[must_use]
     pub fn unless_not_leading(self) -> Self {
         match self {
@@ -163,7 +164,7 @@ impl Outcome {
         }
     }
 
-    /// Whether it repeats what the driver said in answer to a call that carried no bootstrap data.
+    /// Whether the outcome repeats what the driver said in answer to a call that carried no bootstrap data.
     pub fn quotes_the_driver(&self) -> bool {
         match self {
             Self::Failed(failure) => !matches!(
@@ -171,7 +172,7 @@ impl Outcome {
                 Operation::CreateMachine | Operation::GetPluginCapabilities
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
-            // All of them by name: one that is forgotten here would publish bootstrap data.
+            // Every variant by name: a forgotten one would publish bootstrap data.
             Self::NoOp(_)
             | Self::Requeue(_)
             | Self::NotSupported(_)
@@ -191,7 +192,7 @@ impl Outcome {
         }
     }
 
-    /// The same with another message of the driver.
+    /// Returns the outcome with the driver's message changed.
     #[must_use]
     pub fn map_message(self, change: impl FnOnce(&str) -> String) -> Self {
         match self {
@@ -214,12 +215,12 @@ impl Outcome {
     }
 }
 
-/// What may have a failed call made again before its wait is over.
+/// What may trigger the retry of a failed call before its wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryTrigger {
-    /// Something that passes by itself, such as an outage of the driver: it is over when the driver is back.
+    /// A failure that passes by itself, such as an outage of the driver: it is over when the driver is back.
     Transient,
-    /// Capacity was exhausted: there may be room when another machine is made or deleted.
+    /// Capacity was exhausted: there may be capacity when another machine is made or deleted.
     Capacity,
     /// Anything else.
     Other,
@@ -230,14 +231,14 @@ pub enum RetryTrigger {
 pub struct Failure {
     /// The call.
     pub operation: Operation,
-    /// What it was part of.
+    /// The operation that the call was part of.
     pub during: OperationType,
     /// What the driver said.
     pub status: Status,
-    /// What happens now.
+    /// What the failure leads to.
     pub disposition: Disposition,
-    /// The machine's own VM, which exists in spite of it: that of an initialization, or
-    /// one that is not initialized.
+    /// The machine's own VM, which exists in spite of the failure: the VM of an initialization, or a VM that
+    /// is not initialized.
     pub machine: Option<cmi_driver::Machine>,
 }
 
@@ -252,7 +253,7 @@ impl Failure {
         )
     }
 
-    /// The driver could not be asked what it offers.
+    /// Returns the failure of a driver that could not be asked for its capabilities.
     pub fn capabilities_unknown(during: OperationType, status: Status) -> Self {
         Self::sorted(
             Operation::GetPluginCapabilities,
@@ -263,7 +264,7 @@ impl Failure {
     }
 
     fn sorted(operation: Operation, during: OperationType, disposition: Disposition, status: Status) -> Self {
-        // Beside any other code it may be another machine's, such as the VM that already has the name.
+        // With any other code the VM may be another machine's, such as the one that already has the name.
         let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
         let machine = status.machine().filter(|_| is_its_own).cloned();
         Self {
@@ -275,7 +276,7 @@ impl Failure {
         }
     }
 
-    /// Whether the driver could not be reached: says nothing about the VM.
+    /// Whether the driver could not be reached, which says nothing about the VM.
     pub fn is_outage(&self) -> bool {
         self.status.code().is_outage()
     }
@@ -292,12 +293,12 @@ impl Failure {
             || self.status.code().is_final_for_create()
     }
 
-    /// Whether the answer gives reason to ask if a VM that was up is still there.
+    /// Whether the answer gives reason to ask if a VM that was up still exists.
     pub fn calls_for_look_up(&self) -> bool {
         self.disposition == Disposition::LookUp && self.during == OperationType::Update
     }
 
-    /// What may end it before its time.
+    /// What may end the wait before its time.
     pub fn retry_trigger(&self) -> RetryTrigger {
         match self.disposition {
             Disposition::Retry | Disposition::LookUp => RetryTrigger::Transient,
@@ -317,7 +318,7 @@ impl Failure {
         }
     }
 
-    /// What the driver wants back.
+    /// The state that the driver wants back with the next call.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         self.status.last_known_state()
     }
@@ -325,12 +326,13 @@ impl Failure {
     /// The wait before the next try, `None` when only a change leads to one.
     ///
     /// # Guarantees
-    /// What the driver asks for is a lower bound: it never ends the back-off of a failure that
-    /// repeats. Where the wait is otherwise a long one, since only a change from outside helps, a
-    /// driver that knows better may say so: the call is then repeated by the back-off, and not before
-    /// the time that the driver asked for.
+    /// The delay that the driver asks for is a lower bound: it never ends the back-off of a failure that
+    /// repeats. Where the wait is otherwise a long one, since only a change from outside helps, a driver that
+    /// knows better may ask for a delay: the call is then retried with back-off, and not before the time that
+    /// the driver asked for.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
-        // Never less than was asked for, and machines that failed together do not come back together.
+        // Never less than was asked for, and spread out: machines that failed together do not come back
+        // together.
         let asked = self
             .requested_delay()
             .map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
@@ -345,13 +347,13 @@ impl Failure {
         }
     }
 
-    /// The wait that the driver asks for; it gets an hour at most. No time at all is none that was asked for.
+    /// The wait that the driver asks for, an hour at most. A wait of zero counts as none.
     pub fn requested_delay(&self) -> Option<Duration> {
         retry::requested_delay(&self.status)
     }
 
-    /// What an operator reads: the call, what the driver said, and what can be done where the wait is for an
-    /// operator to end.
+    /// Returns what an operator reads: the call, what the driver said, and how to end the wait where it is
+    /// for an operator to end it.
     pub fn message(&self) -> String {
         let said = self.call_and_answer();
         if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {
@@ -370,7 +372,7 @@ impl Failure {
     }
 }
 
-/// What a call is part of.
+/// Returns the operation that a call is part of.
 const fn during(stage: Stage) -> OperationType {
     match stage {
         Stage::LookUp

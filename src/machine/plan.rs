@@ -1,4 +1,4 @@
-//! Decides what is done next for a machine: every rule of the contract. Pure: it uses no client and no
+//! Decides what is done next for a machine: every rule of the contract. Pure: the plan uses no client and no
 //! driver.
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
@@ -48,30 +48,31 @@ use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 /// Grace period before a state is reported that other controllers usually end.
 const GRACE: Duration = Duration::from_mins(1);
 
-/// What was read for one reconcile.
+/// The observations of one reconcile, from which a plan is made.
 pub struct Observed {
     /// The Machine that owns this one.
     pub owner: Owner,
-    /// The Cluster it belongs to, when it is there.
+    /// The Cluster that the machine belongs to, when it exists.
     pub cluster: Option<Arc<Cluster>>,
     /// Why the Cluster's InfraCluster is not provisioned, in a word, where it says so.
     pub infra_cluster: Option<String>,
     /// The id that drivers know the Cluster by; `None` without a Cluster.
     pub cluster_id: Option<String>,
-    /// What is known of its configured driver; there may be none, or not for this namespace.
+    /// What is known of the machine's driver; it may not be configured, or not for this namespace.
     pub driver: Result<DriverState, ResolveError>,
-    /// What violates a limit that neither the API server nor the tags know.
+    /// The violation of a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
     /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
     pub conflict: ProviderIdConflict,
-    /// Whether this process has not done with a create of the machine: only where the object is gone, and
-    /// what is left of it is deleted beside the reconcile that makes the VM.
+    /// Whether a create of the machine is still in flight in this process. That is only possible where the
+    /// object is gone, and its VM is deleted beside the reconcile that makes it.
     pub create_in_flight: bool,
-    /// What is remembered of the last reconciles.
+    /// The state that was remembered from earlier reconciles.
     pub state: RuntimeState,
-    /// Fingerprint of all that may change the outcome of a failed call.
+    /// Fingerprint of everything that may change the outcome of a failed call.
     pub inputs: u64,
-    /// Which driver was met; see [`cmi_driver::Driver::connection_generation`].
+    /// Which driver answered, as its connection generation; see
+    /// [`cmi_driver::Driver::connection_generation`].
     pub connection_generation: u64,
     /// The wall clock.
     pub now: Timestamp,
@@ -79,30 +80,30 @@ pub struct Observed {
     pub instant: Instant,
 }
 
-/// Another InfraMachine with the providerID of one that is to adopt the VM.
+/// Another InfraMachine whose providerID is the one of the VM that a machine is to adopt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderIdConflict {
     /// There is none.
     None,
-    /// The cache does not have the object as it is now, and may lack the other as well.
+    /// The cache does not have the object in its current version, and may lack another one as well.
     Unknown,
-    /// There is one, `<namespace>/<name>`.
+    /// There is such an InfraMachine, `<namespace>/<name>`.
     Named(String),
-    /// There is one, and the driver has only named the id for it: no VM of it was seen yet.
+    /// There is such an InfraMachine, and the driver has only named the id for it: no VM of it was seen yet.
     Unconfirmed(String),
 }
 
 /// The controller owner of kind Machine.
 pub enum Owner {
-    /// There is none: nothing may be written.
+    /// The machine has no owner: nothing may be written.
     None,
-    /// It is named but not in the cache.
+    /// The owner reference names a Machine that is not in the cache.
     Missing,
-    /// It is there.
+    /// The Machine is in the cache.
     Found(Arc<Machine>),
 }
 
-/// What has to be done for a machine.
+/// Decides what has to be done for a machine.
 pub fn plan(machine: &InfraMachine, observed: &Observed) -> Plan {
     if machine.metadata.deletion_timestamp.is_some() {
         plan_deletion(machine, observed)
@@ -123,7 +124,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         }
         Owner::Found(owner) => owner,
     };
-    // Before anything else that there is to say: an operator who paused it looks for this.
+    // Before any other message: an operator who paused the machine looks for this one.
     if let Some(block) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(block).into();
     }
@@ -167,7 +168,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         return blocked(None, conditions::READY, reason::NOT_REFERENCED, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster.as_deref()) {
-        // A VM that is there needs none.
+        // A VM that exists needs no bootstrap data.
         _ if machine.is_provisioned() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
@@ -184,7 +185,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Create, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         Err(unresolved) => {
-            // What is not confirmed yet has no identity.
+            // A VM that is not confirmed yet has no identity.
             let ownership = ownership
                 .if_missing(machine)
                 .filter(|_| adoption != Adoption::Asked);
@@ -205,13 +206,13 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
             requeue_after: None,
         }
         .into(),
-        // It is asked anew first; a machine that waits for that is woken.
+        // The driver is asked anew first; a machine that waits for that is woken.
         (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     }
 }
 
-/// A machine that no Machine owns. Nothing is reported at once: Cluster API makes the object first and then
-/// the Machine that owns it, and what a move or a restore puts back comes one after the other.
+/// Plans a machine that no Machine owns. Nothing is reported at once: Cluster API creates the object first
+/// and then the Machine that owns it, and a move or a restore puts the objects back one after the other.
 fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan {
     if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
@@ -220,7 +221,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan 
     if let Some(name) = cluster_name(&machine.metadata).filter(|_| observed.cluster.is_none()) {
         message = format!("{message}; {}", cluster_is_missing(name));
     }
-    // Of what is paused nothing else is written. clusterctl moves it with the rest, and waits for it.
+    // Nothing else is written of a paused machine. clusterctl moves it with the rest, and waits for it.
     if let Some(paused) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(Blocked {
             message: format!("{}; besides, {message}", paused.message),
@@ -236,7 +237,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan 
     .into()
 }
 
-/// A machine whose Machine is there, and the Cluster of that is not.
+/// Plans a machine whose Machine exists, but not the Cluster of that Machine.
 fn plan_without_cluster(machine: &InfraMachine, observed: &Observed, owner: &Machine) -> Plan {
     if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
@@ -257,8 +258,8 @@ fn cluster_is_missing(name: &str) -> String {
     format!("the Cluster `{name}` can't be found")
 }
 
-/// The condition that says why a machine is not looked after. Of a VM that is up, that says nothing about the
-/// VM, so `Ready` stays.
+/// Returns the condition that says why a machine is not looked after. Where the VM is up, this says nothing
+/// about the VM, so `Ready` stays.
 fn condition_unattended(machine: &InfraMachine) -> &'static str {
     if machine.is_provisioned() {
         conditions::VIRTUAL_MACHINE_UP_TO_DATE
@@ -272,7 +273,7 @@ fn grace_left(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
     remaining(created.0, GRACE, now)
 }
 
-/// What does not happen for a machine that can't be looked after. Whether a VM may exist is a different
+/// Says what does not happen for a machine that can't be looked after. Whether a VM may exist is a different
 /// matter from whether the machine was ever provisioned.
 fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
     match (machine.is_provisioned(), identity::vm_existence(machine)) {
@@ -282,14 +283,14 @@ fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
     }
 }
 
-/// Whether there is a VM that may be in use: whatever refers to its machine, it is looked after.
+/// Whether there is a VM that may be in use: it is looked after, whatever refers to its machine.
 fn has_known_vm(machine: &InfraMachine) -> bool {
     machine.is_provisioned() || identity::provider_id(machine).is_some()
 }
 
-/// What the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API makes a
-/// Machine with its reference, and owns what is referred to afterwards, so that there is no moment at which
-/// the reference is yet to come.
+/// Says what the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API
+/// creates a Machine with its reference, and then sets the owner reference of the object that is referred to,
+/// so there is no moment at which the reference is yet to come.
 fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> {
     let referred = &owner.spec.infrastructure_ref;
     let is_this = referred.is_to::<InfraMachine>() && Some(&referred.name) == machine.metadata.name.as_ref();
@@ -304,7 +305,7 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
     })
 }
 
-/// failureReason is set, and nothing is tried before the spec changes. That it was paused
+/// Plans a machine whose failureReason is set: nothing is tried before the spec changes. A `Paused` condition
 /// is taken back all the same.
 fn plan_failed(machine: &InfraMachine) -> Plan {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
@@ -314,7 +315,8 @@ fn plan_failed(machine: &InfraMachine) -> Plan {
     Outcome::NoOp("failureReason is set; nothing is tried before the spec changes").into()
 }
 
-/// The Secret with the bootstrap data, once a machine may be made; else the reason to wait, and in words.
+/// Returns the Secret with the bootstrap data, once a VM may be made; else the reason to wait, and its
+/// message.
 fn bootstrap_of<'a>(
     owner: &'a Machine,
     cluster: &Cluster,
@@ -334,8 +336,8 @@ fn bootstrap_of<'a>(
     })
 }
 
-/// Which object a machine waits for, and why that is not ready, in a word: its message may change at each
-/// try, and a fleet waits for it.
+/// Says which object a machine waits for, and why that one is not ready, in a word: its message may change at
+/// each try, and a fleet waits for it.
 fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String {
     let Some(infra) = &cluster.spec.infrastructure_ref else {
         return "waiting for spec.infrastructureRef of the Cluster, which names no infrastructure".to_owned();
@@ -399,12 +401,12 @@ fn plan_provisioning(
     .into()
 }
 
-/// Whether the status of a machine whose id was named, which alone says that there is the VM, may be lost. A
-/// restore and a move by files leave it behind.
+/// Whether the status of a machine whose id was named may be lost. Only that status says that the VM exists,
+/// and a restore and a move by files leave it behind.
 ///
-/// It is there where it says anything from the time of the creates, or from before: it would say the rest as
-/// well. And so it is where this process has had an answer to a create. As long as a create may be under
-/// way, a VM that is absent may be about to come, whatever a lost status has said.
+/// The status is not lost where it says anything from the time of the creates, or from before: it would say
+/// the rest as well. Nor is it lost where this process has had an answer to a create. As long as a create may
+/// be in flight, an absent VM may be about to come, whatever a lost status has said.
 fn may_have_lost_status(
     machine: &InfraMachine,
     observed: &Observed,
@@ -417,7 +419,7 @@ fn may_have_lost_status(
         return false;
     }
     let Some(latest) = creates.and_then(UnansweredCreates::latest) else {
-        // When it was cannot be read.
+        // The time of the create can't be read.
         return true;
     };
     if elapsed(latest, observed.now).is_none_or(|passed| passed < longest) {
@@ -435,8 +437,8 @@ fn may_have_lost_status(
     !conditions.chain(last).any(is_of_then)
 }
 
-/// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
-/// since, nothing is recalled.
+/// Returns why a create may be let through although capacity was exhausted. Nothing is recalled of a create
+/// that was cut short and not refused since.
 fn probe_hint(machine: &InfraMachine, observed: &Observed) -> ProbeHint {
     let retry = observed.state.retry.as_ref();
     let status = machine.status.as_ref();
@@ -487,32 +489,33 @@ fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolv
     .into()
 }
 
-/// The driver has never said what it offers.
+/// Returns the outcome for a driver that has never reported its capabilities.
 fn capabilities_unknown(during: OperationType, status: &Status) -> Plan {
     let status = Status::new(status.code(), status.message());
     Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status))).into()
 }
 
-/// The condition that says why no driver is called.
+/// Returns the condition that says why no driver is called.
 fn condition_without_calls(machine: &InfraMachine) -> &'static str {
     if machine.metadata.deletion_timestamp.is_some() {
         conditions::DELETING
     } else if machine.is_provisioned() {
-        // It says nothing about the VM, so Ready stays: a MachineHealthCheck would delete the machine.
+        // The condition says nothing about the VM, so Ready stays: a MachineHealthCheck would delete the
+        // machine.
         conditions::DRIVER_REACHABLE
     } else {
         conditions::READY
     }
 }
 
-/// What is done in place of a plan while identities may be forged. What is up and well stays as it is, and
-/// nothing is written about it: a fleet would be.
+/// Returns what is done in place of a plan while identities may be forged. A VM that is up and well stays as
+/// it is, and nothing is written about it: otherwise the whole fleet would be written.
 pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => {
             Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into()
         }
-        // Of what is paused the pause alone is reported, and clusterctl waits.
+        // For a paused machine only the pause is reported, and clusterctl waits.
         Plan::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Outcome::Blocked(Blocked {
             requeue_after: Some(admission::CHECK_INTERVAL),
             is_worth_an_event: block.is_worth_an_event,
@@ -544,7 +547,7 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
     )
 }
 
-/// What paused the machine, if it is paused (row "Pausing" of the contract).
+/// Says what paused the machine, if it is paused (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Blocked {
@@ -592,8 +595,8 @@ fn role_of(owner: &Machine) -> Role {
     }
 }
 
-/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).
-/// What no driver was asked about is decided anew each time: it follows from what the driver says of
+/// Whether an earlier attempt failed for good with the current spec (step 2 of the normal resource). A
+/// refusal for which no driver was called is decided anew each time: it follows from what the driver says of
 /// itself, which may change.
 fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
@@ -602,7 +605,7 @@ fn has_failed_for_good(machine: &InfraMachine) -> bool {
     }) && !is_refused_uncalled(machine)
 }
 
-/// Whether the failure that the status shows is a refusal that no driver was called for; see
+/// Whether the failure that the status shows is a refusal for which no driver was called; see
 /// [`super::status`], which writes it.
 pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
@@ -616,7 +619,7 @@ pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     })
 }
 
-/// The id of the VM that is there, or was.
+/// Returns the id of the VM that exists, or existed.
 fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
     identity::provider_id(machine)?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Which machine has which providerID, of all that are cached: a VM has one machine.
+//! Which machine has which providerID, among all cached machines: a VM has one machine.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,8 +6,8 @@ use crate::api::fingerprint;
 use crate::api::v1alpha1::InfraMachine;
 use parking_lot::Mutex;
 
-/// Which UIDs hold which ProviderID, as hashes to stay small for a fleet. A collision only means that an id
-/// is not written before its create.
+/// Which UIDs hold which ProviderID, as hashes to keep the map small for a fleet. A collision only means that
+/// an id is not written before its create.
 #[derive(Debug, Default)]
 pub struct ProviderIds {
     holders: Mutex<Holders>,
@@ -16,23 +16,23 @@ pub struct ProviderIds {
 #[derive(Debug, Default)]
 struct Holders {
     first: HashMap<u64, u64>,
-    /// Those that have an id which another has as well: a user's mistake, or a restored backup's.
+    /// The UIDs whose id another machine holds as well: a user's mistake, or a restored backup.
     others: HashMap<u64, HashSet<u64>>,
 }
 
 impl ProviderIds {
-    /// Lets the machine of this UID have the id, if no other machine has it; whether that is so.
+    /// Lets the machine of this UID hold the id if no other machine holds it, and returns whether it does.
     pub fn claim(&self, id: &str, uid: &str) -> bool {
         let uid = fingerprint(uid);
         *self.holders.lock().first.entry(fingerprint(id)).or_insert(uid) == uid
     }
 
-    /// The machine of this UID has the id no more, or has claimed it and not come to have it.
+    /// Releases the id: the machine of this UID has it no more, or claimed it and never got it.
     pub fn release(&self, id: &str, uid: &str) {
         self.holders.lock().remove(fingerprint(id), fingerprint(uid));
     }
 
-    /// Whether another machine than that of this UID has the id.
+    /// Whether a machine other than the one of this UID has the id.
     pub fn is_anothers(&self, id: &str, uid: &str) -> bool {
         let (id, uid) = (fingerprint(id), fingerprint(uid));
         let holders = self.holders.lock();
@@ -45,7 +45,7 @@ impl ProviderIds {
             .any(|holder| *holder != uid)
     }
 
-    /// A machine was changed, came or went.
+    /// Records that a machine was added, changed or deleted.
     pub fn changed(&self, before: Option<&InfraMachine>, now: Option<&InfraMachine>) {
         let (before, now) = (before.and_then(held), now.and_then(held));
         if before == now {
@@ -68,7 +68,7 @@ impl Holders {
         }
     }
 
-    /// Another that has the id as well is its holder then.
+    /// Removes a holder. Another machine that has the id as well takes its place.
     fn remove(&mut self, id: u64, uid: u64) {
         let others = self.others.entry(id).or_default();
         others.remove(&uid);
@@ -87,7 +87,7 @@ impl Holders {
     }
 }
 
-/// The id of a machine and its UID.
+/// Returns the id of a machine and its UID.
 fn held(machine: &InfraMachine) -> Option<(&str, &str)> {
     Some((
         machine.spec.provider_id.as_deref()?,

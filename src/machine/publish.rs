@@ -1,4 +1,4 @@
-//! Record what came of a plan, write it, and publish events of it.
+//! Records and writes the outcome of a plan, and publishes events of it.
 
 pub mod events;
 pub mod log;
@@ -25,7 +25,7 @@ use crate::retry;
 use crate::retry::jitter;
 use cmi_driver::{Operation, PowerState};
 
-/// Records what came of it and writes it.
+/// Records the outcome and writes it.
 pub async fn publish(
     ctx: &Context,
     before: &InfraMachine,
@@ -34,15 +34,15 @@ pub async fn publish(
     outcome: Outcome,
 ) -> Result<Action, Error> {
     let outcome = Arc::new(outcome);
-    // Before any write, which may fail: the call was made, and is not made again before its time.
+    // Before any write, since a write may fail: the call was made, and is not repeated before its time.
     let timing = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
     hint(ctx, object.uid(), gathered, &outcome);
     write(ctx, before, object, gathered, &outcome, timing).await?;
     Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Records what failed, if it did; `unpublished` is what a later reconcile has to publish, should this one
-/// fail to.
+/// Records a failed outcome as a failure. `unpublished` is what a later reconcile has to publish, should this
+/// one fail to.
 pub fn record_failure(
     ctx: &Context,
     before: &InfraMachine,
@@ -65,8 +65,8 @@ pub fn record_failure(
     }
 }
 
-/// Writes what came of it, on every path: the providerID never after the status, and the finalizer goes only
-/// when the VM is gone.
+/// Writes the outcome, on every path: the providerID never after the status, and the finalizer is removed
+/// only when the VM is gone.
 pub async fn write(
     ctx: &Context,
     before: &InfraMachine,
@@ -96,7 +96,7 @@ pub async fn write(
             .patch_status(|machine| status::after(machine, outcome, timing))
             .await;
         if let (Err(Error::Conflict { .. }), Some(vm), true) = (&written, known, status_follows) {
-            // What the status was to say of the VM holds whatever the object has become.
+            // What the status was to say of the VM holds, whatever the object has become.
             object
                 .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome), false)
                 .await?;
@@ -114,7 +114,7 @@ pub async fn write(
     Ok(())
 }
 
-/// The VM that an outcome is about, when its id may be new.
+/// Returns the VM that an outcome is about, when its id may be new.
 fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_driver::Machine> {
     let vm = match outcome {
         Outcome::Provisioned(vm) => Some(vm.as_ref()),
@@ -138,7 +138,7 @@ fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
         .collect()
 }
 
-/// When the machine is looked at again, if nothing changes before.
+/// Returns when to requeue the machine, if nothing changes before.
 fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid();
     match outcome {
@@ -157,9 +157,10 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(settling_poll_interval(before, Timestamp::now()))
         }
-        // It was asked after before anything else: whatever else there is to do comes now.
+        // The VM was looked up before anything else; whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
-        // An adopted VM may lack the tag of its machine, and no write of this reconcile need be seen.
+        // An adopted VM may lack the tag of its machine, and the watch may not show any write of this
+        // reconcile.
         Outcome::Provisioned(_) if Adoption::of(before) != Adoption::None => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)
@@ -172,14 +173,14 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
     }
 }
 
-/// When what failed may be tried again; `None` where nothing has to be waited for.
+/// Returns when a failed call may be retried; `None` where there is nothing to wait for.
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
     let (attempts, trigger) = match outcome {
         Outcome::Failed(failure) => (attempts, failure.retry_trigger()),
         Outcome::NoSecrets { .. } | Outcome::NotSupported(_) => (attempts, RetryTrigger::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
-        // All of them by name: one that is forgotten here would have no back-off.
+        // Every variant by name: a forgotten one would have no back-off.
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
         | Outcome::Blocked(_)
@@ -211,7 +212,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
     })
 }
 
-/// Has the VM asked after, where the answer gives reason to.
+/// Requests a look-up of the VM, where the answer gives reason to.
 fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     if let Outcome::Failed(failure) = outcome
         && failure.calls_for_look_up()
@@ -221,7 +222,7 @@ fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     }
 }
 
-/// Remembers what is so once the status says it.
+/// Remembers what holds once the status says it.
 fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wait: Option<Duration>) {
     match outcome {
         Outcome::Provisioned(_) => {
@@ -238,7 +239,7 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
         }
         // What lists said before a pause is old when it ends.
         Outcome::Blocked(block) if block.condition == conditions::PAUSED => ctx.states.drop_list_hint(uid),
-        // The VM is there: the question is answered, and no more can be had.
+        // The VM exists: the question is answered, and no better answer can be had.
         Outcome::NotSupported(Operation::InitializeMachine) => {
             ctx.states.drop_signal(uid, gathered.hint());
             ctx.states.drop_list_hint(uid);

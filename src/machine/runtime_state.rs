@@ -1,5 +1,5 @@
-//! What the controller remembers of a machine between reconciles. It may be forgotten: that costs a call or
-//! an event, or makes a wait begin anew, and never a VM.
+//! The state of a machine that the controller keeps between reconciles. It may be lost: that costs a call or
+//! an event, or restarts a wait, and never costs a VM.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use cmi_driver::Operation;
 #[cfg(test)]
 mod tests;
 
-/// What is remembered of every machine, by UID.
+/// The state of every machine, by UID.
 #[derive(Debug, Default)]
 pub struct RuntimeStates {
     machines: Mutex<HashMap<String, RuntimeState>>,
-    /// Those whose create this process has not done with, by UID: such a create outlives its object.
+    /// The UIDs of the machines whose create is still in flight in this process: such a create outlives its
+    /// object.
     creates_in_flight: Mutex<HashSet<String>>,
-    /// Hints so far, of all machines.
+    /// The number of hints so far, of all machines.
     hints: AtomicU64,
-    /// Which of them has which providerID.
+    /// Which machine has which providerID.
     pub ids: ProviderIds,
 }
 
-/// What is remembered of one machine.
+/// The state of one machine.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeState {
     /// The object as our last write returned it, while the cache is still behind.
@@ -39,28 +40,28 @@ pub struct RuntimeState {
     pub retry: Option<Retry>,
     /// Since when the driver has been saying that there is no VM.
     pub absent_since: Option<Instant>,
-    /// Reconciles in a row that could not be finished.
+    /// How many reconciles in a row could not be finished.
     pub errors: u32,
-    /// A VM that is not settled is left alone until then.
+    /// Until when a VM that is not settled is left alone.
     pub settle_until: Option<Instant>,
-    /// There is reason to believe that the VM changed: the next reconcile asks the
-    /// driver, if that can be asked.
+    /// The reason to believe that the VM changed: the next reconcile asks the driver, if the driver can be
+    /// asked.
     pub hint: Option<LookUpHint>,
-    /// That reason has come since the last failure: it does not wait for what failed before it.
+    /// Whether the hint has come since the last failure: it does not wait for what failed before it.
     pub hint_is_new: bool,
-    /// The number of the newest hint: only a call that began after it answers it.
+    /// The number of the newest hint: only a call that began after the hint answers it.
     pub hint_number: u64,
     /// The last create of this process whose answer is known.
     pub answered: Option<AnsweredCreate>,
-    /// How often in a row this process could not have the guest shut down, by calls that
-    /// may have reached the driver.
+    /// How often in a row this process failed to have the guest shut down, counting the calls that may have
+    /// reached the driver.
     pub failed_shut_downs: u32,
-    /// There may be capacity, and that came before the wait for it: the reconcile that is
-    /// to wait has not ended yet.
+    /// Whether there may be capacity, where the signal came before the wait for it: the reconcile that is
+    /// about to wait has not ended yet.
     pub woken: bool,
 }
 
-/// A create is in flight until this is dropped. What was absent by then may be there now.
+/// Marks a create as in flight until this is dropped. A VM that was absent by then may exist now.
 #[derive(Debug)]
 pub struct CreateInFlight<'a> {
     states: &'a RuntimeStates,
@@ -69,8 +70,8 @@ pub struct CreateInFlight<'a> {
 }
 
 impl CreateInFlight<'_> {
-    /// The driver is called now. From here on a VM may be: an absence that was seen before says nothing
-    /// about it.
+    /// Records that the driver is called now. From here on there may be a VM: an absence that was seen before
+    /// says nothing about it.
     pub fn issued(&mut self) {
         self.is_issued = true;
         self.states.clear_absence(&self.uid);
@@ -86,40 +87,40 @@ impl Drop for CreateInFlight<'_> {
     }
 }
 
-/// A create that is over: the back end will not carry it out any more.
+/// A create that is over: the back end will not carry it out later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnsweredCreate {
-    /// When it was issued, as [`crate::api::labels::CREATE_ISSUED_AT`] says.
+    /// When the create was issued, as [`crate::api::labels::CREATE_ISSUED_AT`] says.
     pub issued: Timestamp,
-    /// Whether it made the VM.
+    /// Whether the create made the VM.
     pub made: bool,
 }
 
 /// The reason to believe that a VM changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUpHint {
-    /// A sign, such as a Node that went silent. It is for the driver's look-up to say.
+    /// A sign, such as a Node that went silent. The driver's look-up decides.
     Signal,
-    /// The driver's lists lack the VM: of one that can't look up, this is all that can be had.
+    /// The driver's lists lack the VM: a driver that can't look up says no more than this.
     Missing,
-    /// The driver's list has the VM, which was found to be gone.
+    /// The driver's list has the VM again, after it was found to be gone.
     Back,
 }
 
 /// A wait after a failure.
 #[derive(Clone, Debug)]
 pub struct Retry {
-    /// Failures in a row; none when what they came from is over, or when there was none
-    /// and capacity is waited for.
+    /// Failures in a row; zero when the cause of the failures is over, or when there was no failure and the
+    /// machine waits for capacity.
     pub attempts: u32,
     /// What may end the wait before its time.
     pub trigger: RetryTrigger,
-    /// What has to come first.
+    /// What has to come before the next call.
     pub until: RetryCondition,
-    /// What was looked at when it failed; when it differs there is no wait.
+    /// The fingerprint of the inputs at the time of the failure; when the inputs differ, there is no wait.
     pub inputs: u64,
-    /// What failed, until it is published: the call is not made again before its time, so
-    /// nothing else would report it.
+    /// The failure, until it is published: the call is not repeated before its time, so nothing else would
+    /// report it.
     pub unpublished: Option<Arc<Outcome>>,
 }
 
@@ -132,10 +133,11 @@ pub enum RetryCondition {
     AnotherDriver(UnimplementedCall),
 }
 
-/// A driver that answered that it does not offer a call.
+/// A driver's answer that it does not offer a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnimplementedCall {
-    /// Which driver; see [`cmi_driver::Driver::connection_generation`].
+    /// Which driver answered, as its connection generation; see
+    /// [`cmi_driver::Driver::connection_generation`].
     pub connection_generation: u64,
     /// The call.
     pub operation: Operation,
@@ -162,7 +164,8 @@ impl RuntimeState {
         }
     }
 
-    /// Ends a wait for this: it is tried again now, and its failures are history. Whether there was one.
+    /// Ends a wait with this trigger: the call is retried now, and earlier failures no longer count. Returns
+    /// whether there was such a wait.
     fn end_wait(&mut self, trigger: RetryTrigger) -> bool {
         let now = Instant::now();
         let Some(retry) = self.retry.as_mut().filter(|retry| retry.trigger == trigger) else {
@@ -210,8 +213,8 @@ impl RuntimeStates {
         change(machines.entry(uid.to_owned()).or_default())
     }
 
-    /// As [`RuntimeStates::with`], but not for a machine that nothing is known of: what only forgets must not
-    /// begin an entry, least of all of an object that is gone.
+    /// As [`RuntimeStates::with`], but only for a machine with an entry: a change that only forgets must not
+    /// add an entry, least of all for an object that is gone.
     fn with_known(&self, uid: &str, change: impl FnOnce(&mut RuntimeState)) {
         let mut machines = self.machines.lock();
         if let Some(known) = machines.get_mut(uid) {
@@ -219,13 +222,13 @@ impl RuntimeStates {
         }
     }
 
-    /// What is remembered of a machine.
+    /// Returns the state of a machine.
     pub fn get(&self, uid: &str) -> RuntimeState {
         self.machines.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// As [`RuntimeStates::get`]; of a machine that waits for nothing as far as is known here, what `restore`
-    /// finds is remembered from now on.
+    /// As [`RuntimeStates::get`]. If the state holds no wait, it keeps the one that `restore` returns from
+    /// now on.
     pub fn get_or_restore(&self, uid: &str, restore: impl FnOnce() -> Option<Retry>) -> RuntimeState {
         let known = self.get(uid);
         if known.retry.is_some() {
@@ -250,16 +253,18 @@ impl RuntimeStates {
         self.machines.lock().retain(|uid, _| is_there(uid));
     }
 
-    /// Remembers what a write returned, so that a cache that lags behind our own writes is not believed.
+    /// Remembers the object that a write returned, so that a cache that lags behind our own writes is not
+    /// believed.
     pub fn record_write(&self, uid: &str, machine: Arc<InfraMachine>) {
         self.with(uid, |known| known.written = Some(machine));
     }
 
-    /// The newer of what the cache holds and what we wrote. `cached` reads the cache, and may take its time.
+    /// Returns the newer of the version in the cache and the version that we wrote. `cached` reads the cache,
+    /// and may take its time.
     ///
-    /// What we wrote is read first: it goes when the cache has the object, so that what is read of the
-    /// cache afterwards is at least as new. The other way round, one that went in between would leave
-    /// what the cache held before.
+    /// The written version is read first: it is dropped once the cache has the object, so the cache that is
+    /// read afterwards is at least as new. The other way round, a version that is dropped in between would
+    /// leave the older one from the cache.
     pub fn newest(&self, uid: &str, cached: impl FnOnce() -> Arc<InfraMachine>) -> Arc<InfraMachine> {
         let written = self.get(uid).written;
         let cached = cached();
@@ -272,8 +277,8 @@ impl RuntimeStates {
         }
     }
 
-    /// The cache holds this version: our own write need not be kept beside it any longer, nor
-    /// an entry that says nothing.
+    /// Records that the cache holds this version: our own write need not be kept beside it any longer, nor an
+    /// entry that says nothing.
     pub fn caught_up(&self, uid: &str, cached: &InfraMachine) {
         let mut machines = self.machines.lock();
         let Some(known) = machines.get_mut(uid) else {
@@ -291,14 +296,14 @@ impl RuntimeStates {
         }
     }
 
-    /// A reconcile was finished.
+    /// Records that a reconcile was finished.
     pub fn clear_errors(&self, uid: &str) {
         self.with_known(uid, |known| known.errors = 0);
     }
 
-    /// Remembers a failure. It breaks off an absence: one that was not seen over the whole window is not
-    /// confirmed. A hint stays, and waits with everything else for the next try, but for one that came
-    /// after the call began: the newest by then was that of the number `hint`.
+    /// Remembers a failure. The failure breaks off an absence: an absence that was not seen over the whole
+    /// window is not confirmed. A hint stays, and waits with everything else for the next try, unless it came
+    /// after the call began; `hint` is the number of the newest hint at that time.
     pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
             if std::mem::take(&mut known.woken) && retry.trigger == RetryTrigger::Capacity {
@@ -310,21 +315,21 @@ impl RuntimeStates {
         });
     }
 
-    /// There may be capacity for a machine that waits for it, or is about to.
+    /// Signals that there may be capacity for a machine that waits for it, or is about to.
     pub fn signal_capacity(&self, uid: &str) {
         self.with(uid, |known| {
             known.woken = !known.end_wait(RetryTrigger::Capacity);
         });
     }
 
-    /// What a machine waits for to pass by itself has passed.
+    /// Ends the wait of a machine for a transient failure to pass.
     pub fn end_transient_wait(&self, uid: &str) {
         self.with_known(uid, |known| {
             known.end_wait(RetryTrigger::Transient);
         });
     }
 
-    /// The machines that wait for something to pass by itself, each by the number of its UID.
+    /// Returns the machines that wait for a transient failure to pass, each by the number of its UID.
     pub fn waiting_for_transient(&self, number: impl Fn(&str) -> u64) -> HashSet<u64> {
         let now = Instant::now();
         let machines = self.machines.lock();
@@ -337,7 +342,7 @@ impl RuntimeStates {
         waiting.map(|(uid, _)| number(uid)).collect()
     }
 
-    /// The last failure is published.
+    /// Records that the last failure is published.
     pub fn published(&self, uid: &str) {
         self.with_known(uid, |known| {
             if let Some(retry) = &mut known.retry {
@@ -346,8 +351,9 @@ impl RuntimeStates {
         });
     }
 
-    /// What was open about the VM is settled: forgets failures, absence and rest, and the hint, unless
-    /// another one has come since the call began, when the newest was that of the number `hint`.
+    /// Records that nothing is open about the VM: forgets failures, absence and settling, and the hint,
+    /// unless another hint has come since the call began; `hint` is the number of the newest hint at that
+    /// time.
     pub fn succeeded(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
@@ -358,7 +364,7 @@ impl RuntimeStates {
         });
     }
 
-    /// A create is about to be issued for the machine of this UID.
+    /// Marks a create as in flight that is about to be issued for the machine of this UID.
     #[must_use]
     pub fn create_in_flight(&self, uid: &str) -> CreateInFlight<'_> {
         self.creates_in_flight.lock().insert(uid.to_owned());
@@ -374,31 +380,32 @@ impl RuntimeStates {
         self.creates_in_flight.lock().contains(uid)
     }
 
-    /// A create is over, and what became of it is known.
+    /// Records that a create is over, and what came of it.
     pub fn answered(&self, uid: &str, answered: AnsweredCreate) {
         self.with(uid, |known| known.answered = Some(answered));
     }
 
-    /// The guest could not be asked to stop.
+    /// Counts a failure to ask the guest to stop.
     pub fn shut_down_failed(&self, uid: &str) {
         self.with(uid, |known| {
             known.failed_shut_downs = known.failed_shut_downs.saturating_add(1);
         });
     }
 
-    /// The guest has accepted to stop.
+    /// Records that the guest has accepted to stop.
     pub fn shut_down_accepted(&self, uid: &str) {
         self.with_known(uid, |known| known.failed_shut_downs = 0);
     }
 
-    /// For how long the driver has been saying that there is no VM, from now on if this is the first time.
+    /// Returns for how long the driver has been saying that there is no VM, starting now if this is the first
+    /// time.
     pub fn absent_for(&self, uid: &str, now: Instant) -> Duration {
         self.with(uid, |known| {
             now.saturating_duration_since(*known.absent_since.get_or_insert(now))
         })
     }
 
-    /// The VM was seen, or may be there again: what was absent before is no longer.
+    /// Records that the VM was seen, or may exist again: an earlier absence no longer counts.
     pub fn clear_absence(&self, uid: &str) {
         self.with_known(uid, |known| known.absent_since = None);
     }
@@ -408,8 +415,8 @@ impl RuntimeStates {
         self.with(uid, |known| known.settle_until = Some(until));
     }
 
-    /// Has the next reconcile ask the driver, whatever failed before. A sign does not
-    /// take back what lists say.
+    /// Makes the next reconcile ask the driver, whatever failed before. A sign does not replace what lists
+    /// say.
     pub fn hint(&self, uid: &str, hint: LookUpHint) {
         let number = self.hints.fetch_add(1, Ordering::Relaxed) + 1;
         self.with(uid, |known| {
@@ -422,15 +429,15 @@ impl RuntimeStates {
         });
     }
 
-    /// Drops what lists said: they do not say it any more, or it is too old to be believed. It
-    /// breaks off an absence, which would not be confirmed any further; the next one must not be
-    /// taken for the rest of this one.
+    /// Drops what lists said, because they no longer say it, or because it is too old to be believed. This
+    /// breaks off an absence, which would not be confirmed any further; the next absence must not be taken
+    /// for a continuation of this one.
     pub fn drop_list_hint(&self, uid: &str) {
         self.with_known(uid, RuntimeState::drop_list_hint);
     }
 
-    /// The same of all machines, by UID, that a list has confirmed. A fleet has a list for each class, and
-    /// next to none of its machines has such a hint: that is looked at first.
+    /// Does the same for all machines, by UID, that a list has confirmed. A fleet has a list for each class,
+    /// and next to none of its machines has such a hint, so the hint is checked first.
     pub fn drop_list_hints(&self, is_confirmed: impl Fn(&str) -> bool) {
         let mut machines = self.machines.lock();
         let confirmed = machines
@@ -439,9 +446,9 @@ impl RuntimeStates {
         confirmed.for_each(|(_, known)| known.drop_list_hint());
     }
 
-    /// Forgets answers to creates that were issued so long ago that nothing depends on them any more, and
-    /// with them what is known of machines that are up and at rest. A process that starts has none of them
-    /// either.
+    /// Forgets answers to creates that were issued so long ago that nothing depends on them any more, and the
+    /// entries of machines that are up and at rest, which are empty then. A process that starts has none of
+    /// them either.
     pub fn forget_answered_before(&self, time: Timestamp) {
         let mut machines = self.machines.lock();
         machines.retain(|_, known| {
@@ -452,8 +459,8 @@ impl RuntimeStates {
         machines.shrink_to(2 * kept);
     }
 
-    /// Drops a sign that the driver can't be asked about, unless it is newer than the one
-    /// of the number `hint`.
+    /// Drops a sign that the driver can't be asked about, unless it is newer than the hint of the number
+    /// `hint`.
     pub fn drop_signal(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             if known.hint == Some(LookUpHint::Signal) {
@@ -477,7 +484,7 @@ impl FailureCounts for RuntimeStates {
 }
 
 /// Whether `a` is a later version of the object than `b`. Resource versions of one kind are comparable
-/// numbers; one that is not is never taken for newer.
+/// numbers; a version that is no number is never taken for newer.
 fn is_newer(a: &InfraMachine, b: &InfraMachine) -> bool {
     let version = |machine: &InfraMachine| machine.metadata.resource_version.as_ref()?.parse::<u64>().ok();
     matches!((version(a), version(b)), (Some(a), Some(b)) if a > b)

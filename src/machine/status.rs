@@ -29,15 +29,15 @@ mod tests;
 
 pub use in_progress::in_progress;
 
-/// Cluster API takes no more addresses.
+/// The most addresses that Cluster API accepts.
 const MAX_ADDRESSES: usize = 256;
 
-/// A Node's name is no longer.
+/// The longest name of a Node.
 const MAX_NODE_NAME: usize = 253;
-/// Cluster API takes no longer name of a failure domain.
+/// The longest name of a failure domain that Cluster API accepts.
 const MAX_FAILURE_DOMAIN: usize = 256;
 
-/// When and how often.
+/// The time of an outcome, its attempts, and the wait that follows.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryTiming {
     /// Now.
@@ -51,11 +51,11 @@ pub struct RetryTiming {
 /// Whether `clusterctl move` takes the Secret with the credentials along.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretMovability {
-    /// It was not read.
+    /// The Secret was not read.
     Unread,
-    /// It does, or there is none.
+    /// The Secret is taken along, or there is none.
     Movable,
-    /// It leaves the one of this name behind.
+    /// The Secret of this name is left behind.
     LeftBehind(String),
 }
 
@@ -64,14 +64,14 @@ struct Draft<'a> {
     machine: &'a InfraMachine,
     status: InfraMachineStatus,
     now: Timestamp,
-    /// Whether a failure that is shown already is noted again, with its time and how often it has come.
+    /// Whether a failure that is shown already is noted again, with its time and its attempts.
     notes_repeats: bool,
 }
 
-/// The status after an outcome; the same as before where nothing changed.
+/// Returns the status after an outcome; the same as before where nothing changed.
 ///
-/// A failure that repeats is no change that is worth a write each time: it is noted at a decreasing rate, and
-/// with anything else that there is to write.
+/// A failure that repeats is not worth a write each time: it is noted at a decreasing rate, and together with
+/// anything else that there is to write.
 pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> InfraMachineStatus {
     let status = draft(machine, outcome, timing, false);
     let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
@@ -115,8 +115,8 @@ fn draft(
             draft.circuit_open(*requeue_after);
             return draft.status;
         }
-        // Paused: what the rest of the status says is still of the generation that it was made from. To call
-        // it current would make an old failure one of a spec that was never tried.
+        // Paused: the rest of the status still describes the generation that it was made from. If it were
+        // called current, an old failure would be one of a spec that was never tried.
         Outcome::Blocked(block) if block.condition == PAUSED => {
             draft.paused(block);
             return draft.status;
@@ -148,8 +148,9 @@ fn draft(
     draft.status
 }
 
-/// A status that says whether `clusterctl move` would leave the Secret with the credentials behind: a machine
-/// at the target could be neither updated nor deleted. Where it never would, nothing is reported.
+/// Adds to the status whether `clusterctl move` would leave the Secret with the credentials behind: a machine
+/// at the target could then be neither updated nor deleted. Where this was never the case, nothing is
+/// reported.
 pub fn with_secret_movability(
     machine: &InfraMachine,
     status: InfraMachineStatus,
@@ -184,7 +185,7 @@ impl Draft<'_> {
             .set(type_, state, reason, message);
     }
 
-    /// It is so, and there is nothing more to say.
+    /// Sets a condition to true; there is no message.
     fn mark_true(&mut self, type_: &str, reason: &str) {
         self.set(type_, ConditionStatus::True, reason, "");
     }
@@ -197,7 +198,7 @@ impl Draft<'_> {
         self.mark_true(DRIVER_REACHABLE, reason::REACHABLE);
     }
 
-    /// Paused. A deletion says so as well: it stands still, whatever it said before, and the
+    /// Reports the pause. A deletion reports it as well: it stands still, whatever it said before, and the
     /// machine is not ready any more.
     fn paused(&mut self, block: &Blocked) {
         self.clear_next_retry_time();
@@ -208,24 +209,25 @@ impl Draft<'_> {
         }
     }
 
-    /// Not paused, and an earlier refusal is history: a machine that gets here is being worked on.
+    /// Reports that the machine is not paused, and clears an earlier refusal: a machine that gets here is
+    /// being worked on.
     fn working(&mut self) {
         self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
         self.status.failure_message = None;
     }
 
-    /// While no call is planned, there is no time of the next one: the one that was reported would be read as
-    /// one, and a later process would wait for it though what kept the machine was put right.
+    /// Clears the time of the next try while no call is planned: the time that was reported would be read as
+    /// the time of a call, and a later process would wait for it although the obstacle was removed.
     fn clear_next_retry_time(&mut self) {
         if let Some(last) = &mut self.status.last_operation {
             last.next_retry_time = None;
         }
     }
 
-    /// It waits for the time of its next try. Where a pause has taken that back, it is reported again, with
-    /// the time at which it is reported: a later process takes what lies between the two for the wait that
-    /// was meant.
+    /// Reports a machine that waits for its next try. Where a pause has cleared the time of the try, it is
+    /// reported again, with the current time as the update time: a later process takes what lies between the
+    /// two for the wait that was meant.
     fn goes_on(&mut self, requeue_after: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, PAUSED);
         self.unpaused();
@@ -239,23 +241,23 @@ impl Draft<'_> {
         }
     }
 
-    /// The end of a wait, in whole seconds as objects have times, and never before it is over: what does not
-    /// remember the wait, such as another process, waits until then.
+    /// Returns the end of a wait, in whole seconds as objects have times, and never before the wait is over:
+    /// whoever does not remember the wait, such as another process, waits until then.
     fn next_retry_time(&self, wait: Option<Duration>) -> Option<Time> {
         let next = self.now.checked_add(wait?).ok()?;
         let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Ceil);
         next.round(whole).ok().map(Time)
     }
 
-    /// Takes back that it is paused, where that was reported.
+    /// Takes back that the machine is paused, where that was reported.
     fn unpaused(&mut self) {
         if conditions::is_true(&self.status.conditions, PAUSED) {
             self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         }
     }
 
-    /// It waits for others that call the driver. What was tried before, and of what
-    /// generation, is as it was reported.
+    /// Reports a machine that waits for the driver calls of other machines. What was tried before, and for
+    /// which generation, stays as it was reported.
     fn queued(&mut self) {
         let message = "waiting for a permit to call the driver, which is busy with the calls of others";
         self.unpaused();
@@ -270,8 +272,8 @@ impl Draft<'_> {
         } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
     }
 
-    /// Whether what is shown is what came of a call: to say in its place that the next one waits would hide
-    /// it, and cost two writes for each call.
+    /// Whether the status shows the result of a call: to report the wait for the next call in its place would
+    /// hide the result, and cost two writes for each call.
     fn shows_result_of_call(&self) -> bool {
         let (during, condition) = if self.machine.metadata.deletion_timestamp.is_some() {
             (OperationType::Delete, DELETING)
@@ -296,7 +298,7 @@ impl Draft<'_> {
         has_failed || (during == OperationType::Delete && came_of_deletion.contains(&shown.reason.as_str()))
     }
 
-    /// It waits for capacity that another machine was refused for. One that was
+    /// Reports a machine that waits for capacity because another machine was refused. A machine that was
     /// refused itself says so already.
     fn circuit_open(&mut self, requeue_after: Duration) {
         let is_shown = conditions::get(&self.status.conditions, READY).is_some_and(|shown| {
@@ -310,7 +312,7 @@ impl Draft<'_> {
         if self.machine.is_provisioned() {
             return;
         }
-        // What it waited for before is not what it waits for now.
+        // An earlier wait was for something else.
         self.clear_next_retry_time();
         self.driver_is_no_longer_missing();
         let message = format!(
@@ -331,7 +333,7 @@ impl Draft<'_> {
             self.driver_is_no_longer_missing();
         }
         if block.reason == reason::WAITING_FOR_FINALIZERS {
-            // The VM is gone, or left to itself by force: what was known of it is so no more.
+            // The VM is gone, or left to itself by force: its last known state no longer holds.
             self.status.power_state = None;
             self.status.addresses.clear();
         }
@@ -340,7 +342,7 @@ impl Draft<'_> {
         }
     }
 
-    /// No driver is configured: where it was reported whether that one can be reached, this is so no more.
+    /// Reports that no driver is configured, where it was reported whether the driver can be reached.
     fn driver_is_missing(&mut self, message: &str) {
         let (type_, why) = (DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
         if conditions::get(&self.status.conditions, type_).is_some() {
@@ -348,8 +350,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Something else keeps a machine on its way. Whether its driver can be reached is not known before a
-    /// call; of a VM that is up, the next look-up says it.
+    /// Takes back that no driver is configured: something else keeps a machine on its way. Whether its driver
+    /// can be reached is unknown before a call; for a VM that is up, the next look-up says it.
     fn driver_is_no_longer_missing(&mut self) {
         if !self.machine.is_provisioned() {
             self.status.conditions.retain(|shown| {
@@ -358,8 +360,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Refused before any driver was called: a last operation without a call says so, since another driver,
-    /// or a newer one, may take the same spec (see [`crate::machine::plan::is_refused_uncalled`]).
+    /// Reports a spec that was refused before any driver was called. A last operation without a call marks
+    /// this, since another driver, or a newer one, may accept the same spec (see
+    /// [`crate::machine::plan::is_refused_uncalled`]).
     fn refused_uncalled(&mut self, code: Code, message: &str) {
         self.refused(code, message);
         let said = self
@@ -379,7 +382,7 @@ impl Draft<'_> {
         });
     }
 
-    /// Terminal for this spec (step "terminal failures" of the contract).
+    /// Reports a failure that is terminal for this spec (step "terminal failures" of the contract).
     fn refused(&mut self, code: Code, message: &str) {
         if self.machine.is_provisioned() {
             // The VM is as it was: only the new spec is refused.
@@ -416,7 +419,8 @@ impl Draft<'_> {
     }
 
     fn describe(&mut self, vm: &cmi_driver::Machine) {
-        // What the schema would refuse is left out: the rest of the status has to be written all the same.
+        // Values that the schema would refuse are left out: the rest of the status has to be written all the
+        // same.
         if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
         }
@@ -452,7 +456,8 @@ impl Draft<'_> {
         let shown = conditions::get(&self.status.conditions, DRIVER_REACHABLE);
         let shown = shown.map(|shown| shown.reason.as_str());
         match reachability {
-            // Said once: an outage whose reason changes is not worth a write of a fleet each time.
+            // Reported once: an outage whose reason changes is not worth a write of the whole fleet each
+            // time.
             StableReachability::Unreachable(_) if shown == Some(Code::Unavailable.name()) => {}
             StableReachability::Unreachable(why) => {
                 let message = format!("the driver can't be reached: {why}; the VM is left as it is");
@@ -462,11 +467,12 @@ impl Draft<'_> {
             StableReachability::Reachable if requeue_after.is_none() || !self.is_without_secrets() => {
                 self.reachable();
             }
-            // It is configured again, and has said what it can do.
+            // The driver is configured again, and has said what it can do.
             StableReachability::Unsettled if shown == Some(reason::DRIVER_NOT_CONFIGURED) => {
                 self.reachable();
             }
-            // Nothing is settled, or it answers and could not be asked after this VM: still open.
+            // The reachability is not settled, or the driver answers and could not be asked about this VM:
+            // still open.
             StableReachability::Reachable | StableReachability::Unsettled => {}
         }
         if not_updatable.is_empty() {
@@ -486,7 +492,7 @@ impl Draft<'_> {
         }
     }
 
-    /// The VM has the wanted provider spec. Credentials are part of what it was made with.
+    /// Reports that the VM has the wanted provider spec. Credentials are part of what the VM was made with.
     fn up_to_date(&mut self) {
         let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
         match identity::changed_secret(self.machine) {
@@ -495,7 +501,7 @@ impl Draft<'_> {
         }
     }
 
-    /// What was reported of a taint that the spec names no more is history.
+    /// Drops the report about a taint that the spec no longer names.
     fn not_ready_taint(&mut self) {
         if self.machine.spec.not_ready_taint.is_none() {
             let type_ = conditions::NOT_READY_TAINT_REMOVED;
@@ -503,9 +509,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Says of every machine that is not being deleted when its spec names other credentials
-    /// than those that are used: the author of the change waits for an effect. What else is
-    /// wrong with the spec is reported first.
+    /// Reports for every machine that is not being deleted when its spec names other credentials than those
+    /// in use: the author of the change waits for an effect. Anything else that is wrong with the spec is
+    /// reported first.
     fn credentials(&mut self) {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;
@@ -529,8 +535,8 @@ impl Draft<'_> {
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }
 
-    /// Whether it is reported of a VM that is up that the driver can't be asked after it for want of the
-    /// secrets.
+    /// Whether the status reports, for a VM that is up, that the driver can't be asked about it because the
+    /// secrets can't be read.
     fn is_without_secrets(&self) -> bool {
         conditions::get(&self.status.conditions, DRIVER_REACHABLE)
             .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
@@ -552,8 +558,8 @@ impl Draft<'_> {
         self.mark_false(READY, reason::DELETING, message);
     }
 
-    /// A deletion that can't begin or go on. Where nothing says so yet, it is reported once it has
-    /// lasted longer than a moment.
+    /// Reports a deletion that can't begin or go on, if nothing says so yet and the deletion has lasted
+    /// longer than a moment.
     fn deletion_waits(&mut self) {
         const MOMENT: Duration = Duration::from_secs(5);
         let Some(deleted) = &self.machine.metadata.deletion_timestamp else {
@@ -589,7 +595,7 @@ fn address(address: &cmi_driver::Address) -> Option<MachineAddress> {
         cmi_driver::AddressType::ExternalDNS => "ExternalDNS",
         cmi_driver::AddressType::InternalDNS => "InternalDNS",
     };
-    // One that Cluster API would refuse must not keep it from taking the others.
+    // An address that Cluster API would refuse must not keep it from taking the others.
     (1..=256)
         .contains(&address.address.len())
         .then(|| MachineAddress {

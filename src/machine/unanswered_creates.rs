@@ -1,4 +1,4 @@
-//! Creates that were issued and whose answer is not known: the back end may still carry them out. Pure.
+//! Creates that were issued and whose answer is unknown: the back end may still carry them out. Pure.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 use crate::wall_clock::elapsed;
 
-/// How many unanswered creates are remembered. Dropping an older one must leave at least two after the latest
-/// is answered: a single one left would be taken for the create that made the VM.
+/// How many unanswered creates are remembered. When an older one is dropped, at least two must be left after
+/// the latest is answered: a single one would be taken for the create that made the VM.
 const KEPT: usize = 3;
 
-/// The creates of a machine whose answer is not known, by the time at which they were issued.
+/// The unanswered creates of a machine, by the time at which they were issued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnansweredCreates {
     /// The earliest first.
@@ -21,7 +21,7 @@ pub struct UnansweredCreates {
 }
 
 impl UnansweredCreates {
-    /// What the annotation says; nothing where it is not there, is over, or can't be read.
+    /// Reads the annotation; nothing where it is missing, is over, or can't be read.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         let text = identity::create_issued_at(machine)?;
         let mut issued = text
@@ -39,12 +39,13 @@ impl UnansweredCreates {
         (!times.is_empty()).then(|| times.join(","))
     }
 
-    /// When the latest was issued.
+    /// When the latest create was issued.
     pub fn latest(&self) -> Option<Timestamp> {
         self.issued.last().copied()
     }
 
-    /// With one that is issued now. Whole milliseconds are kept: its time distinguishes it from others.
+    /// Adds a create that is issued now. Its time is kept in whole milliseconds and distinguishes it from the
+    /// others.
     #[must_use]
     pub fn with(mut self, now: Timestamp) -> (Self, Timestamp) {
         let issued = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
@@ -56,7 +57,7 @@ impl UnansweredCreates {
         (self, issued)
     }
 
-    /// Without the one that was answered.
+    /// Removes the create that was answered.
     #[must_use]
     pub fn without(mut self, answered: Option<AnsweredCreate>) -> Self {
         self.issued
@@ -64,8 +65,8 @@ impl UnansweredCreates {
         self
     }
 
-    /// Without those that are too old to be carried out any more. One that a clock which was set back
-    /// places in the future stays.
+    /// Removes the creates that are too old to be carried out any more. A create that is in the future
+    /// because a clock was set back stays.
     #[must_use]
     pub fn within(mut self, settle: Duration, now: Timestamp) -> Self {
         self.issued
@@ -73,7 +74,7 @@ impl UnansweredCreates {
         self
     }
 
-    /// Those that may have made another VM than the one that is there: the one that made it
+    /// Keeps the creates that may have made another VM than the one that exists: the create that made this VM
     /// is over, whichever it was.
     #[must_use]
     pub fn beside_the_vm(self, answered: Option<AnsweredCreate>) -> Self {

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A number from 0 to 1 that differs from object to object and from attempt to attempt.
+/// Returns a number from 0 to 1 that differs from object to object and from attempt to attempt.
 pub fn jitter(uid: &str, attempt: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (uid, attempt).hash(&mut hasher);

@@ -1,6 +1,6 @@
 //! One circuit breaker: open, half open, recovering, or closed.
 //!
-//! It counts creates and knows no driver. What it says has to be done without the lock.
+//! A circuit counts creates and knows no driver. The wakers that it returns have to run without the lock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::ProbeHint;
 use crate::configured_driver::waker::Waker;
 use crate::retry::{LONG_WAIT, backoff};
 
-/// A machine whose create does not begin within this time is not waited for: it may
-/// have been deleted meanwhile.
+/// How long a circuit waits for the create of a machine to begin: the machine may have been deleted
+/// meanwhile.
 pub const ATTEMPT_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The circuit breaker of a class.
@@ -22,15 +22,15 @@ pub struct Circuit {
     pub(super) state: CircuitState,
     /// When capacity was exhausted last.
     exhausted_at: Instant,
-    /// Creates in a row that did not succeed, of those that were to find out.
+    /// How many of the creates that probe for capacity failed in a row.
     failures: u32,
-    /// Hints of room in a row that proved wrong.
+    /// How many hints of capacity in a row proved wrong.
     wrong_hints: u32,
-    /// Whether a hint of room ended its wait, or is to end it.
+    /// Whether a hint of capacity ended the wait, or is to end it.
     follows_hint: bool,
-    /// Whether there was one while it was half open.
+    /// Whether there was a hint while the circuit was half open.
     hint_meanwhile: bool,
-    /// Creates that were let through and have no answer.
+    /// Creates that were let through and are not answered yet.
     in_flight: u32,
     places: u64,
     waiting: BTreeMap<u64, Waiter>,
@@ -42,14 +42,14 @@ pub enum CircuitState {
     Open(Instant),
     /// One create may go through.
     HalfOpen {
-        /// The machine that is expected to make it; any may without.
+        /// The machine that is expected to make the create; without one, any machine may.
         expected: Option<Arc<str>>,
-        /// Since when.
+        /// Since when the create is expected.
         since: Instant,
     },
     /// Some creates may run at once.
     Recovering {
-        /// How many.
+        /// How many creates may run at once.
         allowed: u32,
         /// When waiters were last woken.
         woken_at: Instant,
@@ -63,7 +63,7 @@ struct Waiter {
 }
 
 impl Circuit {
-    /// One that lets this machine try, or any.
+    /// Returns a circuit that lets this machine try, or without one, any machine.
     pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
         Self {
             state: CircuitState::HalfOpen { expected, since: now },
@@ -99,7 +99,7 @@ impl Circuit {
         allows
     }
 
-    /// Lets a create through and counts it, if there is room.
+    /// Lets a create through and counts it, if the state allows one.
     pub fn begin(&mut self, now: Instant) -> bool {
         let has_room = self.has_room(now);
         self.in_flight += u32::from(has_room);
@@ -121,7 +121,7 @@ impl Circuit {
         }
     }
 
-    /// One place for each, the same one as before for one that waits already.
+    /// Queues a machine, which has one place: a machine that waits already keeps its place.
     pub fn wait(&mut self, uid: &str, waker: Waker) {
         let stands = self.waiting.iter().find(|(_, waiter)| *waiter.uid == *uid);
         let number = if let Some((number, _)) = stands {
@@ -134,7 +134,7 @@ impl Circuit {
         self.waiting.insert(number, Waiter { uid, waker });
     }
 
-    /// How many machines wait for it.
+    /// How many machines wait for the circuit.
     pub fn waiting(&self) -> u64 {
         u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
     }
@@ -142,7 +142,7 @@ impl Circuit {
     pub fn on_exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
         self.in_flight -= u32::from(counted);
         let was_open = match self.state {
-            // Others that were under way at the same time.
+            // Another create was in flight at the same time.
             CircuitState::Open(until) => Some(until),
             CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => {
                 self.failures = self.failures.saturating_add(1);
@@ -167,11 +167,11 @@ impl Circuit {
         }
     }
 
-    /// A create of the class succeeded. The wakers of the machines that may try now.
+    /// Records that a create of the class succeeded. Returns the wakers of the machines that may try now.
     pub fn on_success(&mut self, counted: bool, now: Instant) -> Vec<Waker> {
         self.in_flight -= u32::from(counted);
         let allowed = match self.state {
-            // It was under way when another one found no room.
+            // The create was in flight when another one found no capacity.
             CircuitState::Open(_) => {
                 self.on_capacity_hint(now);
                 return Vec::new();
@@ -191,7 +191,7 @@ impl Circuit {
         self.wake(2)
     }
 
-    /// The create that was let through has not found out whether there is room.
+    /// Records that a create that was let through did not find out whether there is capacity.
     pub fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
         if matches!(self.state, CircuitState::HalfOpen { .. }) {
@@ -200,8 +200,9 @@ impl Circuit {
         }
     }
 
-    /// There may be room before the time that the driver asked for; soon, but not at once, and later each
-    /// time that it proves wrong, so that a fleet that is replaced has no class tried in vain all the while.
+    /// Records a hint that there may be capacity before the time that the driver asked for. The next try is
+    /// soon, but not at once, and later each time that a hint proves wrong, so that the replacement of a
+    /// fleet does not keep trying a class in vain.
     pub fn on_capacity_hint(&mut self, now: Instant) {
         match &mut self.state {
             CircuitState::Open(until) => {
@@ -215,7 +216,7 @@ impl Circuit {
         }
     }
 
-    /// A machine that is gone waits for nothing.
+    /// Forgets a machine that is gone.
     pub fn forget(&mut self, uid: &str) {
         self.waiting.retain(|_, waiter| *waiter.uid != *uid);
     }
@@ -225,7 +226,7 @@ impl Circuit {
         matches!(self.state, CircuitState::Open(_))
     }
 
-    /// The wakers of those whose time has come.
+    /// Returns the wakers of the machines whose time has come.
     pub fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
         match &self.state {
             CircuitState::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
@@ -252,7 +253,7 @@ impl Circuit {
         }
     }
 
-    /// Calls the one that is to find out.
+    /// Returns the waker of the machine that is to find out whether there is capacity.
     fn wake_one(&mut self, now: Instant) -> Vec<Waker> {
         let Some((_, Waiter { uid, waker })) = self.waiting.pop_first() else {
             return Vec::new();
@@ -271,7 +272,7 @@ impl Circuit {
             .collect()
     }
 
-    /// Whether nothing is known any more against creates, and nothing waits.
+    /// Whether nothing is known against creates any more, and no machine waits.
     pub fn is_closed(&self, now: Instant) -> bool {
         let is_over = match &self.state {
             CircuitState::Open(until) => now >= *until,

@@ -1,27 +1,27 @@
-//! What shares a circuit breaker.
+//! The keys of circuit breakers.
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use cmi_driver::{JsonPointer, MachineClass, Secrets, USER_DATA, USER_DATA_FORMAT, tags};
 
-/// What shares a quota: a provider spec without the machine's identity, and the credentials.
+/// A class of VMs that share a quota: a provider spec without the machine's identity, and the credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClassKey {
     spec: [u8; 32],
     pub credentials: CredentialsKey,
 }
 
-/// What credentials open.
+/// The account that credentials open, as a hash of the credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CredentialsKey([u8; 32]);
 
 impl ClassKey {
-    /// The key of a class, in which the machine's identity stands under `tag_path`.
+    /// Returns the key of a class, in which the machine's identity stands under `tag_path`.
     pub fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
         let mut spec = class.provider_spec.clone();
         spec.remove_tags(tag_path, &tags::RESERVED);
-        // Objects are kept in the order of their keys.
+        // The keys of an object are kept in order, so the text is stable.
         let spec = Sha256::digest(Value::Object(spec.0).to_string().as_bytes()).into();
         let credentials = CredentialsKey::of(&class.secrets);
         Self { spec, credentials }

@@ -1,15 +1,15 @@
-//! What a permit is for, and which purpose comes first.
+//! The purpose of a permit, and which purpose comes first.
 
-/// What a permit is wanted for. Look-ups and deletions come before creates.
+/// The purpose of a permit. Look-ups and deletions come before creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Anything but to make a VM. May use every permit.
+    /// Anything but creating a VM. May use every permit.
     Upkeep,
-    /// To make a VM, or to finish it. Leaves a reserve, so that creates that hang hold no deletion up.
+    /// Creating a VM, or finishing it. Leaves a reserve, so that creates that hang hold up no deletion.
     Create,
 }
 
-/// One for each priority.
+/// One value for each priority.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PerPriority<T> {
     pub(super) upkeep: T,
@@ -17,10 +17,10 @@ pub(super) struct PerPriority<T> {
 }
 
 impl Priority {
-    /// Both, in the order in which they are served.
+    /// Both priorities, in the order in which they are served.
     pub(super) const ALL: [Self; 2] = [Self::Upkeep, Self::Create];
 
-    /// The label of metrics.
+    /// The value of the metrics label.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Upkeep => "upkeep",

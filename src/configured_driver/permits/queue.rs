@@ -1,4 +1,4 @@
-//! Which permits are held and reserved, and what waits for one.
+//! The permits that are held and reserved, and the waiters for one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::priority::{PerPriority, Priority};
 use super::rate::GrantRate;
 use crate::configured_driver::waker::Waker;
 
-/// A permit is reserved this long for a waiter that was woken: its object may have been deleted meanwhile.
+/// How long a permit is reserved for a waiter that was woken: its object may have been deleted meanwhile.
 pub(super) const RESERVED_FOR: Duration = Duration::from_secs(5);
 /// A wait shorter than this is not published.
 pub(super) const REPORTED_AFTER: Duration = Duration::from_secs(5);
-/// Nor is one that is over within this time, at the rate at which permits are granted.
+/// A wait that is over within this time, at the rate at which permits are granted, is not published either.
 const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
 
 /// The permits and the waiters of one driver.
@@ -23,7 +23,7 @@ const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
 pub(super) struct Queue {
     places: u64,
     grants: u64,
-    /// Permits that are held, and those that are reserved for waiters that were woken.
+    /// Permits that are held, and permits that are reserved for waiters that were woken.
     pub(super) held: PerPriority<u32>,
     pub(super) reserved: PerPriority<u32>,
     /// The namespaces that hold a permit or wait for one.
@@ -41,7 +41,7 @@ pub(super) struct Queue {
 pub(super) struct Flow {
     held: PerPriority<u32>,
     reserved: PerPriority<u32>,
-    /// The number of its last grant, from 1.
+    /// The number of the namespace's last grant, from 1.
     pub(super) last_grant: PerPriority<u64>,
     rate: PerPriority<GrantRate>,
     pub(super) waiting: PerPriority<BTreeMap<u64, Waiter>>,
@@ -60,11 +60,11 @@ pub(super) struct Waiter {
     key: Arc<str>,
     waker: Option<Waker>,
     since: Instant,
-    /// Whether its status shows that it waits for something else.
+    /// Whether the waiter's status shows that it waits for something else.
     shows_another_wait: bool,
-    /// Whether it was woken to publish that it waits.
+    /// Whether the waiter was woken to publish that it waits.
     is_reported: bool,
-    /// Whether it has asked since its reconcile began.
+    /// Whether the waiter has asked since its reconcile began.
     is_current: bool,
 }
 
@@ -95,14 +95,14 @@ pub(super) struct Woken {
 }
 
 impl Woken {
-    /// Whether the permit that is reserved may be used to make a VM.
+    /// Whether the reserved permit may be used to create a VM.
     pub(super) fn is_for_create(&self) -> bool {
         self.place.position.priority == Priority::Create
     }
 }
 
 impl Flow {
-    /// The permits that it holds or that are reserved for it.
+    /// The permits that the namespace holds or that are reserved for it.
     pub(super) fn permits(&self) -> u32 {
         self.held.sum() + self.reserved.sum()
     }
@@ -129,7 +129,7 @@ impl Queue {
         self.flows.entry(name).or_default()
     }
 
-    /// The name of a namespace, which its waiters share.
+    /// Returns the name of a namespace, which its waiters share.
     fn shared_name(&self, namespace: &str) -> Arc<str> {
         let known = self.flows.get_key_value(namespace);
         known.map_or_else(|| namespace.into(), |(name, _)| Arc::clone(name))
@@ -145,7 +145,8 @@ impl Queue {
         flow.rate.of_mut(priority).count(now);
     }
 
-    /// The flow stays until [`Queue::forget_idle`], so that its place in the order outlasts the next grant.
+    /// Releases a permit. The flow stays until [`Queue::forget_idle`], so that its place in the order
+    /// outlasts the next grant.
     pub(super) fn release(&mut self, namespace: &str, priority: Priority) {
         decrement(self.held.of_mut(priority));
         if let Some(flow) = self.flows.get_mut(namespace) {
@@ -160,8 +161,8 @@ impl Queue {
         }
     }
 
-    /// Queues a requester. A waiter keeps its place, and so does one that was woken
-    /// and found the permit gone.
+    /// Queues a requester. A waiter keeps its place, and so does a waiter that was woken and found the permit
+    /// gone.
     pub(super) fn join(
         &mut self,
         priority: Priority,
@@ -248,7 +249,7 @@ impl Queue {
         self.set_aside.remove(key);
     }
 
-    /// What `key` asked for before counts no longer, unless it asks again.
+    /// Marks what `key` asked for before as expired, until it asks again.
     pub(super) fn expire(&mut self, key: &str) {
         if let Some(position) = self.queued.get(key)
             && let Some(flow) = self.flows.get_mut(&position.namespace)
@@ -261,7 +262,7 @@ impl Queue {
         }
     }
 
-    /// Takes `key` out if it has not asked again. Whether a permit was reserved for it.
+    /// Removes `key` if it has not asked again. Returns whether a permit was reserved for it.
     pub(super) fn leave_expired(&mut self, key: &str) -> bool {
         if self.waiter(key).is_some_and(|waiter| !waiter.is_current) {
             self.leave(key);
@@ -274,8 +275,8 @@ impl Queue {
         is_ended
     }
 
-    /// Wakes the first of a queue, for which a permit is reserved. One that was woken to publish that it
-    /// waits looks again without that.
+    /// Wakes the first waiter of a queue, and reserves a permit for it. A waiter that was woken before, to
+    /// publish that it waits, asks again without its waker.
     pub(super) fn wake(&mut self, namespace: &Arc<str>, priority: Priority, now: Instant) -> Option<Waker> {
         let flow = self.flows.get_mut(namespace)?;
         let (number, waiter) = flow.waiting.of_mut(priority).pop_first()?;
@@ -309,7 +310,7 @@ impl Queue {
         }
     }
 
-    /// Reserves no permit for `key` any more, if one was.
+    /// Ends the reservation of a permit for `key`, if there is one.
     pub(super) fn end_reservation(&mut self, key: &str) -> Option<Woken> {
         let woken = self.woken.remove(key)?;
         let QueuePosition {
@@ -323,10 +324,11 @@ impl Queue {
         Some(woken)
     }
 
-    /// The wakers of those that have waited for some seconds and get no permit within minutes, each once, so
-    /// many at most, and those first that have waited longest, of whatever namespace. The faster the driver
-    /// is called, the fewer: the reports would take the API server from what the permits are for. Only what
-    /// shows another wait, which is over, is reported however fast that is.
+    /// Returns the wakers of the waiters that have waited for some seconds and get no permit within minutes:
+    /// each waiter once, at most this many, and the longest waiting first, of whatever namespace. The faster
+    /// the driver is called, the fewer are woken: the reports would take API requests from what the permits
+    /// are for. Only a waiter whose status shows another wait, which is over, is reported however fast the
+    /// driver is called.
     pub(super) fn wakers_to_report(&mut self, most: usize, now: Instant) -> Vec<Waker> {
         let mut wakers = self.report(most, now, |waiter| waiter.shows_another_wait);
         let rates = self.flows.values().map(|flow| flow.rate.per_second(now));
@@ -366,7 +368,7 @@ impl Queue {
     }
 }
 
-/// Without the fraction.
+/// Returns the number without its fraction.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,4 +1,4 @@
-//! At which rate permits are granted.
+//! The rate at which permits are granted.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ pub(super) const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// How many permits were granted lately.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct GrantRate {
-    /// The begin of the window that is counted in `current`.
+    /// The beginning of the window that is counted in `current`.
     since: Option<Instant>,
     current: u32,
-    /// In the window before that.
+    /// The permits granted in the window before.
     previous: u32,
 }
 
@@ -37,7 +37,7 @@ impl GrantRate {
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Permits a second; none where the next grant would begin a window of its own.
+    /// Permits per second; none where the next grant would begin a window of its own.
     pub(super) fn per_second(self, now: Instant) -> f64 {
         let age = self.age(now);
         if age >= RATE_WINDOW * 2 {
@@ -50,7 +50,7 @@ impl GrantRate {
 }
 
 impl PerPriority<GrantRate> {
-    /// Permits of both a second.
+    /// Permits per second of both priorities.
     pub(super) fn per_second(self, now: Instant) -> f64 {
         self.upkeep.per_second(now) + self.create.per_second(now)
     }

@@ -1,4 +1,4 @@
-//! Adopt a VM that another controller has made.
+//! Adopts a VM that another controller has made.
 
 use super::initialize::uninitialized;
 use super::look_up::LookUpResult;
@@ -13,7 +13,8 @@ impl Executor<'_, '_, '_> {
     ///
     /// # Guarantees
     /// Finalizer and identity are written only after the driver has answered with the VM of this very id, and
-    /// on the object as it was decided on. Nothing is created, and no bootstrap data is sent.
+    /// only on the version of the object that was decided on. Nothing is created, and no bootstrap data is
+    /// sent.
     pub async fn adopt(&mut self, plan: Adopt) -> Result<Outcome, ExecuteError> {
         let driver = self.permit.configured_driver();
         let class = self.with_credentials(plan.look_up).await?;

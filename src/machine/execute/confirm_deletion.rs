@@ -1,4 +1,4 @@
-//! Look whether a VM is gone, and whether no create can bring it back.
+//! Checks that a VM is gone, and that no create can bring it back.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
 impl Executor<'_, '_, '_> {
-    /// Whether the VM is gone, for all that the driver can say; else what is waited for.
+    /// Returns whether the VM is gone, for all that the driver can say; else what the deletion waits for.
     pub async fn confirm_gone(&mut self, plan: &Delete, class: MachineClass) -> Result<Outcome, Error> {
         let capabilities = self.permit.known_capabilities();
         if !capabilities.supports(Operation::GetMachineStatus) {
@@ -24,7 +24,7 @@ impl Executor<'_, '_, '_> {
         let mut presence = self.presence_of_vm(known, class.clone()).await;
         if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent(_))) {
             presence = self.presence_of_vm(None, class.clone()).await;
-            // Where the driver does not say its id, its name is all there is to delete it by.
+            // Where the driver does not say the id of the VM, its name is all there is to delete it by.
             if let Ok(VmPresence::Present(stray)) = &presence
                 && let Some(failure) = self.remove_second_vm(stray.clone(), class.clone()).await?
             {
@@ -53,9 +53,10 @@ impl Executor<'_, '_, '_> {
         })
     }
 
-    /// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its
-    /// list shows what it knows nothing of by then: the VM of a create that was never answered. It is asked
-    /// for only where there may be one, since a list is one of all VMs of the cluster.
+    /// Returns the outcome of a deletion by a driver that can't look up and has answered that the VM is
+    /// deleted. The list of such a driver shows what it knows nothing of by then: the VM of a create that was
+    /// never answered. The list is requested only where there may be such a VM, since it contains all VMs of
+    /// the cluster.
     async fn confirm_without_look_up(
         &mut self,
         plan: &Delete,
@@ -77,8 +78,8 @@ impl Executor<'_, '_, '_> {
                 Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
             }
         }
-        // The name is all there is to find another VM by. Whether a driver that was given an id before
-        // can do so is its own affair.
+        // Another VM can only be found by its name. Whether a driver that was given an id before can do so is
+        // its own affair.
         if plan.may_have_second_vm
             && let Some(failure) = self.remove_vm(None, class.clone()).await?
         {
@@ -98,7 +99,7 @@ impl Executor<'_, '_, '_> {
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
-        // Since when it has been answering that the VM is deleted.
+        // Records since when the driver has been answering that the VM is deleted.
         self.ctx.states.absent_for(self.object.uid(), Instant::now());
         Ok(plan.pending_create.map_or(Outcome::Gone, |pending_create| {
             awaiting_create(
@@ -109,8 +110,8 @@ impl Executor<'_, '_, '_> {
         }))
     }
 
-    /// Deletes the VMs of the machine that a list still has, besides the one whose
-    /// deletion the driver has answered.
+    /// Deletes the VMs of the machine that a list still has, besides the one whose deletion the driver has
+    /// answered.
     async fn remove_listed(
         &mut self,
         plan: &Delete,
@@ -132,8 +133,8 @@ impl Executor<'_, '_, '_> {
         })
     }
 
-    /// Deletes the VM of the id that was named for it, if there is one. A driver whose configuration has
-    /// changed since need not find it by its name any more, but in another pool or on another host.
+    /// Deletes the VM of the id that was named for it, if it exists. A driver whose configuration has changed
+    /// since may no longer find the VM by its name, but in another pool or on another host.
     async fn remove_named(
         &mut self,
         named: &ProviderId,
@@ -153,7 +154,7 @@ impl Executor<'_, '_, '_> {
         Ok(failure.map_or(presence, Err))
     }
 
-    /// Whether another machine has the id: then its VM is that one's.
+    /// Whether another machine has the id: then the VM belongs to that machine.
     fn is_anothers(&self, named: &ProviderId) -> bool {
         let is_anothers = self.ctx.states.ids.is_anothers(named.as_str(), self.object.uid());
         if is_anothers {
@@ -180,7 +181,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.
+/// Returns the outcome of a VM that is absent; `behind` is how much longer the driver may be wrong about it.
 fn after_absence(
     pending_create: Option<PendingCreate>,
     behind: Option<Duration>,
@@ -200,7 +201,8 @@ fn after_absence(
     }
 }
 
-/// The VM is looked for again, and deleted where it is there, until no create can make it any more.
+/// Returns the outcome of a deletion that waits for a create: the VM is looked for again, and deleted if it
+/// exists, until no create can make it any more.
 fn awaiting_create(seen: &str, pending_create: PendingCreate, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::CREATE_UNANSWERED,

@@ -8,8 +8,8 @@ use crate::retry::MIN_REQUEUE;
 use cmi_driver::ProviderId;
 
 impl Executor<'_, '_, '_> {
-    /// How much longer the driver may be behind, whose consistency window is `window` and which does not see
-    /// the VM now; `None` when it can't be behind any more.
+    /// Returns how much longer a driver that does not see the VM now may be behind, given its consistency
+    /// window `window`; `None` when it can't be behind any more.
     pub fn behind_for(&self, window: Duration) -> Option<Duration> {
         let absent_for = self.ctx.states.absent_for(self.object.uid(), Instant::now());
         window
@@ -18,7 +18,7 @@ impl Executor<'_, '_, '_> {
             .map(|left| left.max(MIN_REQUEUE))
     }
 
-    /// What comes of a VM whose id is known and that the driver does not see.
+    /// Returns the outcome of a VM whose id is known and that the driver does not see.
     pub fn gone_or_behind(&self, id: ProviderId) -> Outcome {
         match self.behind_for(self.permit.known_capabilities().consistency_window) {
             Some(requeue_after) => Outcome::Absent { requeue_after },

@@ -1,4 +1,4 @@
-//! Shut down and delete, until the VM is gone.
+//! Shuts the VM down and deletes it, until it is gone.
 
 use super::vm::VmPresence;
 use super::{ExecuteError, Executor};
@@ -15,13 +15,14 @@ impl Executor<'_, '_, '_> {
     /// Deletes the VM.
     ///
     /// # Guarantees
-    /// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be
-    /// behind, and no create that was never answered can make the VM any more. Where an id was named for such
-    /// a create, it said so of that id as well, or named it again. A missing Secret does not stop the
-    /// deletion of a VM that the driver sees without it.
+    /// [`Outcome::Gone`] only when the driver, where it can be asked, has answered NOT_FOUND for as long as
+    /// it may be behind, and no create that was never answered can make the VM any more. Where an id was
+    /// named for such a create, the driver has answered NOT_FOUND for that id as well, or has named it again.
+    /// A missing Secret does not stop the deletion of a VM that the driver sees without it.
     pub async fn delete(&mut self, plan: Delete) -> Result<Outcome, ExecuteError> {
-        // clusterctl does not move an object that is being deleted, so stop blocking the move. For a VM that
-        // only the status confirmed, the pause before a move does this; no write per deletion.
+        // clusterctl does not move an object that is being deleted, so the move is no longer blocked. For a
+        // VM that only the status confirmed, the pause before a move does this, which saves a write per
+        // deletion.
         if !identity::is_confirmed_by_status(self.object.get()) {
             self.object.prepare_for_move().await?;
         }
@@ -69,7 +70,7 @@ impl Executor<'_, '_, '_> {
         })
     }
 
-    /// Whether a deletion that failed may have nothing to delete, and the driver can say so.
+    /// Whether a failed deletion may have had nothing to delete, and the driver can say so.
     fn may_be_gone(&self, failure: &Failure) -> bool {
         failure.disposition == Disposition::VerifyDeleted
             && self
@@ -78,12 +79,12 @@ impl Executor<'_, '_, '_> {
                 .supports(Operation::GetMachineStatus)
     }
 
-    /// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without
-    /// them needs none, and this is written down: once the VM is deleted it could not be determined any more.
-    /// To a driver that does not see it, it may be gone, or in an account that only the credentials open:
-    /// that is for the operator to say.
+    /// Checks whether the VM can be deleted without the credentials that it was made with, whose Secret is
+    /// gone. A driver that sees the VM without them needs none, and this is written down: once the VM is
+    /// deleted it could not be determined any more. If the driver does not see the VM, the VM may be gone, or
+    /// in an account that only the credentials open: an operator has to decide.
     ///
-    /// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the
+    /// A driver that can't look up is asked to delete the VM; it answers UNAUTHENTICATED when it needs the
     /// credentials.
     async fn check_without_credentials(
         &mut self,
@@ -91,8 +92,8 @@ impl Executor<'_, '_, '_> {
         name: String,
         class: MachineClass,
     ) -> Result<Option<Failure>, ExecuteError> {
-        // A driver that has credentials from the provider needs some, and those open another
-        // account than the Secret did.
+        // A driver that has credentials from the provider needs some, and those open another account than the
+        // Secret did.
         if self.permit.configured_driver().has_credentials() {
             return Err(InvalidSecret::Needed { name }.into());
         }
@@ -122,8 +123,8 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which
-/// refuses the same spec again, or does not open without a Secret that is gone, does not keep the object.
+/// Returns the outcome of deleting what a refused create may have left. No VM was made, so a driver that
+/// refuses the same spec again, or denies access without a Secret that is gone, does not keep the object.
 fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
     match outcome {
         Outcome::Gone => Outcome::RemoveFinalizer(RemovalReason::NeverCreated),

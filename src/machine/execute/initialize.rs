@@ -1,4 +1,4 @@
-//! Initialize a VM that exists.
+//! Initializes a VM that exists.
 
 use super::look_up::another_vm;
 use super::{ExecuteError, Executor};
@@ -10,17 +10,17 @@ use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Machine
 
 /// A VM that exists and may have to be initialized.
 pub struct ToInitialize {
-    /// Its id, as far as it is known.
+    /// The id of the VM, as far as it is known.
     known: Option<ProviderId>,
-    /// What the driver said of it.
+    /// What the driver said of the VM.
     machine: Option<cmi_driver::Machine>,
-    /// What the driver wants back with the initialization.
+    /// The state that the driver wants back with the initialization.
     state: Option<LastKnownState>,
-    /// Whether the driver said that it is not initialized.
+    /// Whether the driver said that the VM is not initialized.
     required: bool,
 }
 
-/// A VM that the driver says nothing bad of.
+/// Returns a VM about which the driver reports no error.
 pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
     ToInitialize {
         known: Some(machine.provider_id.clone()),
@@ -30,8 +30,8 @@ pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
     }
 }
 
-/// A VM that the driver calls uninitialized. What it wants back it may say beside the
-/// error, or of the machine.
+/// Returns a VM that the driver calls uninitialized. The driver may send the state that it wants back beside
+/// the error, or with the machine.
 pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitialize {
     let state = failure.last_known_state().cloned();
     let machine = failure.machine;
@@ -48,16 +48,16 @@ pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitializ
 }
 
 impl Executor<'_, '_, '_> {
-    /// Initializes a VM that exists; a driver without the call has nothing to initialize. No remediation
-    /// restarts the VM meanwhile.
+    /// Initializes a VM that exists; for a driver without the call there is nothing to initialize. No
+    /// remediation restarts the VM meanwhile.
     pub async fn initialize(
         &mut self,
         class: MachineClass,
         vm: ToInitialize,
     ) -> Result<Outcome, ExecuteError> {
         if vm.required {
-            // It came with an answer that is over: whatever becomes of the initialization, it must not be
-            // lost.
+            // The state came with an answer that is over: whatever becomes of the initialization, it must not
+            // be lost.
             self.object.patch_last_known_state(vm.state.as_ref()).await?;
         }
         if !self.ctx.may_create(self.object.get(), self.permit) {
@@ -90,7 +90,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// What the answer to an initialization leads to.
+/// Returns the outcome of an initialization.
 fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
     let stage = if vm.required {
         Stage::FinishInitialization

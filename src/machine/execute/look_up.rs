@@ -1,4 +1,4 @@
-//! Ask the driver for the VM.
+//! Asks the driver for the VM.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,25 +10,26 @@ use cmi_driver::{
     self, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Status,
 };
 
-/// What a look-up saw.
+/// The result of a look-up.
 pub enum LookUpResult {
-    /// The VM is there.
+    /// The VM exists.
     Machine(cmi_driver::Machine),
-    /// It is there and not initialized.
+    /// The VM exists and is not initialized.
     Uninitialized(Failure),
-    /// The driver, which can't look up, lists it. It may have to be initialized.
+    /// A driver that can't look up lists the VM, which may have to be initialized.
     Listed(ProviderId),
-    /// The driver does not see it, and may be behind; the id that a create would give it, where it says so.
+    /// The driver does not see the VM, and may be behind. Holds the id that a create would give the VM, where
+    /// the driver names it.
     Absent(Option<ProviderId>),
-    /// The driver can't look up: its create finds what is there.
+    /// The driver can't look up: its create finds a VM that exists.
     CannotLook,
-    /// Not known.
+    /// The look-up failed.
     Failed(Failure),
 }
 
 impl Executor<'_, '_, '_> {
-    /// Looks the VM up, by its id where that is known. A driver that can't is asked for its list, where no id
-    /// is known and a create may follow.
+    /// Looks the VM up, by its id where that is known. A driver that can't look up is asked for its list,
+    /// where no id is known and a create may follow.
     pub async fn look_up(
         &mut self,
         known: Option<&ProviderId>,
@@ -86,8 +87,9 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list says
-    /// whose a VM is, and otherwise those of its name. Nothing where the driver can't list after all.
+    /// Returns the VMs of the machine in the driver's list, for a deletion: whatever their name, where the
+    /// list says whose a VM is, and otherwise the VMs of the machine's name. Nothing where the driver can't
+    /// list after all.
     pub async fn own_in_list(
         &mut self,
         class: MachineClass,
@@ -98,7 +100,7 @@ impl Executor<'_, '_, '_> {
         Ok(machines.map(|machines| own_among(machines, self.object.name(), own)))
     }
 
-    /// The driver's list of the cluster; nothing where it can't list after all.
+    /// Returns the driver's list of the cluster; nothing where the driver can't list after all.
     async fn listed(
         &mut self,
         stage: Stage,
@@ -126,8 +128,8 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
     own.map(|machine| machine.provider_id).collect()
 }
 
-/// What a list says of the machine of this name, which drivers know as `own`. Where a list does not say
-/// whose a VM is, one of the name is the machine's only if a create was issued for it.
+/// Searches a list for the machine of this name, which drivers know as `own`. Where the list does not say
+/// whose a VM is, a VM of the name is the machine's only if a create was issued for the machine.
 fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> LookUpResult {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {
         Some(id) => own == Some(id),
@@ -166,8 +168,8 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
     }
 }
 
-/// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is
-/// done to that one, and its id is not written, since it may be another machine's.
+/// Returns the failure when a driver answers with another VM than the one that was asked about: nothing is
+/// done to that VM, and its id is not written, since it may be another machine's.
 pub fn another_vm(
     stage: Stage,
     known: Option<&ProviderId>,

@@ -1,4 +1,4 @@
-//! What the driver gets: the provider spec, and the secrets as far as a call needs them.
+//! What the driver gets: the provider spec, and the secrets that a call needs.
 
 use super::{ExecuteError, Executor};
 use crate::api::ObjectMetaExt as _;
@@ -9,8 +9,8 @@ use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
 impl Executor<'_, '_, '_> {
-    /// The class for every call but a create: the spec, and the credentials that the VM was made
-    /// with or is to be made with.
+    /// Returns the class for every call but a create: the spec, and the credentials that the VM was made with
+    /// or is to be made with.
     pub async fn with_credentials(
         &mut self,
         provider_spec: ProviderSpec,

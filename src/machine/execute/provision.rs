@@ -1,4 +1,4 @@
-//! Look up, create, initialize.
+//! Looks the VM up, creates it and initializes it.
 
 use jiff::Timestamp;
 
@@ -18,17 +18,17 @@ use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
 
 impl Executor<'_, '_, '_> {
-    /// Brings the VM up, or finds it up.
+    /// Brings the VM up, or finds that it is up.
     ///
     /// # Guarantees
-    /// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do
-    /// neither), and only on an object that was written at the API server a moment ago: finalizer, identity,
+    /// A create is issued only after the driver answered NOT_FOUND (or lists no VM of the name, or can do
+    /// neither), and only on an object that was written to the API server a moment ago: finalizer, identity,
     /// and when the create was issued. Where an id was named for an earlier create and is not named again,
-    /// the driver has said NOT_FOUND of that one as well.
+    /// the driver has answered NOT_FOUND for that id as well.
     pub async fn provision(&mut self, plan: Provision) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up.clone()).await?;
-        // It was refused before, and no other create can have made its VM: there is nothing to look up
-        // while nothing may be created.
+        // The machine was refused before, and no other create can have made its VM: there is nothing to look
+        // up while nothing may be created.
         if plan.probe_hint.recalled
             && plan.provider_id.is_none()
             && plan.unanswered.latest().is_none()
@@ -71,8 +71,8 @@ impl Executor<'_, '_, '_> {
             }
             LookUpResult::Absent(named) => self.absent(plan, class, named).await,
             LookUpResult::CannotLook => match plan.id_of_vm().cloned() {
-                // The id is known, so a create has succeeded: another one would make a
-                // second VM if the first is gone.
+                // The id is known, so a create has succeeded: another create would make a second VM if the
+                // first is gone.
                 Some(id) => {
                     let vm = made(cmi_driver::Machine::new(id, ""));
                     self.initialize(class, vm).await
@@ -89,8 +89,8 @@ impl Executor<'_, '_, '_> {
         class: MachineClass,
         named: Option<ProviderId>,
     ) -> Result<Outcome, ExecuteError> {
-        // An earlier create may have made the VM: only once the driver can't be behind any more
-        // is its NOT_FOUND the truth.
+        // An earlier create may have made the VM: the driver's NOT_FOUND is reliable only once the driver
+        // can't be behind any more.
         if let Some(id) = plan.id_of_vm().cloned() {
             return Ok(self.gone_or_behind(id));
         }
@@ -99,7 +99,7 @@ impl Executor<'_, '_, '_> {
         {
             return Ok(Outcome::Absent { requeue_after });
         }
-        // What it was asked about is not what is made now: the id may be another one.
+        // The look-up was not for the spec that is created now: the id may be another one.
         let named = named.filter(|_| plan.look_up == plan.wanted);
         self.create(plan, class, named).await
     }
@@ -126,15 +126,15 @@ impl Executor<'_, '_, '_> {
         if let Some(circuit_open) = self.circuit_open(&plan, &wanted) {
             return Ok(circuit_open);
         }
-        // Nothing is written of a create that would not leave this process: else a driver that
-        // is down would cost writes.
+        // Nothing is written about a create that would not leave this process: otherwise a driver that is
+        // down would cost writes.
         if let Err(status) = self.permit.driver().prepare_call(Operation::CreateMachine).await {
             return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
         }
         let with_bootstrap_data = self.with_bootstrap_data(wanted.clone(), &plan.bootstrap).await?;
         let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
         let named = named.and_then(|id| self.claim_named_id(id));
-        // From before the write: the object may go at any time after it.
+        // In flight from before the write on: the object may go at any time after it.
         let mut in_flight = self.ctx.states.create_in_flight(self.object.uid());
         let written = self
             .object
@@ -182,8 +182,8 @@ impl Executor<'_, '_, '_> {
         Ok(Outcome::Failed(Box::new(failure)))
     }
 
-    /// Takes the id that the driver has named for this machine, unless another one has it: of two that have
-    /// it, one would be taken for the other.
+    /// Claims the id that the driver has named for this machine, unless another machine has it: of two
+    /// machines with one id, one would be taken for the other.
     fn claim_named_id(&self, named: ProviderId) -> Option<ProviderId> {
         if self.ctx.states.ids.claim(named.as_str(), self.object.uid()) {
             return Some(named);
@@ -196,8 +196,8 @@ impl Executor<'_, '_, '_> {
         None
     }
 
-    /// The id could not be written: another machine may have it, unless this one has it already. What the
-    /// cache has is looked at last, since what comes into it later reaches the holders anyway.
+    /// Releases the id, which could not be written: another machine may have it, unless this one has it
+    /// already. The cache is read last, since what comes into it later reaches the holders anyway.
     fn release_named_id(&self, named: &ProviderId) {
         self.ctx.states.ids.release(named.as_str(), self.object.uid());
         if self.object.is_known_by(named) {
@@ -205,7 +205,7 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Writes down what a create that failed leaves, where the object says more than that by now.
+    /// Writes down what a failed create leaves, where the object says more than that by now.
     async fn record_refusal(&mut self, plan: &Provision, failure: &Failure) -> Result<(), ExecuteError> {
         if failure.is_not_leading() {
             // The replica that leads by now writes it.
@@ -219,7 +219,7 @@ impl Executor<'_, '_, '_> {
         Ok(())
     }
 
-    /// The outcome when there is known to be no room for a create of the wanted spec.
+    /// Returns the outcome when there is known to be no capacity for a create of the wanted spec.
     fn circuit_open(&self, plan: &Provision, class: &MachineClass) -> Option<Outcome> {
         let wanted = MachineClass {
             provider_spec: plan.wanted.clone(),
@@ -246,8 +246,9 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and
-/// deleted by the spec that is written down, so that one stays until there is no such VM.
+/// Blocks a machine whose spec has changed since a create that may still be carried out. The VM of that
+/// create is looked for and deleted by the spec that is written down, so that spec stays until there is no
+/// such VM.
 fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     let message = format!(
         "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
@@ -259,23 +260,23 @@ fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     }
 }
 
-/// What a create that failed leaves, when it is not tried again as it is or never reached the driver;
-/// `recorded` is what the object said before. Nothing is written between the tries of one.
+/// Returns what a failed create leaves, when it is not retried as it is or never reached the driver;
+/// `recorded` is what the object said before. Nothing is written between the tries of one create.
 fn existence_after_failure(recorded: VmExistence, failure: &Failure) -> Option<VmExistence> {
     if failure.status.is_never_sent() {
         return (recorded != VmExistence::MayExist).then_some(recorded);
     }
     match (failure.disposition, recorded) {
         (Disposition::Terminal, VmExistence::MayExist) => Some(VmExistence::MayExist),
-        // The name was taken, and what has it is not this machine's: there is nothing
-        // to be deleted in its name.
+        // The name was taken, and the VM that has it is not this machine's: there is nothing to delete under
+        // this name.
         (Disposition::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(VmExistence::None),
         (Disposition::Terminal, _) => Some(VmExistence::Refused),
         _ => None,
     }
 }
 
-/// The ownership of a VM that is there: it has the spec of the create that made it.
+/// Returns the ownership of a VM that exists: it has the spec of the create that made it.
 fn adopted(plan: &Provision) -> Ownership {
     Ownership {
         applied: Some(plan.look_up.clone()),

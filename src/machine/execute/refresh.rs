@@ -1,4 +1,4 @@
-//! Ask after a VM that is provisioned.
+//! Asks the driver about a provisioned VM.
 
 use super::initialize::uninitialized;
 use super::look_up::LookUpResult;
@@ -9,7 +9,7 @@ use crate::retry::Stage;
 use cmi_driver::Operation;
 
 impl Executor<'_, '_, '_> {
-    /// Asks after a VM that is provisioned.
+    /// Asks the driver about a provisioned VM.
     pub async fn refresh(&mut self, plan: Refresh) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up).await?;
         match self
@@ -30,7 +30,7 @@ impl Executor<'_, '_, '_> {
                 self.initialize(class, vm).await
             }
             LookUpResult::Absent(_) => Ok(self.gone_or_behind(plan.provider_id)),
-            // The id is known: no list is asked for.
+            // The id is known, so no list is requested.
             LookUpResult::Listed(_) | LookUpResult::CannotLook => {
                 Ok(Outcome::NotSupported(Operation::GetMachineStatus))
             }

@@ -1,4 +1,4 @@
-//! Ask the guest to stop before its VM is deleted.
+//! Asks the guest to stop before its VM is deleted.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl Executor<'_, '_, '_> {
             }
             Err(status) => {
                 let failure = Failure::new(Stage::ShutDown, status);
-                // It has begun to stop the guest, and waits for that itself.
+                // The driver has begun to stop the guest, and waits for that itself.
                 let is_accepted = failure.status.code() == Code::Aborted;
                 if is_accepted {
                     self.ctx.states.shut_down_accepted(self.object.uid());
@@ -79,7 +79,7 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Writes down since when the guest's time runs, and what the driver wants back.
+    /// Writes down when the guest's time began, and the state that the driver wants back.
     async fn record_acceptance(
         &mut self,
         state: Option<&LastKnownState>,
@@ -95,7 +95,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Until when the guest has time, as a message says it.
+/// Until when the guest has time, as messages say it.
 #[derive(Clone, Copy)]
 struct ShutDownDeadline(Option<Timestamp>);
 
@@ -114,9 +114,9 @@ impl std::fmt::Display for ShutDownDeadline {
     }
 }
 
-/// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down
-/// means either (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its
-/// power state can't be seen.
+/// Returns the outcome for a guest that has stopped or accepted to stop; `None` when the VM may be deleted.
+/// OK of a shut-down means either (CMI-127), and a guest that has only accepted needs its time. The guest
+/// gets all of its time where the power state can't be seen.
 fn after_acceptance(
     answer: Option<cmi_driver::Result<Machine>>,
     deadline: ShutDownDeadline,
@@ -144,7 +144,8 @@ fn after_acceptance(
     }
 }
 
-/// The outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no time.
+/// Returns the outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no
+/// time.
 fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
@@ -163,8 +164,9 @@ fn shutting_down(observation: &str, deadline: ShutDownDeadline, requeue_after: D
     }
 }
 
-/// What a shut-down that failed leads to; `None` to the deletion. `requeue_after` is when to look, where the
-/// driver does not say; it is asked again no later than when the guest's time is over.
+/// Returns the outcome of a failed shut-down; `None` when the VM may be deleted. `requeue_after` is when to
+/// look, where the driver does not say; the driver is asked again no later than when the guest's time is
+/// over.
 fn after_shut_down(
     mut failure: Failure,
     asking: ShutDown,
@@ -185,7 +187,7 @@ fn after_shut_down(
                 .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(MIN_PAUSE)),
         });
     }
-    // What can't be reached can't be asked to delete either.
+    // A driver that can't be reached can't be asked to delete the VM either.
     if asking.last_try && !failure.status.is_never_sent() {
         tracing::warn!(
             code = %failure.status.code(),

@@ -1,4 +1,4 @@
-//! Bring a living VM to a changed spec.
+//! Updates an existing VM to a changed spec.
 
 use jiff::Timestamp;
 
@@ -17,9 +17,9 @@ impl Executor<'_, '_, '_> {
     /// Updates the VM (UPD-01..UPD-03).
     ///
     /// # Guarantees
-    /// The object says that an update is under way before the driver is called: when it is cut short, and the
-    /// spec then goes back to what was applied, the driver is called all the same, since the VM may be half
-    /// way. No remediation restarts the VM meanwhile.
+    /// The object says that an update is under way before the driver is called: when the update is cut short,
+    /// and the spec then goes back to the applied one, the driver is called all the same, since the VM may be
+    /// half updated. No remediation restarts the VM meanwhile.
     pub async fn update(&mut self, plan: Update) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.wanted.clone()).await?;
         let uid = self.object.uid().to_owned();
@@ -51,7 +51,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// The status of a machine whose update begins, if it has not begun before.
+/// Returns the status of a machine whose update begins; the same as before where it has begun already.
 fn announced(machine: &InfraMachine) -> InfraMachineStatus {
     let mut status = machine.status.clone().unwrap_or_default();
     if status

@@ -10,7 +10,7 @@ use cmi_driver::{
 };
 
 impl Executor<'_, '_, '_> {
-    /// What the driver says of the VM.
+    /// Asks the driver for the status of the VM.
     pub async fn read(
         &mut self,
         provider_id: Option<&ProviderId>,
@@ -24,7 +24,7 @@ impl Executor<'_, '_, '_> {
         self.object.awaiting(Operation::GetMachineStatus, call).await
     }
 
-    /// Looks for the VM of this id, or for any of the machine.
+    /// Looks for the VM of this id, or without an id, for any VM of the machine.
     pub async fn presence_of_vm(
         &mut self,
         provider_id: Option<&ProviderId>,
@@ -43,7 +43,8 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// The id that a create would give the VM, where a driver that names such ids does not see it.
+    /// Returns the id that a create would give the VM, where the driver does not see the VM and names such
+    /// ids.
     pub fn named_id(&self, failure: &Failure) -> Option<ProviderId> {
         let named = failure.status.named_provider_id();
         named
@@ -51,7 +52,7 @@ impl Executor<'_, '_, '_> {
             .cloned()
     }
 
-    /// Deletes the VM of this id, or of the machine's name; the failure, unless it is gone.
+    /// Deletes the VM of this id, or of the machine's name. Returns the failure, unless the VM is gone.
     pub async fn remove_vm(
         &mut self,
         provider_id: Option<ProviderId>,
@@ -79,8 +80,8 @@ impl Executor<'_, '_, '_> {
 
 /// Whether the driver sees a VM.
 pub enum VmPresence {
-    /// It does; its id, where the driver says it.
+    /// The driver sees a VM. Holds its id, where the driver says it.
     Present(Option<ProviderId>),
-    /// It does not; the id that a create would give the VM, where it says so.
+    /// The driver sees no VM. Holds the id that a create would give the VM, where the driver names it.
     Absent(Option<ProviderId>),
 }

@@ -1,5 +1,5 @@
-//! Adoption of a VM that another controller has made: none is created, and it is not touched before the
-//! driver has confirmed that it is there.
+//! Adoption of a VM that another controller has made: no VM is created, and the VM is not touched before the
+//! driver has confirmed that it exists.
 
 use std::time::Duration;
 
@@ -17,14 +17,15 @@ use crate::machine::ownership::Ownership;
 use crate::retry::LONG_WAIT;
 use cmi_driver::{Operation, ProviderSpec};
 
-/// When a VM is looked for again that the driver does not see: one that is to be adopted, or that a create
-/// may still make.
+/// How long until the next look-up of a VM that the driver does not see: one that is to be adopted, or that a
+/// create may still make.
 pub const LOOK_UP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// When it is looked again whether the cache has the object as it is; a watch says so before, as a rule.
+/// How long until the next check whether the cache has the current version of the object; as a rule, a watch
+/// event comes before.
 const UNTIL_CACHED: Duration = Duration::from_secs(1);
 
-/// What keeps a machine from adopting its VM, whatever the driver says.
+/// Returns what keeps a machine from adopting its VM, whatever the driver says.
 pub(super) fn obstacle(
     machine: &InfraMachine,
     observed: &Observed,
@@ -66,8 +67,8 @@ pub(super) fn obstacle(
     })
 }
 
-/// What has to be done for a machine whose VM is to be adopted, and for one whose VM is adopted and was not
-/// handed to Cluster API yet. `wanted` is its spec with the tags that the VM carries.
+/// Decides what has to be done for a machine whose VM is to be adopted, or is adopted and not yet handed to
+/// Cluster API. `wanted` is the spec of the machine with the tags that the VM carries.
 pub(super) fn plan_adoption(
     machine: &InfraMachine,
     observed: &Observed,
@@ -92,7 +93,7 @@ pub(super) fn plan_adoption(
             }
             .into();
         }
-        // It is asked anew first.
+        // The driver is asked anew first.
         (None, Err(_)) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     };
     if let Some(wait) = retry_wait(observed) {
@@ -119,7 +120,7 @@ pub(super) fn plan_adoption(
 }
 
 fn too_late(machine: &InfraMachine) -> String {
-    // By hand it can be neither changed nor removed.
+    // A providerID can be neither changed nor removed by hand.
     let remedy = match machine.spec.provider_id {
         Some(_) => {
             "delete this one, and only then its Machine, or remove the annotation if spec.providerID is that \
@@ -161,7 +162,7 @@ fn contested_by_a_create(machine: &InfraMachine, other: &str) -> String {
     )
 }
 
-/// The driver can't say of one VM whether it is there.
+/// Returns the wait for a driver that can look up a single VM.
 pub fn cannot_look_up(driver: &str) -> Blocked {
     let message = format!(
         "the driver `{driver}` does not offer GetMachineStatus, so it can't confirm the VM that is to be \

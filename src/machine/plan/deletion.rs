@@ -1,4 +1,4 @@
-//! The way of a VM out: it is deleted only as the machine's own, and never while it is paused.
+//! How a VM is deleted: only as the machine's own, and never while the machine is paused.
 
 use std::time::Duration;
 
@@ -23,15 +23,15 @@ use cmi_driver::Operation;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
-/// ShutDownMachine has to fail so often in a row before the VM is deleted without it, and the guest's time
-/// has to be over as well, from the deletion of the object. They are counted by the process: a status counts
-/// the failures of all calls together, and an object that can't be read has none.
+/// How often in a row ShutDownMachine has to fail before the VM is deleted without it; the guest's time,
+/// which runs from the deletion of the object, has to be over as well. The process counts these failures: a
+/// status counts the failures of all calls together, and an object that can't be read has none.
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
-/// What has to be done for a machine that is being deleted.
+/// Decides what has to be done for a machine that is being deleted.
 pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let is_forced = identity::annotation(machine, labels::FORCE_DELETE) == Some("true");
-    // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
+    // The pause of the Cluster is not enough: the cache may be behind, or have lost the Cluster already.
     let is_moved = identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some();
     if !has_finalizer(machine) {
         return plan_without_finalizer(machine, observed);
@@ -39,7 +39,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     if is_moved && !is_forced {
         return plan_moved(machine, observed);
     }
-    // A move that stopped halfway leaves its Cluster paused, and would have taken the finalizer away.
+    // A move that stopped halfway leaves its Cluster paused; a complete one would have removed the finalizer.
     if let Some(block) = paused(machine, observed.cluster.as_deref()).filter(|_| !is_moved) {
         return Outcome::Blocked(block).into();
     }
@@ -57,7 +57,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     if Adoption::of(machine) == Adoption::Asked {
         return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
     }
-    // One that is only to be adopted is another's, beside the VM that a create may have made.
+    // A VM that is only to be adopted is another's, beside the VM that a create may have made.
     let provider_id = own_provider_id(machine);
     let refused = match identity::vm_existence(machine) {
         // A providerID that this provider wrote proves a VM, whatever the annotation says.
@@ -70,7 +70,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(DriverState::Known(driver)) => driver,
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
-        // Its spec was never valid, and no driver is left that could say whether anything was made.
+        // The spec was never valid, and no driver is left that could say whether anything was made.
         Err(_) if refused => return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into(),
         Err(unresolved) => return no_driver(machine, None, unresolved),
     };
@@ -104,8 +104,8 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     .into()
 }
 
-/// The provider does not hold the object, or not any more. Where it has said something of it, it
-/// says which finalizers do.
+/// Plans an object that this provider does not hold, or no longer holds. Where this provider has written
+/// conditions, it says whose finalizers hold the object.
 fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
     let has_said_something = machine
         .status
@@ -127,9 +127,9 @@ fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
     )
 }
 
-/// clusterctl has made the object at another management cluster, marked this one and deleted it, and
-/// removes the finalizers next, which is not worth a write. The VM is the other's: it is left alone,
-/// also when the mark stays.
+/// Plans an object that clusterctl has moved: clusterctl has created the object in another management
+/// cluster, marked this one and deleted it, and removes the finalizers next, which is not worth a write. The
+/// VM belongs to the other object and is left alone, even when the mark stays.
 fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| remaining(deleted.0, GRACE, observed.now));
@@ -144,12 +144,13 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     blocked(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }
 
-/// What may still make a VM.
+/// Returns the create that may still make a VM.
 ///
-/// The settle time runs by two clocks, and is over when one of them says so: the wall clock from when the
-/// create was given up at the latest, which a restart does not interrupt, and the monotonic one from when the
-/// VM was first absent, which nothing sets back. Neither counts while this process has the call in flight,
-/// and the second begins anew when it ends; a call of another process ended with the process.
+/// The settle time runs by two clocks, and is over when one of them says so: the wall clock runs from the
+/// latest time at which the create was given up, which a restart does not interrupt, and the monotonic clock
+/// from when the VM was first absent, which nothing sets back. Neither counts while this process has the call
+/// in flight, and the second begins anew when the call ends; a call of another process ended with that
+/// process.
 pub(super) fn pending_create(
     machine: &InfraMachine,
     observed: &Observed,
@@ -160,7 +161,7 @@ pub(super) fn pending_create(
         Some(unanswered) => Some(unanswered.without(observed.state.answered).latest()?),
         // The create that made the VM was answered.
         None if noted.is_none() && own_provider_id(machine).is_some() => return None,
-        // From before the time was written down, or it can't be read.
+        // The create is from before the time was written down, or the time can't be read.
         None => None,
     };
     let time = driver.create_settle_time;
@@ -182,7 +183,7 @@ pub(super) fn pending_create(
     (!left.is_zero()).then_some(PendingCreate { issued, time, left })
 }
 
-/// For how long the object has been deleted; a clock that was set back makes it no time.
+/// Returns how long ago the object was deleted; zero if a clock was set back.
 fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     deleted
@@ -190,11 +191,11 @@ fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// How the guest is asked to stop; nothing where it has no time, or no more.
+/// Returns how the guest is asked to stop; nothing where it has no time, or no time left.
 pub(super) fn shut_down(machine: &InfraMachine, observed: &Observed) -> Option<ShutDown> {
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    // One that lies in the future is of a clock that was set back: the driver is asked anew.
+    // A time in the future comes from a clock that was set back: the driver is asked anew.
     let accepted = identity::annotation(machine, labels::SHUT_DOWN_ACCEPTED_AT)
         .and_then(|time| time.parse().ok())
         .filter(|accepted| elapsed(*accepted, observed.now).is_some());

@@ -1,4 +1,4 @@
-//! A VM that was handed to Cluster API: it is never made again under its Machine.
+//! A VM that was handed to Cluster API: no other VM is ever made for its Machine.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::runtime_state::LookUpHint;
 use cmi_driver::{Machine, Operation, ProviderSpec};
 
-/// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is
-/// its spec as the driver would get it, where that can be had.
+/// Decides what has to be done for a machine whose VM was handed to Cluster API and that is not paused.
+/// `wanted` is its spec as the driver would get it, if that can be computed.
 pub fn plan_provisioned(
     machine: &InfraMachine,
     observed: &Observed,
@@ -72,7 +72,7 @@ pub fn plan_provisioned(
     let applied = applied.unwrap_or_else(|| wanted.clone());
     let Changes { hot, not_updatable } = Changes::between(&applied, &wanted, &driver.capabilities);
     let is_requested = InPlaceUpdate::of(machine) == InPlaceUpdate::Requested;
-    // Where it is not known what was applied, the VM may have another spec than the one that is asked for.
+    // Where the applied spec is unknown, the VM may have another spec than the one that is asked for.
     let is_unfinished = has_unfinished_update(machine) || is_requested && !is_applied_known;
     let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
     let report_done = match InPlaceUpdate::of(machine) {
@@ -82,7 +82,8 @@ pub fn plan_provisioned(
         InPlaceUpdate::None | InPlaceUpdate::NotRequested | InPlaceUpdate::Done => None,
     };
     if not_updatable.is_empty() && (is_unfinished || !hot.is_empty()) {
-        // One that has answered that it does not offer the look-up can be asked for an update all the same.
+        // A driver that has answered that it does not offer the look-up can be asked for an update all the
+        // same.
         if let Some(wait) = retry_wait(observed).filter(|_| !lacks_look_up) {
             return Outcome::Waiting(requeue_after.into_iter().chain(wait.requeue_after()).min()).into();
         }
@@ -102,7 +103,8 @@ pub fn plan_provisioned(
     .into()
 }
 
-/// Cluster API manages the update, and an extension of it is to carry it out that may be another's.
+/// Blocks an update that Cluster API manages and that an extension is to carry out, which may not be this
+/// provider's.
 fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
     let message = "Cluster API updates the machine in place, and has not asked this provider to change the \
         VM: it is left to the extension that is registered for UpdateMachine";
@@ -117,8 +119,8 @@ fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
     .into()
 }
 
-/// Whether an update was begun whose end was not seen: the VM may be half way. A move leaves the status
-/// behind, and machines of older versions have nothing but that.
+/// Whether an update was begun whose end was not seen: the VM may be half updated. A move leaves the status
+/// behind, and machines of older versions have nothing but the status.
 fn has_unfinished_update(machine: &InfraMachine) -> bool {
     let last = machine
         .status

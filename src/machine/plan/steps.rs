@@ -1,4 +1,4 @@
-//! The steps that a plan can have, with what each needs.
+//! The steps that a plan can have, and what each of them needs.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::machine::unanswered_creates::UnansweredCreates;
 use crate::wall_clock::elapsed;
 use cmi_driver::{ProviderId, ProviderSpec};
 
-/// What has to be done.
+/// What has to be done for a machine.
 #[derive(Debug)]
 pub enum Plan {
-    /// No call of the driver: this is what comes of it.
+    /// No driver call: the outcome is known.
     Outcome(Outcome),
-    /// Write finalizer and identity again; what else there is to do comes after that.
+    /// Write finalizer and identity again; everything else comes after that.
     RestoreFinalizer(Box<Ownership>),
     /// Write the annotation by which Cluster API learns that the VM has the spec that it asked for.
     ReportInPlaceUpdate(Option<String>),
@@ -31,13 +31,13 @@ pub enum Plan {
 pub enum Step {
     /// Look the VM up, create it if it is not there, initialize it.
     Provision(Box<Provision>),
-    /// Have the driver confirm a VM that another has made, and take it over.
+    /// Have the driver confirm a VM that something else created, and adopt it.
     Adopt(Box<Adopt>),
     /// Ask the driver how the VM is.
     Refresh(Box<Refresh>),
     /// Bring the VM to the wanted spec.
     Update(Box<Update>),
-    /// Shut down, delete, until it is gone.
+    /// Shut down and delete the VM, until it is gone.
     Delete(Box<Delete>),
 }
 
@@ -57,14 +57,14 @@ impl Step {
     /// What a permit of the driver is needed for.
     pub fn priority(&self) -> Priority {
         match self {
-            // Where there may be a VM it is looked up first, which must not wait for the creates of others.
+            // A VM that may exist is looked up first, which must not wait for the creates of other machines.
             Self::Provision(plan) if plan.vm_may_exist() => Priority::Upkeep,
             Self::Provision(_) => Priority::Create,
             Self::Adopt(_) | Self::Refresh(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
         }
     }
 
-    /// What it is part of.
+    /// The operation that the step is part of.
     pub fn during(&self) -> OperationType {
         match self {
             Self::Provision(_) | Self::Adopt(_) | Self::Refresh(_) => OperationType::Create,
@@ -75,24 +75,24 @@ impl Step {
 }
 
 impl Plan {
-    /// What has to be known of the admission policies before it is carried out.
+    /// What has to be known of the admission policies before the plan is carried out.
     pub fn required_policy_check(&self) -> RequiredPolicyCheck {
         match self {
-            // It takes over the VM that it finds, and may initialize it.
+            // The step takes over the VM that it finds, and may initialize it.
             Self::Execute(Step::Provision(plan)) if !plan.is_identified => RequiredPolicyCheck::Cached,
             Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
             Self::RestoreFinalizer(_) => RequiredPolicyCheck::Cached,
             Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => {
                 RequiredPolicyCheck::Cached
             }
-            // With it goes what says that a create may have made a VM.
+            // The write also removes the note that a create may have made a VM.
             Self::Outcome(Outcome::Blocked(block)) if block.unblocks_move => RequiredPolicyCheck::Fresh,
             Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => RequiredPolicyCheck::None,
         }
     }
 
-    /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not
-    /// published can come first.
+    /// Whether nothing is done about the machine now, and it is not paused: an earlier failure that is not
+    /// published yet can come first.
     pub fn is_idle(&self) -> bool {
         matches!(
             self,
@@ -104,12 +104,12 @@ impl Plan {
 /// The check of the admission policies that a plan needs, so that it acts on no forged identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredPolicyCheck {
-    /// None: it acts on no identity.
+    /// None: the plan acts on no identity.
     None,
-    /// The last check of the policies is enough: what is done reaches no VM that exists.
+    /// The last check of the policies is enough: the plan reaches no VM that exists.
     Cached,
-    /// It acts on a VM that may exist, or lets one be forgotten: a check has to begin
-    /// after the machine was read.
+    /// The plan acts on a VM that may exist, or lets one be forgotten: a check has to begin after the machine
+    /// was read.
     Fresh,
 }
 
@@ -120,27 +120,27 @@ pub struct Provision {
     pub ownership: Ownership,
     /// The spec to create with.
     pub wanted: ProviderSpec,
-    /// The spec to look up with: that of an earlier create, or the wanted one.
+    /// The spec to look up with: the spec of an earlier create, or the wanted one.
     pub look_up: ProviderSpec,
-    /// The id, when it is known; then nothing is ever created.
+    /// The id of the VM, when it is known; then nothing is ever created.
     pub provider_id: Option<ProviderId>,
-    /// The id that was named for an earlier create, while no answer of a driver says that there is its VM.
+    /// The id that was named for an earlier create, while no answer of a driver says that the VM exists.
     pub named: Option<ProviderId>,
-    /// Whether a status that said that there is the VM may be lost, as in a restore.
+    /// Whether a status that said that the VM exists may be lost, as in a restore.
     pub may_have_lost_status: bool,
-    /// The Secret with the bootstrap data.
+    /// The name of the Secret with the bootstrap data.
     pub bootstrap: String,
     /// Whether the object carried an identity when it was read: the VM of that identity is looked up,
     /// whatever its owner is. Without one, the identity is the object's UID, which can't be forged.
     pub is_identified: bool,
-    /// What the object says of a VM before the create.
+    /// What the object says about a VM before the create.
     pub recorded: VmExistence,
     /// Creates before this one that may still be carried out.
     pub unanswered: UnansweredCreates,
-    /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM
-    /// is looked for and deleted.
+    /// An earlier create that may still make a VM of another spec: a create now would write down its own
+    /// spec, and a VM is looked up and deleted only by the spec that is written down.
     pub pending_create: Option<PendingCreate>,
-    /// Why its create may be let through though capacity was exhausted.
+    /// Why the create may be let through although capacity was exhausted.
     pub probe_hint: ProbeHint,
 }
 
@@ -150,42 +150,42 @@ impl Provision {
         self.recorded == VmExistence::MayExist
     }
 
-    /// The id of a VM that there is or has been, as far as can be known: where it is absent, it is gone, and
-    /// none is created.
+    /// The id of a VM that exists or has existed, as far as can be known: if that VM is absent, it is gone,
+    /// and none is created.
     pub fn id_of_vm(&self) -> Option<&ProviderId> {
         let lost = self.named.as_ref().filter(|_| self.may_have_lost_status);
         self.provider_id.as_ref().or(lost)
     }
 
-    /// The id that was named for an earlier create, where another or none is named for the next: the VM that
-    /// was made may be where it is not looked for any more without that id.
+    /// The id that was named for an earlier create, where another id or none is named for the next one:
+    /// without that id, the VM of the earlier create may be where it is no longer looked for.
     pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
         superseded(self.named.as_ref(), named)
     }
 }
 
-/// Look up, and take over what is there. Nothing to create with is part of it.
+/// Look up, and adopt the VM that is found. Nothing to create with is part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adopt {
     /// The ownership to write once the driver has confirmed the VM.
     pub ownership: Ownership,
     /// The spec to look up with, with the tags that the VM carries.
     pub look_up: ProviderSpec,
-    /// The id.
+    /// The id of the VM.
     pub provider_id: ProviderId,
     /// Whether the driver has confirmed the VM before.
     pub is_confirmed: bool,
 }
 
-/// Look up, initialize where the driver asks for it. Nothing to create with is part of it.
+/// Look up, and initialize where the driver asks for it. Nothing to create with is part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refresh {
-    /// The spec to look up with: that of the create.
+    /// The spec to look up with: the spec of the create.
     pub look_up: ProviderSpec,
-    /// The id.
+    /// The id of the VM.
     pub provider_id: ProviderId,
-    /// Whether the driver may be asked to initialize it: not one that has answered
-    /// that it does not offer this.
+    /// Whether the driver may be asked to initialize the VM: not a driver that has answered that it does not
+    /// offer this.
     pub may_initialize: bool,
 }
 
@@ -194,11 +194,12 @@ pub struct Refresh {
 pub struct Update {
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// What it was brought to the last time.
+    /// The spec that the VM was last brought to.
     pub applied: ProviderSpec,
-    /// What it has to be brought to.
+    /// The spec that the VM has to be brought to.
     pub wanted: ProviderSpec,
-    /// The annotation by which Cluster API learns that it was, where that has asked for it.
+    /// The annotation by which Cluster API learns that the VM has the wanted spec, where it has asked for
+    /// that.
     pub report_done: Option<String>,
 }
 
@@ -209,30 +210,30 @@ pub struct Delete {
     pub provider_id: Option<ProviderId>,
     /// The id that was named for a create that may have made the VM, while no answer of a driver says so.
     pub named: Option<ProviderId>,
-    /// What it was made from.
+    /// The spec that the VM was made from.
     pub spec: ProviderSpec,
     /// How the guest is asked to stop, while it has time.
     pub shut_down: Option<ShutDown>,
-    /// What may still make a VM, so that one that is absent is no proof.
+    /// A create that may still make a VM, so that the absence of the VM is no proof.
     pub pending_create: Option<PendingCreate>,
     /// Whether a create that was never answered may have made another VM beside the one whose id is known.
     pub may_have_second_vm: bool,
     /// Whether the driver refused every create for good: it may have made something, but no VM, and may
     /// refuse the same spec again.
     pub refused: bool,
-    /// When to look again, while the VM is still there.
+    /// When to look again, while the VM still exists.
     pub requeue_after: Duration,
 }
 
 impl Delete {
-    /// The id that was named for an earlier create, where a driver that does not see the VM names another or
-    /// none: it has not looked where the VM was to be made.
+    /// The id that was named for an earlier create, where a driver that does not see the VM names another id
+    /// or none: the driver has not looked where the VM was to be made.
     pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
         superseded(self.named.as_ref(), named)
     }
 }
 
-/// The id that was named before, unless it is named again.
+/// Returns the id that was named before, unless it is named again.
 fn superseded<'a>(before: Option<&'a ProviderId>, named: Option<&ProviderId>) -> Option<&'a ProviderId> {
     before.filter(|before| named != Some(*before))
 }
@@ -240,16 +241,16 @@ fn superseded<'a>(before: Option<&'a ProviderId>, named: Option<&ProviderId>) ->
 /// The guest's time to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutDown {
-    /// How long it is.
+    /// The length of the time.
     pub grace: Duration,
-    /// When the driver accepted to shut the guest down, from when the time runs; `None` where it has not yet.
+    /// When the driver accepted to shut the guest down, which starts the time; `None` where it has not yet.
     pub accepted: Option<Timestamp>,
-    /// Whether the driver has had its tries: one more that fails does not hold the deletion up.
+    /// Whether the driver has had its tries: another failure does not hold the deletion up.
     pub last_try: bool,
 }
 
 impl ShutDown {
-    /// What is left of the guest's time.
+    /// Returns what is left of the guest's time.
     pub fn left(&self, now: Timestamp) -> Duration {
         let passed = self.accepted.and_then(|accepted| elapsed(accepted, now));
         self.grace.saturating_sub(passed.unwrap_or_default())
@@ -259,17 +260,17 @@ impl ShutDown {
 /// A create that was never answered and may still be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingCreate {
-    /// When it was issued, and when it can't be carried out any more, at the latest;
-    /// `None` where that is not known.
+    /// When the create was issued, and the latest time at which it can be carried out; `None` where that is
+    /// unknown.
     pub issued: Option<(Timestamp, Timestamp)>,
     /// How long the VM has to be absent once the create was given up.
     pub time: Duration,
-    /// What is left until one of these has come.
+    /// What is left until one of these times has come.
     pub left: Duration,
 }
 
 impl PendingCreate {
-    /// Until when the VM is looked for, in words that stay the same.
+    /// Says in words, which stay the same, until when the VM is looked for.
     pub fn in_words(&self) -> String {
         let seconds = self.time.as_secs_f64();
         match self.issued {

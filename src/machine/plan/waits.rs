@@ -15,10 +15,10 @@ use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DEL
 use crate::wall_clock::{elapsed, until};
 use cmi_driver::{Code, Operation};
 
-/// The machines that waited for capacity come within this time after a start.
+/// After a start, the machines that waited for capacity come within this time.
 const RECALLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What the last failure still makes a call wait for: time, or a change, such as another driver.
+/// Returns what the last failure still makes a call wait for: time, or a change, such as another driver.
 pub fn retry_wait(observed: &Observed) -> Option<Action> {
     if observed.state.hint.is_some() && observed.state.hint_is_new {
         return None;
@@ -26,14 +26,15 @@ pub fn retry_wait(observed: &Observed) -> Option<Action> {
     recorded_wait(observed)
 }
 
-/// The wait that a status shows, for a process that remembers none: another one made the call. `inputs`
-/// are those of now, so that a change of theirs ends the wait as it ends one of this process.
+/// Returns the wait that a status shows, for a process that remembers none because another process made the
+/// call. `inputs` are the current ones, so that a change of them ends the wait as it ends a wait of this
+/// process.
 ///
 /// # Guarantees
-/// It is never shorter than the wait that the process before meant: a failure that repeats is not written
-/// each time (see [`crate::machine::status`]), so once the next try that is shown was due, there
-/// may have been more attempts than the status shows, as many as there was time for. Until then what is
-/// shown is all that there was.
+/// The wait is never shorter than the one that the earlier process meant: a failure that repeats is not
+/// written each time (see [`crate::machine::status`]), so once the next try that is shown was due, there may
+/// have been more attempts than the status shows, as many as there was time for. Until then the status shows
+/// all of them.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status
@@ -84,9 +85,9 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     })
 }
 
-/// How often a failure that is shown after its attempt `shown` may have repeated since without being shown,
-/// where the first wait was `meant` to be so long: each took at least as long as jitter leaves of that, and
-/// the status would show twice as many.
+/// Returns how often a failure that is shown after attempt `shown` may have repeated since without being
+/// shown, where the first wait was `meant` to be this long: each repetition took at least as long as jitter
+/// leaves of that wait, and the status would show twice as many attempts.
 fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
     let most = shown.saturating_sub(1);
     let shortest = meant.mul_f64(1.0 - BACKOFF_JITTER).as_millis();
@@ -115,7 +116,7 @@ fn recorded_wait(observed: &Observed) -> Option<Action> {
     }
 }
 
-/// Whether the driver has answered, as it is now, that it does not offer a call, whatever it says of itself.
+/// Whether the current driver has answered that it does not offer a call, whatever its capabilities say.
 pub fn lacks(observed: &Observed, operation: Operation) -> bool {
     let Some(retry) = observed.state.retry.as_ref() else {
         return false;
@@ -127,14 +128,14 @@ pub fn lacks(observed: &Observed, operation: Operation) -> bool {
     retry.inputs == observed.inputs && retry.until == RetryCondition::AnotherDriver(unable)
 }
 
-/// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
+/// Returns how long the last remembered failure still holds up a look-up. A driver that does not offer some
 /// other call can be asked at any time.
 pub fn look_up_wait(observed: &Observed) -> Option<Duration> {
     recorded_wait(observed).and_then(Action::requeue_after)
 }
 
-/// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what
-/// has to be done to it once is not done.
+/// Whether a provisioned VM has to be polled until it is as it should be: it is still starting, or its
+/// initialization is not done.
 pub fn is_unsettled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.power_state.as_deref() == Some("Starting")
@@ -143,10 +144,10 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
     })
 }
 
-/// When a VM that is not settled is asked after: `None` now, else after this long.
+/// Returns when to poll a VM that is not settled: `None` for now, else after this long.
 ///
-/// A trigger that comes before does not lead to an earlier call, and must not make
-/// the later one be forgotten.
+/// A trigger that comes earlier does not lead to an earlier call, and must not make the later call be
+/// forgotten.
 pub fn until_settling(observed: &Observed) -> Option<Duration> {
     let rest = observed.state.settle_until.and_then(|until| {
         let left = until.saturating_duration_since(observed.instant);
@@ -155,17 +156,17 @@ pub fn until_settling(observed: &Observed) -> Option<Duration> {
     rest.max(look_up_wait(observed))
 }
 
-/// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by
-/// themselves, and no longer than the guest still has to shut down. The end of a deletion is seen late by a
-/// quarter of what it took at most.
+/// Returns how long to leave a VM that is being deleted: a quarter of the time that the deletion has taken so
+/// far, so that the calls grow rare by themselves, and no longer than the guest still has to shut down. The
+/// end of a deletion is thus seen late by at most a quarter of what it took.
 pub fn deletion_poll_interval(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
     const MAX_INTERVAL: Duration = Duration::from_mins(1);
     let interval = (deleted_for / 4).clamp(FIRST_BACKOFF, MAX_INTERVAL);
     left_to_shut_down.map_or(interval, |left| interval.min(left.max(MIN_REQUEUE)))
 }
 
-/// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare
-/// by themselves where a driver says `Starting` for ever.
+/// Returns how long to leave a VM that is not settled: as long again as it has existed, so that the calls
+/// grow rare by themselves where a driver says `Starting` for ever.
 pub fn settling_poll_interval(machine: &InfraMachine, now: Timestamp) -> Duration {
     let created = machine
         .status

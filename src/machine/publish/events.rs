@@ -11,10 +11,10 @@ use cmi_driver::{Code, PowerState};
 #[cfg(test)]
 mod tests;
 
-/// The event that an outcome is worth, given the machine as it was before: neither the status shows it,
-/// nor is it a repeat.
+/// Returns the event that an outcome is worth, given the machine as it was before: something that the status
+/// does not show yet, and that is no repeat.
 ///
-/// `attempts` is how often the same has failed in a row, this time included.
+/// `attempts` is how often the machine has failed in a row, this time included.
 pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<NewEvent> {
     let (is_new, event) = match outcome {
         Outcome::NoOp(_)
@@ -119,8 +119,8 @@ fn normal(reason: &str, action: &'static str, text: String) -> NewEvent {
     }
 }
 
-/// Whether a wait for this reason ends only when an operator puts something right; all
-/// others are part of the way.
+/// Whether a wait for this reason ends only when an operator puts something right; all other waits are part
+/// of the way.
 fn needs_intervention(why: &str) -> bool {
     matches!(
         why,
@@ -160,8 +160,8 @@ fn has_no_failure(before: &InfraMachine) -> bool {
     })
 }
 
-/// Whether the status does not say yet that the secrets can't be had: in the last operation, and where a
-/// recheck of a VM that is up leaves none, in `DriverReachable`.
+/// Whether the status does not say yet that the secrets can't be read: in the last operation, or, for a
+/// recheck of a VM that is up, which leaves no last operation, in `DriverReachable`.
 fn are_newly_without_secrets(before: &InfraMachine, during: OperationType) -> bool {
     if during == OperationType::Create && before.is_provisioned() {
         return is_new(before, conditions::DRIVER_REACHABLE, reason::INVALID_SECRET);
@@ -177,8 +177,9 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
     let Some(status) = before.status.as_ref() else {
         return true;
     };
-    // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable,
-    // say whether this is new. An outage of the driver is reported once, on the InfraCluster.
+    // A failed recheck of a provisioned VM leaves no last operation: the remembered attempts and
+    // DriverReachable say whether the failure is new. An outage of the driver is reported once, on the
+    // InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
         if failure.is_outage() {
             return false;

@@ -1,4 +1,4 @@
-//! The line of the log for what is new and wrong with a machine: as many as there are warning events.
+//! The log line for a new failure of a machine: there are as many as there are warning events.
 
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
@@ -9,7 +9,7 @@ use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::status::RetryTiming;
 use cmi_driver::Operation;
 
-/// Logs a failure that has an event, since the log outlives that and is read across machines.
+/// Logs a failure that has an event: the log outlives the event and is read across machines.
 pub fn failure(
     before: &InfraMachine,
     gathered: &Gathered,
@@ -45,7 +45,7 @@ pub fn failure(
     );
 }
 
-/// The condition that shows it.
+/// Returns the condition that shows the failure.
 fn condition(before: &InfraMachine, outcome: &Outcome) -> &'static str {
     let is_up = before.is_provisioned();
     match outcome {
@@ -63,7 +63,7 @@ fn of_call(during: OperationType, operation: Option<Operation>, is_up: bool) -> 
     match (during, operation) {
         (OperationType::Delete, _) => conditions::DELETING,
         (OperationType::Update, _) => conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-        // A question after a VM that is up.
+        // A recheck of a VM that is up.
         (OperationType::Create, _) if is_up => conditions::DRIVER_REACHABLE,
         (OperationType::Create, Some(Operation::InitializeMachine)) => {
             conditions::VIRTUAL_MACHINE_INITIALIZED

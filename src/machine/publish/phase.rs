@@ -1,4 +1,4 @@
-//! Where a machine stands in its life, for the metrics that count machines and measure how long they take.
+//! The phase of a machine, for the metrics that count machines and measure how long they take.
 
 use jiff::Timestamp;
 
@@ -9,7 +9,7 @@ use crate::machine::gather::Gathered;
 use crate::metrics::MachinePhase;
 use crate::wall_clock::elapsed;
 
-/// The phase of a machine that fits its definition.
+/// Returns the phase whose definition a machine fits.
 pub fn phase(machine: &InfraMachine) -> MachinePhase {
     let status = machine.status.as_ref();
     let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
@@ -28,7 +28,8 @@ pub fn phase(machine: &InfraMachine) -> MachinePhase {
     }
 }
 
-/// Why a machine is in its phase: the reason of the condition that says so; empty where none does yet.
+/// Returns why a machine is in its phase: the reason of the condition that says so; empty where none does
+/// yet.
 pub fn phase_reason(machine: &InfraMachine) -> &str {
     let type_ = if machine.metadata.deletion_timestamp.is_some() {
         conditions::DELETING
@@ -39,13 +40,13 @@ pub fn phase_reason(machine: &InfraMachine) -> &str {
     let Some(status) = status else { return "" };
     match conditions::get(&status.conditions, type_) {
         Some(shown) => &shown.reason,
-        // Nothing else was reported of it before it was paused.
+        // Nothing else was reported of the machine before it was paused.
         None if conditions::is_true(&status.conditions, conditions::PAUSED) => reason::PAUSED,
         None => "",
     }
 }
 
-/// Measures how long it took, when a machine has just come up.
+/// Measures how long the provisioning took, when a machine has just come up.
 pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathered: &Gathered) {
     if !before.is_provisioned()
         && after.is_provisioned()

@@ -1,4 +1,4 @@
-//! What a status says when something went wrong.
+//! The status after a failure.
 
 use jiff::SignedDuration;
 
@@ -15,8 +15,8 @@ use cmi_driver::Operation;
 
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
-/// A failure that repeats is published again after this time at the latest, so that the time of the next try
-/// that is shown is no older.
+/// A failure that repeats is published again after this time at the latest, so that the shown time of the
+/// next try is no older.
 const MAX_REPEAT_AGE: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
@@ -35,8 +35,8 @@ impl Draft<'_> {
         }
         let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
         if failure.is_outage() && is_recheck {
-            // Of a VM that is up it is reported when the outage lasts: a fleet is not
-            // written for a call that fails.
+            // For a VM that is up, an outage is reported when it lasts: a fleet is not written for a call
+            // that fails.
         } else if failure.is_outage() {
             self.mark_false(DRIVER_REACHABLE, code.name(), &message);
         } else {
@@ -65,7 +65,7 @@ impl Draft<'_> {
         let message = message.to_owned();
         let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, timing);
         match during {
-            // It says nothing about a VM that is up, so `Ready` stays.
+            // The failure says nothing about a VM that is up, so `Ready` stays.
             OperationType::Create if self.machine.is_provisioned() => {
                 self.mark_false(DRIVER_REACHABLE, reason::INVALID_SECRET, message);
             }
@@ -111,8 +111,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Notes the failure as the last operation, unless it is a repeat that is not worth a write; the message
-    /// that has to be shown, which then is the one that is shown already.
+    /// Notes the failure as the last operation, unless it is a repeat that is not worth a write. Returns the
+    /// message to show, which for such a repeat is the one that is shown already.
     fn failed_operation(
         &mut self,
         type_: OperationType,
@@ -121,7 +121,8 @@ impl Draft<'_> {
         message: String,
         timing: RetryTiming,
     ) -> String {
-        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable says so.
+        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable reports the
+        // failure.
         if type_ == OperationType::Create && self.machine.is_provisioned() {
             return message;
         }
@@ -147,8 +148,8 @@ impl Draft<'_> {
     }
 }
 
-/// Whether a failure need not be written since the status shows the same: a failure that repeats for ever is
-/// published ever more rarely, after 1, 2, 4, 8 … attempts and every half an hour.
+/// Whether a failure need not be written because the status shows the same one: a failure that repeats for
+/// ever is published ever more rarely, after 1, 2, 4, 8 … attempts, and every half an hour.
 fn is_shown_by(shown: &LastOperation, failed: &LastOperation) -> bool {
     let same = shown.type_ == failed.type_
         && shown.state == failed.state
@@ -156,15 +157,15 @@ fn is_shown_by(shown: &LastOperation, failed: &LastOperation) -> bool {
         && shown.code == failed.code
         && shown.next_retry_time.is_some() == failed.next_retry_time.is_some()
         && are_alike(shown.message.as_deref(), failed.message.as_deref());
-    // Fewer attempts are those of another row of failures.
+    // Fewer attempts belong to another row of failures.
     let few_more = (shown.attempts..shown.attempts.saturating_mul(2)).contains(&failed.attempts);
     let age = failed.last_update_time.0.duration_since(shown.last_update_time.0);
-    // A clock that was set back must not silence it.
+    // A clock that was set back must not silence the failure.
     same && few_more && (SignedDuration::ZERO..MAX_REPEAT_AGE).contains(&age)
 }
 
 /// Whether two messages differ only in words with a digit: a back end's messages may hold a time, a count, or
-/// the id of the request, which are other ones each time.
+/// the id of a request, which differ each time.
 fn are_alike(a: Option<&str>, b: Option<&str>) -> bool {
     fn words(text: &str) -> impl Iterator<Item = Option<&str>> {
         let has_digit = |word: &str| word.contains(|c: char| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! What a status says while the driver has not answered.
+//! The status while the driver has not answered.
 
 use jiff::Timestamp;
 
@@ -7,8 +7,8 @@ use crate::api::conditions::{VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZE
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use cmi_driver::Operation;
 
-/// The status of a machine for which this call has been under way since `since`, and takes long; the same as
-/// before where it says already how such calls have ended, or where it is one about a VM that is up.
+/// Returns the status of a machine whose call started at `since` and takes long; the status is unchanged
+/// where it already says how such calls have ended, or where the call is about a VM that is up.
 pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestamp) -> InfraMachineStatus {
     let mut draft = Draft {
         machine,
@@ -62,7 +62,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
     draft.status
 }
 
-/// A time as conditions write it.
+/// Returns a time as conditions write it.
 fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
