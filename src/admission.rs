@@ -1,20 +1,20 @@
-//! The admission policies that guard identities: put in place, kept there, and asked for
-//! before an identity is trusted.
+//! Installs the admission policies that guard identities, keeps them in place, and checks them before an
+//! identity is trusted.
 //!
-//! clusterctl deletes every component of a provider when it upgrades or deletes it. So the policies
-//! are no component: the provider installs them, and what it installs does not carry clusterctl's label. They
-//! stay while no provider is installed, and they never let anything through that they refuse otherwise.
+//! clusterctl deletes every component of a provider when it upgrades or deletes the provider. So the policies
+//! are no component: the provider installs them without clusterctl's label. They stay while no provider is
+//! installed, and they never let anything through that they refuse otherwise.
 //!
 //! # Guarantees
-//! * What acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the
-//!   machine was read, and that found the policies in force; a first create needs the last check, which
-//!   is at most [`CHECK_INTERVAL`] old.
+//! * Whatever acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the
+//!   machine was read, and that found the policies in force; a first create needs the last check, which is at
+//!   most [`CHECK_INTERVAL`] old.
 //! * Providers of several versions in one management cluster do not take the policies from each other: the
-//!   newest version's stand, and guard for the older ones, because no version's guard less than those of the
-//!   version before. [`applied_version`] says whose they are.
-//! * What was seen of objects is proof for the deletion of a VM only within one [`EnforcementEpoch`].
-//! * When the policies were gone while there were identities, none is trusted until an administrator has
-//!   confirmed them. That is noted in the policy itself, so that a restart keeps it.
+//!   policies of the newest version stand, and guard for the older ones, because no version's policies guard
+//!   less than those of the version before. [`applied_version`] says whose they are.
+//! * Observations of objects prove that a VM may be deleted only within one [`EnforcementEpoch`].
+//! * When the policies were gone while there were identities, no identity is trusted until an administrator
+//!   has confirmed them. The policy itself records that, so that a restart keeps it.
 
 mod applied_version;
 mod check;
@@ -39,16 +39,16 @@ use crate::manifests;
 use crate::metrics::Metrics;
 use cmi_driver::ErrorChain;
 
-/// Between two checks, where no deletion needs one before.
+/// The interval of the checks, where no deletion needs one sooner.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// The same, until the policies are in place for the first time: the installation waits for that.
+/// The interval until the policies are in place for the first time: the installation waits for that.
 const FIRST: Duration = Duration::from_secs(2);
-/// Between the beginnings of two checks, however many machines ask for one: those that ask
+/// The least time between the starts of two checks, however many machines ask for one: those that ask
 /// meanwhile share the next.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
-/// How often a check begins anew, because another provider has written in between.
+/// How often a check is tried at most, because another provider has written in between.
 const TRIES: u32 = 3;
 
 /// Whether identities are guarded.
@@ -56,23 +56,23 @@ const TRIES: u32 = 3;
 pub enum Enforcement {
     /// The policies are in force, and have been since identities were confirmed.
     InForce,
-    /// They are not, or could not be checked; the text says what to do. Nothing may be
-    /// done that trusts an identity.
+    /// The policies are not in force, or could not be checked; the text says what to do. Nothing may be done
+    /// that trusts an identity.
     NotInForce(Arc<str>),
 }
 
-/// Whether the policies have been in force since this process was started. What comes to the
-/// cluster after that is guarded.
+/// Whether the policies have been in force since this process was started. Objects that come to the cluster
+/// after that are guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Installation {
-    /// They were seen in force.
+    /// The policies were seen in force.
     Seen,
-    /// Not yet; the text says why.
+    /// The policies were not seen in force yet; the text says why.
     NotYet(Arc<str>),
 }
 
-/// A time without a break in which, by all checks so far, no identity could be forged. Two that are
-/// equal are the same time.
+/// A time without a break in which, by all checks so far, no identity could be forged. Equal epochs are the
+/// same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnforcementEpoch(u64);
 
@@ -84,7 +84,7 @@ impl EnforcementEpoch {
     }
 }
 
-/// Knows whether identities are guarded.
+/// Checks the policies, and says whether identities are guarded.
 pub struct AdmissionPolicies {
     client: Client,
     metrics: Arc<Metrics>,
@@ -96,7 +96,7 @@ pub struct AdmissionPolicies {
     checks: Mutex<Checks>,
 }
 
-/// What checks say of the time before them. One that fails says nothing: the next that does not sees
+/// What the checks say of the time before them. A check that fails says nothing: the next that succeeds sees
 /// what has changed meanwhile.
 #[derive(Clone, Copy, Default)]
 struct EpochState {
@@ -107,7 +107,7 @@ struct EpochState {
 }
 
 impl AdmissionPolicies {
-    /// One that has not checked yet, so that nothing is trusted.
+    /// Policies that are not checked yet, so that nothing is trusted.
     pub fn new(client: Client, metrics: Arc<Metrics>) -> Self {
         Self {
             client,
@@ -132,39 +132,39 @@ impl AdmissionPolicies {
         policies
     }
 
-    /// The same as another version of the provider, which has these policies and bindings.
+    /// Acts as another version of the provider, which has these policies and bindings.
     #[must_use]
     pub fn of_version(mut self, version: &Version, policies: Vec<Value>) -> Self {
         self.checks.get_mut().expected = Some(expected(version, policies));
         self
     }
 
-    /// The same of a provider that looks at this namespace alone, if there is one.
+    /// Acts for a provider that watches this namespace alone, if there is one.
     #[must_use]
     pub fn within(mut self, namespace: Option<String>) -> Self {
         self.namespace = namespace;
         self
     }
 
-    /// What the last check found.
+    /// Returns what the last check found.
     pub fn last_enforcement(&self) -> Enforcement {
         self.enforcement.borrow().clone()
     }
 
-    /// The epoch in which identities are guarded, by the last check: `None` before the
-    /// first, and while they are not. What was seen in another epoch, or in none, may be the
-    /// doing of a forged identity.
+    /// The epoch in which identities are guarded, by the last check: `None` before the first check, and while
+    /// identities are not guarded. What was seen in another epoch, or in none, may be the doing of a forged
+    /// identity.
     pub fn epoch(&self) -> Option<EnforcementEpoch> {
         let epoch = *self.epoch.borrow();
         epoch.holds.then_some(EnforcementEpoch(epoch.breaks))
     }
 
-    /// Whether the policies have been in force, as it changes.
+    /// Subscribes to whether the policies have been in force.
     pub fn installation(&self) -> watch::Receiver<Installation> {
         self.installation.subscribe()
     }
 
-    /// Takes in whether the policies are in force: once they were, it stays so.
+    /// Records whether the policies are in force: once they were, it stays so.
     fn record_installation(&self, in_force: Result<(), String>) {
         self.installation.send_if_modified(|installation| {
             let now = match in_force {
@@ -179,7 +179,7 @@ impl AdmissionPolicies {
         });
     }
 
-    /// Takes in what a check found.
+    /// Records what a check found.
     fn record_epoch(&self, in_force: bool) {
         self.epoch.send_modify(|epoch| {
             if !in_force {
@@ -189,7 +189,7 @@ impl AdmissionPolicies {
         });
     }
 
-    /// What a check finds that begins after this moment. Callers at the same time share one.
+    /// Returns the result of a check that begins after this moment. Concurrent callers share one check.
     pub async fn enforcement_since(&self, moment: Instant) -> Enforcement {
         let mut checks = self.checks.lock().await;
         if let Some(last) = checks.last {
@@ -204,7 +204,7 @@ impl AdmissionPolicies {
             if !matches!(checked, Err(Error::Conflict { .. })) {
                 break;
             }
-            // Another provider has written in between: what is there now may do.
+            // Another provider has written in between: its policies may do.
             checked = self.check(&mut checks).await;
         }
         let enforcement = match checked {
@@ -234,8 +234,8 @@ impl AdmissionPolicies {
         enforcement
     }
 
-    /// Checks for ever. A replica that does not lead only looks: it knows then what becomes of
-    /// the policies until it does.
+    /// Checks for ever. A replica that does not lead only looks, so that it knows the state of the policies
+    /// until it leads.
     pub async fn run(&self, leadership: &Leadership) {
         loop {
             let leads = leadership.is_held();
@@ -253,7 +253,7 @@ impl AdmissionPolicies {
     }
 }
 
-/// The policies and bindings as a provider of this version puts them in place.
+/// The policies and bindings as a provider of this version installs them.
 ///
 /// # Errors
 /// They can't be printed, which would be a fault of the provider.
@@ -280,7 +280,7 @@ fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
     all.filter_map(|object| Expected::new(object, version)).collect()
 }
 
-/// Whether the API server does not let the provider do it.
+/// Whether the API server forbids the request.
 fn is_refused(error: &Error) -> bool {
     let Error::Api { source, .. } = error else {
         return false;
@@ -288,7 +288,7 @@ fn is_refused(error: &Error) -> bool {
     matches!(&**source, kube::Error::Api(status) if status.code == 403)
 }
 
-/// What went wrong with what led to it, and what to do where the provider lacks a right.
+/// Describes an error with its causes, and says what to do where the provider lacks a permission.
 fn advice(error: &Error) -> String {
     let what = ErrorChain(error).to_string();
     if is_refused(error) {

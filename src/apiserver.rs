@@ -1,5 +1,5 @@
-//! Reading and writing at the API server: errors by what they lead to, merge patches, statuses, events,
-//! secrets, lists read page by page.
+//! Reads and writes at the API server: errors by their consequence, merge patches, statuses, events, secrets,
+//! lists read page by page.
 
 mod dynamic;
 mod error;

@@ -1,4 +1,4 @@
-//! What is watched, and what is derived from it. Shared by the reconcilers.
+//! The caches of all that is watched, and what is derived from them. The reconcilers share them.
 
 mod by_version;
 mod cache;
@@ -25,18 +25,19 @@ use crate::metrics::MachinePhase;
 /// A machine of the cache.
 pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
 
-/// How many objects are unpacked before other tasks run: there may be a hundred thousand, which take seconds.
+/// The number of objects that are unpacked before other tasks run: there may be a hundred thousand, which
+/// take seconds.
 const BETWEEN_YIELDS: usize = 256;
 
-/// Lets other tasks run now and then, where one object of many is unpacked after the other: this is the one
-/// at `index`.
+/// Yields to other tasks now and then, where many objects are unpacked one after the other; `index` is the
+/// place of this one.
 pub async fn yield_periodically(index: usize) {
     if index % BETWEEN_YIELDS == BETWEEN_YIELDS - 1 {
         tokio::task::yield_now().await;
     }
 }
 
-/// What scans look at of an InfraMachine. Machines of one Cluster in the same state share it.
+/// The facts of an InfraMachine that scans look at. Machines of one Cluster in the same state share them.
 #[allow(clippy::struct_excessive_bools)] // facts that have nothing to do with each other
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InfraMachineFacts {
@@ -50,9 +51,9 @@ pub struct InfraMachineFacts {
     pub named_driver: Option<Box<str>>,
     /// The driver that it is counted with.
     pub shown_driver: Box<str>,
-    /// Its phase; none where it can't be read, and then nothing but its Cluster is known.
+    /// Its phase; none where the object can't be read, and then nothing but its Cluster is known.
     pub phase: Option<MachinePhase>,
-    /// Why it is in that.
+    /// The reason of its phase.
     pub reason: Box<str>,
     /// Whether its VM was found to be gone.
     pub has_vanished: bool,
@@ -64,7 +65,7 @@ pub struct InfraMachineFacts {
     pub requests_drain: bool,
 }
 
-/// What scans look at of a Machine.
+/// The facts of a Machine that scans look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MachineFacts {
     /// Its Cluster.
@@ -75,7 +76,7 @@ pub struct MachineFacts {
     pub has_drain_hook: bool,
 }
 
-/// Read-only caches of all that is watched, without managed fields.
+/// Read-only caches of all watched kinds, without managed fields.
 #[derive(Clone)]
 pub struct Caches {
     /// Machines of Cluster API.
@@ -110,7 +111,7 @@ impl Caches {
         (found.metadata.uid.as_deref() == Some(owner.uid.as_str())).then_some(found)
     }
 
-    /// The Clusters that a template is for: that own it, or that it is labelled with.
+    /// The Clusters that a template is for: those that own it, and the one that it is labelled with.
     pub fn clusters_of_template(&self, meta: &ObjectMeta) -> Vec<Arc<Cluster>> {
         self.owning_clusters(meta)
             .chain(self.labelled_cluster(meta))
@@ -156,7 +157,8 @@ fn is_labelled(entry: &CachedMachine, cluster: &Cluster) -> bool {
     entry.facts().cluster.as_deref() == meta.name.as_deref() && entry.key().namespace() == meta.namespace()
 }
 
-/// The controller owner of kind Machine, whatever version it is written in, and whether it is there or not.
+/// The owner reference to the Machine that controls an object, whatever version it is written in, and whether
+/// the Machine exists or not.
 pub fn machine_owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -164,7 +166,7 @@ pub fn machine_owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
     })
 }
 
-/// The Clusters that own an object, whether they are there or not.
+/// The owner references to Clusters, whether the Clusters exist or not.
 pub fn cluster_owners(meta: &ObjectMeta) -> impl Iterator<Item = &OwnerReference> {
     meta.owner_references.iter().flatten().filter(|owner| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -199,16 +201,16 @@ pub struct ClusterIds {
 
 /// The InfraCluster of a Cluster, which may carry the id.
 enum Carrier {
-    /// There is none of ours.
+    /// The Cluster names no InfraCluster of ours.
     None,
-    /// It is named, and the cache does not have it: it may be behind.
+    /// The Cluster names an InfraCluster that the cache does not have: the cache may be behind.
     NotSeen,
-    /// This one.
+    /// The InfraCluster that the Cluster names.
     Seen(Arc<DeserializeGuard<InfraCluster>>),
 }
 
 impl ClusterIds {
-    /// Looks into these caches, which must have been filled before the first use.
+    /// Reads these caches, which must have been filled before the first use.
     pub fn new(caches: &Caches) -> Self {
         Self {
             infra_machines: caches.infra_machines.clone(),
@@ -217,9 +219,10 @@ impl ClusterIds {
         }
     }
 
-    /// The id of a Cluster; `None` for one that the API server has not given a UID.
+    /// Returns the id of a Cluster; `None` for one that the API server has not given a UID.
     ///
-    /// It is found once and kept, but not while the InfraCluster that may carry another has not been seen.
+    /// The id is found once and kept, but not while the InfraCluster that may carry another has not been
+    /// seen.
     pub fn of(&self, cluster: &Cluster) -> Option<String> {
         let uid = cluster.metadata.uid.clone()?;
         if let Some(id) = self.found.lock().get(&uid) {
@@ -238,7 +241,7 @@ impl ClusterIds {
         Some(self.found.lock().entry(uid).or_insert(id).clone())
     }
 
-    /// Forgets all Clusters that are no more.
+    /// Forgets all Clusters whose UID is not there any more.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.found.lock().retain(|uid, _| is_there(uid));
     }
@@ -266,7 +269,7 @@ impl ClusterIds {
     }
 }
 
-/// The cluster id that an object carries, also one whose spec can't be read.
+/// The cluster id in the annotations of an object, also of one whose spec can't be read.
 fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
     object
         .meta()

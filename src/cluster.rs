@@ -1,6 +1,6 @@
 //! InfraCluster: cluster id, failure domains, provisioned.
 //!
-//! Nothing is allocated for a Cluster, so there is no finalizer and nothing to do when it goes.
+//! Nothing is allocated for a Cluster, so there is no finalizer and nothing to do when it is deleted.
 
 mod plan;
 
@@ -29,22 +29,23 @@ use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, 
 
 /// What every reconcile works with.
 pub struct Context {
-    /// Writes.
+    /// The client for writes.
     pub client: Client,
-    /// What is watched.
+    /// The caches of all that is watched.
     pub caches: Caches,
-    /// Cluster ids, once found.
+    /// The ids of Clusters, once found.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// Events.
+    /// The publisher of events.
     pub events: Events,
-    /// Failures and metrics.
+    /// Counts failures and metrics.
     pub reconciler: Reconciler,
-    /// Has a cluster reconciled.
+    /// Enqueues an InfraCluster.
     pub enqueue: Enqueue,
-    /// The value of the label `cluster.x-k8s.io/watch-filter` of what is reconciled; any without it. The
-    /// cache has the others as well: one of them may belong to the Cluster of machines that are looked at.
+    /// The value of the label `cluster.x-k8s.io/watch-filter` of the InfraClusters that are reconciled; any
+    /// without it. The cache has the others as well: one of them may belong to the Cluster of machines that
+    /// are reconciled.
     pub watch_filter: Option<String>,
 }
 
@@ -55,7 +56,7 @@ impl Context {
     }
 }
 
-/// One reconcile of one InfraCluster.
+/// Runs one reconcile of one InfraCluster.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -64,7 +65,7 @@ pub async fn reconcile(
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     if ctx.is_for_another_provider(&object) {
-        // It may have been for this one, and wait for a driver.
+        // The object may have been for this provider before, and wait for a driver.
         ctx.drivers.forget(object.meta().uid());
         return Ok(Action::await_change());
     }
@@ -106,7 +107,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
     })
 }
 
-/// Whether the drivers can be reached that the InfraCluster names, and that made the machines of its Cluster.
+/// Whether the drivers can be reached that the InfraCluster names, or that made the machines of its Cluster.
 fn connectivity(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Connectivity {
     let namespace = infra.metadata.namespace();
     let mut names = ctx.caches.drivers_of(owner);
@@ -152,7 +153,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(zones) => Zones::Known(zones),
         QueryResult::Skipped(()) | QueryResult::NotSupported => Zones::None,
-        // Which driver is meant is not said, and need not be: its machines will say.
+        // The InfraCluster does not say which driver is meant, and need not: its machines will say.
         QueryResult::NotResolved(ResolveError::Ambiguous { .. }) => Zones::NotQueried,
         QueryResult::NotResolved(error) => Zones::NotConfigured(error.to_string()),
         QueryResult::NoSecrets(why) => Zones::NoSecrets(why),
@@ -160,7 +161,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     }))
 }
 
-/// All that is known of a class before there is a machine: its cluster.
+/// The spec of a class before there is a machine: only its cluster is known.
 fn cluster_spec(capabilities: &Capabilities, cluster_id: &str) -> ProviderSpec {
     let mut spec = ProviderSpec::default();
     if let Ok(tag_map) = spec.object_at(&capabilities.tag_path) {
@@ -169,7 +170,7 @@ fn cluster_spec(capabilities: &Capabilities, cluster_id: &str) -> ProviderSpec {
     spec
 }
 
-/// Writes the cluster id first, then the status; neither when it stands there already.
+/// Writes the cluster id first, then the status; neither where it is there already.
 async fn publish(
     infra: &InfraCluster,
     ctx: &Context,

@@ -1,7 +1,7 @@
-//! The controllers: watches, what queues what, and how they start and stop.
+//! The controllers: watches, what enqueues what, and how the controllers start and stop.
 //!
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does,
-//! look at everything once, and from then on at what changed.
+//! reconcile everything once, and from then on what changed.
 
 mod cached;
 mod controller;
@@ -48,41 +48,41 @@ use crate::volume_drain::Outages;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
 
-/// Nodes at a time. Each waits for a workload cluster, which has two visits at a time and then a back-off:
-/// half as many have to hang at once before one that answers is held up, and for seconds in minutes. Each
-/// may have an answer of a MiB in memory.
+/// Concurrent reconciles of Nodes. Each waits for a workload cluster, which has two visits at a time and then
+/// a back-off: half as many clusters have to hang at once before one that answers is held up, and for seconds
+/// in minutes. Each reconcile may have an answer of a MiB in memory.
 const NODE_CONCURRENCY: u16 = 32;
-/// In metrics, a driver that is not configured: any name may stand in a spec, and each would be a series for
-/// ever.
+/// The driver label of metrics for a driver that is not configured: any name may stand in a spec, and each
+/// would be a series for ever.
 const UNKNOWN_DRIVER: &str = "unknown";
 
-/// For how long it is remembered of a machine that its create was answered. A deletion soon after a create is
-/// quicker for it. With a driver that is given longer for a create, a deletion after this time waits as it
+/// How long it is remembered that the create of a machine was answered, which makes a deletion soon after a
+/// create quicker. With a driver that is given longer for a create, a deletion after this time waits as it
 /// does after a restart.
 const ANSWERS_KEPT: Duration = Duration::from_hours(1);
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The only namespace to look at; all without it.
+    /// The only namespace to watch; all without it.
     pub namespace: Option<String>,
     /// The value of the label `cluster.x-k8s.io/watch-filter` that objects have to have; any without it.
     pub watch_filter: Option<String>,
-    /// Machines at a time, besides those that a driver works on.
+    /// Concurrent reconciles of machines, besides those that a driver works on.
     pub machine_concurrency: u16,
-    /// Clusters at a time, besides those that a driver works on.
+    /// Concurrent reconciles of clusters, besides those that a driver works on.
     pub cluster_concurrency: u16,
-    /// Templates at a time, besides those that a driver works on.
+    /// Concurrent reconciles of templates, besides those that a driver works on.
     pub template_concurrency: u16,
-    /// Between two lists of a driver's VMs.
+    /// The interval between two lists of a driver's VMs.
     pub inventory_interval: Duration,
-    /// For how long a driver has to be away, or back, before that is reported.
+    /// How long a driver has to be unreachable, or reachable again, before that is reported.
     pub driver_unreachable_grace: Duration,
-    /// How VMs are dealt with that no InfraMachine has.
+    /// How VMs without an InfraMachine are dealt with.
     pub orphans: orphans::Options,
-    /// Whether InfraMachineRemediations are looked at.
+    /// Whether InfraMachineRemediations are reconciled.
     pub remediation: bool,
-    /// Whether machines may ask for their pods with volumes to be evicted one after the other.
+    /// Whether machines may ask that their pods with volumes are evicted one after the other.
     pub volume_drain: bool,
     /// The publisher of events: the pod's name, as a rule.
     pub reporter: String,
@@ -98,7 +98,7 @@ pub struct Controllers {
     infra_machine_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     infra_cluster_queue: WorkQueue<DeserializeGuard<InfraCluster>>,
     template_queue: WorkQueue<DeserializeGuard<InfraMachineTemplate>>,
-    /// The InfraMachines whose Nodes are to be looked at.
+    /// The InfraMachines whose Nodes are to be reconciled.
     taint_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     /// The Machines whose volumes are to be drained.
     drain_queue: WorkQueue<Machine>,
@@ -109,7 +109,7 @@ pub struct Controllers {
     deletion_log: Arc<orphans::DeletionLog>,
 }
 
-/// The remediations, where they are looked at.
+/// The cache and queue of remediations, where these are reconciled.
 #[derive(Clone)]
 struct Remediations {
     cache: Cache<DeserializeGuard<InfraMachineRemediation>>,
@@ -149,7 +149,7 @@ impl Controllers {
         let infra_machine_queue = WorkQueue::default();
         let drain_queue = WorkQueue::default();
         let events = Events::new(client.clone(), options.reporter.clone());
-        // Of both, so that a workload cluster has as many visits at a time as it may have.
+        // Shared by both controllers, so that a workload cluster has as many visits at a time as it may have.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
         let reconciler = |controller, drivers: &ConfiguredDrivers| {
             Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())
@@ -172,7 +172,8 @@ impl Controllers {
             workload_clusters,
             leadership,
             events: events.clone(),
-            // It calls no driver: a place in the queue of one is the machine's reconciler's to give up.
+            // This controller calls no driver: only the machine's reconciler gives up the place in a driver's
+            // queue.
             reconciler: reconciler(ControllerName::NotReadyTaint, &ConfiguredDrivers::default()),
             changed_nodes: ChangedNodes::default(),
         });
@@ -226,7 +227,8 @@ impl Controllers {
             slim_infra_machine,
             self.on_infra_machine(),
         );
-        // Without a filter, too: the id of a Cluster is written there, whatever provider reconciles it.
+        // InfraClusters are not filtered either: the id of a Cluster is written there, whatever provider
+        // reconciles it.
         let infra_clusters = watch(
             self.api(),
             all,
@@ -259,12 +261,13 @@ impl Controllers {
         Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
     }
 
-    /// Whether identities may be trusted; has to be polled, see [`AdmissionPolicies::run`].
+    /// The policies that say whether identities may be trusted; they have to be polled, see
+    /// [`AdmissionPolicies::run`].
     pub fn policies(&self) -> Arc<AdmissionPolicies> {
         Arc::clone(&self.machine_context.policies)
     }
 
-    /// What is watched.
+    /// The caches of all that is watched.
     pub fn caches(&self) -> &Caches {
         &self.caches
     }
@@ -299,8 +302,8 @@ impl Controllers {
         }
     }
 
-    /// Waits until all caches are filled once. `missing` is given the kinds of those that are not, each time
-    /// that one is.
+    /// Waits until all caches are filled once. `missing` is called with the kinds of the caches that are not,
+    /// at first and each time that one more is filled.
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
@@ -331,7 +334,7 @@ impl Controllers {
 
     /// Runs the controllers. To be called once, when the caches are filled and this replica leads.
     ///
-    /// Ends when `shutdown` does and every reconcile that had begun is done.
+    /// Ends when `shutdown` resolves and every reconcile that had begun is done.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let (caches, workers) = (&self.caches, self.worker_counts());
         let of_machines = workers.machines;
@@ -455,7 +458,7 @@ impl Controllers {
         )
     }
 
-    /// How many reconciles of each kind run at the same time. Those of Nodes call no driver.
+    /// How many reconciles of each kind run at the same time. Reconciles of Nodes call no driver.
     fn worker_counts(&self) -> WorkerCounts {
         let options = &self.options;
         WorkerCounts {
@@ -467,7 +470,7 @@ impl Controllers {
         }
     }
 
-    /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each permit
+    /// How many reconciles of a kind run at the same time: as many as were asked for, and one for each permit
     /// of a driver. Only a reconcile with a permit waits for a driver, so that drivers that hang, however
     /// many, leave the others their workers.
     fn workers(&self, asked: u16) -> u16 {
@@ -553,17 +556,17 @@ impl Controllers {
 /// How many reconciles run at the same time.
 #[derive(Debug, PartialEq, Eq)]
 struct WorkerCounts {
-    /// Of InfraMachines, and as many of InfraMachineRemediations.
+    /// Reconciles of InfraMachines, and as many of InfraMachineRemediations.
     machines: u16,
     clusters: u16,
     templates: u16,
     nodes: u16,
-    /// Of Machines whose volumes are drained: before an eviction each may ask a driver for the ids of
-    /// volumes.
+    /// Reconciles of Machines whose volumes are drained: before an eviction each may ask a driver for the ids
+    /// of volumes.
     drains: u16,
 }
 
-/// A kind, and when its cache is filled.
+/// A kind, and a future that resolves when its cache is filled.
 type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterDropped>>);
 
 fn filled<K: Cached>(cache: &Cache<K>) -> Filled<'_> {
@@ -574,7 +577,7 @@ fn in_pages() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-/// What fills the caches.
+/// The writers of the caches.
 struct Writers {
     machines: Writer<Machine>,
     clusters: Writer<Cluster>,
@@ -601,19 +604,19 @@ fn caches() -> (Caches, Writers) {
     (caches, writers)
 }
 
-/// Runs all to their end. Unlike `join_all`, it polls only those that were woken.
+/// Runs all futures to their end. Unlike `join_all`, it polls only those that were woken.
 async fn run_all(futures: Vec<BoxFuture<'_, ()>>) {
     let mut running: FuturesUnordered<_> = futures.into_iter().collect();
     while running.next().await.is_some() {}
 }
 
-/// What has an object reconciled.
+/// Returns a function that enqueues an object.
 fn enqueue<K: Resource<DynamicType = ()> + 'static>(queue: &WorkQueue<K>) -> Enqueue {
     let queue = queue.clone();
     Arc::new(move |name| queue.enqueue_key(name))
 }
 
-/// The name of a driver as metrics have it; nothing is nothing.
+/// The name of a driver as a label of metrics; an empty name stays empty.
 fn driver_label<'a>(drivers: &ConfiguredDrivers, name: &'a str) -> &'a str {
     if name.is_empty() || drivers.named(name).is_some() {
         name

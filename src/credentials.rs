@@ -1,7 +1,7 @@
 //! The credentials of a driver call: of the Secret that is named, else the provider's own for that driver.
 //!
-//! The only place that decides between the two. A Secret that is named and missing never leads
-//! to the provider's: another account would say of a VM that it is gone.
+//! This is the only place that decides between the two. A missing Secret that is named never leads to the
+//! provider's own credentials: another account would say of a VM that it is gone.
 
 use kube::Client;
 
@@ -9,8 +9,9 @@ use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::configured_driver::ConfiguredDriver;
 use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
-/// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named,
-/// those that the drivers file gives the driver; none without either. `field` is what names the Secret.
+/// Reads the credentials for a call of the provider's driver: all keys of the Secret, or, where none is
+/// named, the credentials that the drivers file gives the driver; none without either. `field` is the field
+/// that names the Secret.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what was found can't be used.
@@ -25,7 +26,7 @@ pub async fn of(
     Ok(read.map(|(secrets, _)| secrets))
 }
 
-/// The class of a call: the provider spec, with the credentials as [`of`] reads them.
+/// Returns the class of a call: the provider spec, with the credentials as [`of`] reads them.
 ///
 /// # Errors
 /// As [`of`].
@@ -43,7 +44,8 @@ pub async fn class(
     }))
 }
 
-/// As [`of`], and whether they are at the target after `clusterctl move`: the provider's own are not moved.
+/// Reads the credentials as [`of`] does, and whether they are at the target after `clusterctl move`: the
+/// provider's own are not moved.
 ///
 /// # Errors
 /// As [`of`].

@@ -1,7 +1,7 @@
 //! One page about a machine, or about a driver, for the operator who has to put something right.
 //!
-//! What is known is gathered first; what the page says of it is pure. A part that can't be had is said to be
-//! missing and why, and keeps nothing else off the page.
+//! The facts are gathered first; the page about them is pure. Where a part can't be had, the page says so and
+//! why, and shows everything else.
 
 mod advice;
 mod driver;

@@ -1,8 +1,8 @@
-//! What a driver is asked about a class before there is a machine: which driver, a permit, its capabilities,
-//! the credentials, the call.
+//! The questions that a driver is asked about a class before there is a machine: resolves the driver,
+//! acquires a permit, reads capabilities and credentials, and makes the call.
 //!
-//! A machine is another matter: what it knows of its driver is planned with, and its permit is held
-//! until its status is published.
+//! A machine does not use this: its plan needs what it knows of its driver, and its permit is held until its
+//! status is published.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
@@ -17,26 +17,26 @@ use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
 
 /// A question of an object to its driver.
 pub struct Query<'a> {
-    /// Reads credentials.
+    /// The client that reads credentials.
     pub client: &'a Client,
     /// The configured drivers.
     pub drivers: &'a ConfiguredDrivers,
     /// The object that asks.
     pub object: &'a ObjectMeta,
-    /// The driver that it names.
+    /// The driver that the object names.
     pub driver: Option<&'a str>,
-    /// The Secret that it names.
+    /// The Secret that the object names.
     pub secret: Option<&'a str>,
-    /// At which stage.
+    /// The stage of the call.
     pub stage: Stage,
-    /// Has the object reconciled, when it is worth to ask again.
+    /// Enqueues the object when the driver may answer.
     pub enqueue: &'a Enqueue,
 }
 
-/// What came of it.
+/// The result of a query.
 #[derive(Debug)]
 pub enum QueryResult<T, E> {
-    /// This.
+    /// The driver's answer.
     Known(T),
     /// The driver does not offer the call.
     NotSupported,
@@ -46,12 +46,12 @@ pub enum QueryResult<T, E> {
     NotResolved(ResolveError),
     /// The credentials can't be read.
     NoSecrets(String),
-    /// The driver could not say.
+    /// The driver could not answer.
     Failed(Status),
 }
 
 impl Query<'_> {
-    /// Asks; `None` when the driver is busy. `spec` makes the provider spec of the class, or says why the
+    /// Asks the driver; `None` when it is busy. `spec` makes the provider spec of the class, or says why the
     /// driver is not asked.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Query<'_> {
         };
         Ok(match request(class).send(permit.driver()).await {
             Ok(known) => QueryResult::Known(known),
-            // Declared, and not offered after all.
+            // The driver declares the call, but does not offer it after all.
             Err(status) if retry::disposition(self.stage, status.code()) == Disposition::Fallback => {
                 QueryResult::NotSupported
             }

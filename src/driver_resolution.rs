@@ -1,4 +1,4 @@
-//! Which driver a machine gets.
+//! Decides which driver a machine gets.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::identity;
 /// Which driver a machine gets.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Choice<'a> {
-    /// The one that has its VM, also where the namespace may not use it any more: what is there has to be
-    /// looked after, and deleted.
+    /// The driver that has the machine's VM, also where the namespace may not use it any more: an existing VM
+    /// has to be looked after, and deleted.
     Holder(&'a str),
-    /// The one it asks for, if its namespace may use that.
+    /// The driver that the machine asks for, if its namespace may use it.
     Asked(Option<&'a str>),
 }
 
-/// The driver of a machine, whatever the machine needs of it.
+/// Resolves the driver of a machine, whatever the machine needs of it.
 ///
 /// # Errors
 /// [`ResolveError`]: what of the configuration keeps it from having one.
@@ -32,7 +32,7 @@ pub fn driver_of(
     }
 }
 
-/// Which driver that is, by the machine alone.
+/// Decides which driver a machine gets, by the machine alone.
 pub fn choice(machine: &InfraMachine) -> Choice<'_> {
     let exists = machine.metadata.deletion_timestamp.is_some() || identity::provider_id(machine).is_some();
     match identity::recorded_driver(machine) {

@@ -1,7 +1,7 @@
 //! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
 //!
-//! Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its
-//! reconciler, which asks the driver about it.
+//! Nothing is deleted and nothing is written here: the result of a list is only handed to the reconciler of a
+//! machine, which asks the driver about it.
 
 mod groups;
 mod hanging_lists;
@@ -22,9 +22,9 @@ use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ListError};
 use cmi_driver::ListedMachine;
 
-/// Lists the VMs of the drivers: what a scan works with.
+/// What a scan of the drivers' VMs works with.
 pub struct Context {
-    /// Reads credentials.
+    /// The client that reads credentials.
     pub client: Client,
     /// The machines.
     pub caches: Caches,
@@ -35,12 +35,12 @@ pub struct Context {
 /// The key under which a scan waits for its permits.
 const REQUESTER: &str = "inventory";
 
-/// Lists for ever, every driver once per interval, its lists spread over half of that; reports what they
-/// say of every machine that they are sure of.
+/// Lists every driver once per interval, for ever, its lists spread over half of the interval; reports the
+/// machines that a list is sure of.
 ///
-/// Each driver is listed by itself: one that hangs does not hold up the scans of the others. Each
-/// scan is a task, which ends with this future: to go through a whole fleet takes time that
-/// reconciles must not wait for.
+/// Each driver is listed by itself: one that hangs does not hold up the scans of the others. Each scan is a
+/// task, which ends with this future: a walk through a whole fleet takes time that reconciles must not wait
+/// for.
 pub async fn run(ctx: Context, interval: Duration, report: impl Fn(ListResult<'_>) + Send + Sync + 'static) {
     let (ctx, report) = (Arc::new(ctx), Arc::new(report));
     let list_driver = |driver: Arc<ConfiguredDriver>| {
@@ -67,7 +67,7 @@ async fn scan_periodically(
     }
 }
 
-/// What is known of a driver from one scan to the next.
+/// The state that is kept of a driver from one scan to the next.
 #[derive(Default)]
 struct ListState {
     absences: Absences,
@@ -76,13 +76,13 @@ struct ListState {
 
 /// What a list says of the machines that it answers for.
 pub enum ListResult<'a> {
-    /// It contradicts what is known of a machine.
+    /// The list contradicts what is known of a machine.
     Contradicted(&'a CachedMachine, Presence),
-    /// It says what is known of these, by UID.
+    /// The list confirms what is known of these machines, by UID.
     Confirmed(&'a HashSet<u64>),
 }
 
-/// The part of an interval in which its lists are made: the rest is for those that take long.
+/// The part of an interval in which its lists are made: the rest is for lists that take long.
 const SPREAD: u32 = 2;
 
 async fn scan(
@@ -147,9 +147,9 @@ async fn scan(
     }
 }
 
-/// Leaves out what changed since the scan began, and may not be expected in the list any more: the next
-/// scan knows. The list may have its VM, so that the one before and the one after it are not two in a row
-/// that lack it.
+/// Leaves out machines that changed since the scan began, and may not be expected in the list any more: the
+/// next scan covers them. The list may have such a machine's VM, so that the lists before and after it are
+/// not two in a row that lack the VM.
 fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absences: &mut Absences) {
     machines.retain(|machine| {
         let is_left = caches.infra_machines.is_current(machine) && !groups::is_paused(caches, machine);
@@ -160,8 +160,8 @@ fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absence
     });
 }
 
-/// What stands for the ids of all VMs of a class; `None` when they can't be had, and nothing follows from
-/// that.
+/// The numbers that stand for the ids of all VMs of a class; `None` when the list fails, and nothing follows
+/// from that.
 async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
     let listed = listing::list(&ctx.client, driver, REQUESTER, &group.namespace, &group.class);
     match listed.await {

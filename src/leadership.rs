@@ -2,9 +2,9 @@
 //! and write is held against.
 //!
 //! A process does not learn that it was stopped, or that its timers fire late. So leadership is no flag that
-//! a task clears in time, but an instant that is compared with now, immediately before each act. The clock
-//! is the monotonic one, which goes on while the process is stopped (SIGSTOP, a starved node) and does not
-//! jump with the wall clock.
+//! a task clears in time, but an instant that is compared with now, immediately before each act. The clock is
+//! monotonic: it goes on while the process is stopped (SIGSTOP, a starved node) and does not jump with the
+//! wall clock.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// A shared handle on this replica's leadership. Clones speak of the same leadership.
+/// A shared handle on this replica's leadership. Clones share the same leadership.
 ///
 /// # Guarantees
-/// * It is held at most once in the life of a process: what was lost is never held again.
+/// * Leadership is held at most once in the life of a process: a lost leadership is never held again.
 /// * [`Leadership::check`] is one comparison with the clock: it holds after any pause of the process.
 #[derive(Clone, Debug)]
 pub struct Leadership {
@@ -40,17 +40,17 @@ enum Term {
     Unlimited,
     /// Leader before this instant, unless it is renewed.
     Until(Instant),
-    /// It was lost or handed over.
+    /// The leadership was lost or handed over.
     Over,
 }
 
 impl Leadership {
-    /// Leadership that an elector gives by [`Leadership::renew`].
+    /// Leadership that an elector grants by [`Leadership::renew`].
     pub fn elected() -> Self {
         Self::new(Term::Ahead)
     }
 
-    /// Leader election is off: held until [`Leadership::resign`].
+    /// Leadership without leader election: held until [`Leadership::resign`].
     pub fn unelected() -> Self {
         Self::new(Term::Unlimited)
     }
@@ -66,7 +66,7 @@ impl Leadership {
         self.term.borrow().is_held(Instant::now())
     }
 
-    /// The same as an error to return with `?`, to be called immediately before an act.
+    /// Returns an error when this replica may not act; to be called with `?` immediately before an act.
     ///
     /// # Errors
     /// [`NotLeader`] when this replica may not act.
@@ -74,7 +74,7 @@ impl Leadership {
         if self.is_held() { Ok(()) } else { Err(NotLeader) }
     }
 
-    /// Waits until this replica is the leader; for ever when it has been and is no more.
+    /// Waits until this replica is the leader; for ever when its leadership was lost.
     pub async fn acquired(&self) {
         let mut term = self.term.subscribe();
         // The sender lives in `self`, so that the wait can't fail.
@@ -83,7 +83,7 @@ impl Leadership {
         }
     }
 
-    /// Waits until a leadership that was held is held no more.
+    /// Waits until a leadership that was held is lost.
     pub async fn lost(&self) {
         let mut changes = self.term.subscribe();
         loop {
@@ -121,7 +121,7 @@ impl Leadership {
         });
     }
 
-    /// Gives the leadership up: from here on every check fails.
+    /// Gives up the leadership: from here on every check fails.
     pub fn resign(&self) {
         self.term.send_replace(Term::Over);
     }

@@ -1,7 +1,8 @@
-//! Lists of VMs: what a driver answers for a class, with the credentials of an account.
+//! Lists of VMs: the VMs that a driver reports for a class, with the credentials of an account.
 //!
-//! This is not a `driver_query`: the inventory and the commands are no reconciles that a waker runs again, so
-//! they wait for their permit; and they ask once what the driver can do, for many lists.
+//! This is not a `driver_query`: the inventory and the commands are no reconciles that a waker enqueues
+//! again, so they wait for their permit; and they ask once for the capabilities of the driver, for many
+//! lists.
 
 mod class_ref;
 
@@ -39,8 +40,8 @@ pub enum ListError {
 }
 
 impl ListError {
-    /// Whether only an operator changes it: the Secret is not there, or the driver does not take this
-    /// provider spec.
+    /// Whether only an operator can change it: the Secret does not exist, or the driver refuses this provider
+    /// spec.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NotSupported | Self::ProviderSpec(_) => true,
@@ -58,7 +59,7 @@ impl ListError {
         }
     }
 
-    /// What went wrong, for an operator: of a driver's answer what the driver says, without its code.
+    /// Describes the error for an operator: a driver's answer by its message, without the code.
     pub fn message(&self) -> String {
         match self {
             Self::Driver(status) => status.message().to_owned(),
@@ -69,11 +70,11 @@ impl ListError {
     }
 }
 
-/// What the driver can do, if it lists: one that can't be asked, which the error says, or does not list
-/// has nothing to look through.
+/// Returns the capabilities of a driver that lists VMs; `None` where it does not list, and an error where it
+/// can't be asked.
 ///
 /// # Errors
-/// The driver's.
+/// The error of the driver.
 pub async fn capabilities(
     driver: &ConfiguredDriver,
     requester: &str,
@@ -83,7 +84,7 @@ pub async fn capabilities(
     Ok(Some(capabilities).filter(|capabilities| capabilities.supports(Operation::ListMachines)))
 }
 
-/// All VMs that the list of a class shows, whose Secret is in this namespace.
+/// Lists all VMs of a class, whose Secret is in this namespace.
 ///
 /// # Errors
 /// [`ListError`]: a list is whole or there is none (DRV-37).
@@ -94,7 +95,7 @@ pub async fn list(
     namespace: &str,
     class: &ClassRef,
 ) -> Result<Vec<ListedMachine>, ListError> {
-    // A permit for each list: others get theirs in between.
+    // Each list has a permit of its own: others get theirs in between.
     let permit = driver.acquire(Priority::Upkeep, requester).await;
     let class = self::class(client, driver, namespace, class).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
@@ -104,10 +105,10 @@ pub async fn list(
     }
 }
 
-/// The class of a call: the provider spec, read from JSON, with the credentials.
+/// Returns the class of a call: the provider spec, read from JSON, with the credentials.
 ///
 /// # Errors
-/// What of it can't be read.
+/// The provider spec or the credentials can't be read.
 pub async fn class(
     client: &Client,
     driver: &ConfiguredDriver,

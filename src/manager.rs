@@ -1,11 +1,11 @@
-//! The process around the reconcilers: client, leader election, health, metrics, and an orderly end.
+//! The process around the reconcilers: client, leader election, health, metrics, and an orderly shutdown.
 //!
-//! Knows no concrete driver. Configuration, drivers, listeners and the signal to stop come from outside, so
-//! that a test runs the same manager as `capcmi run`.
+//! The manager knows no concrete driver. Configuration, drivers, listeners and the signal to stop come from
+//! outside, so that a test runs the same manager as `capcmi run`.
 //!
 //! # Guarantees
 //! * No write and no driver call leaves this process while it does not lead.
-//! * It ends when leadership is lost, and hands the lease over when it is asked to stop.
+//! * The manager ends when leadership is lost, and hands the lease over when it is asked to stop.
 
 mod client;
 mod connection;
@@ -44,32 +44,32 @@ use elector::Elector;
 use serve::Tls;
 use tasks::Tasks;
 
-/// How long the elector may take to end, the handing over of the lease included.
+/// How long the elector may take to end, the handover of the lease included.
 const ELECTOR_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a manager is run with.
 pub struct Setup {
     /// How to reach the API server.
     pub api_server: kube::Config,
-    /// What the controllers speak to it.
+    /// The protocol that the controllers speak to the API server.
     pub protocol: Protocol,
     /// The drivers, checked.
     pub drivers: Vec<(Settings, Arc<dyn Driver>)>,
-    /// Leader election; nothing where this is the only replica.
+    /// Leader election; none where this is the only replica.
     pub election: Option<Election>,
-    /// What the controllers need to know.
+    /// The options of the controllers.
     pub options: ControllerOptions,
-    /// Where `/healthz` and `/readyz` are answered.
+    /// The listener for `/healthz` and `/readyz`.
     pub health: TcpListener,
-    /// Where `/metrics` is answered.
+    /// Where `/metrics` is served, and to whom.
     pub diagnostics: Diagnostics,
-    /// Where Cluster API calls the Runtime Extension, if it is served.
+    /// The Runtime Extension that Cluster API calls, if it is served.
     pub runtime_extension: Option<RuntimeExtension>,
     /// How long running reconciles may take to end.
     pub grace: Duration,
 }
 
-/// Where `/metrics` is answered, and for which clients.
+/// Where `/metrics` is served, and to which clients.
 pub enum Diagnostics {
     /// Nowhere.
     Off,
@@ -79,9 +79,9 @@ pub enum Diagnostics {
     Secure(TcpListener),
 }
 
-/// Where Cluster API calls the Runtime Extension.
+/// The Runtime Extension, which Cluster API calls.
 pub struct RuntimeExtension {
-    /// Where it listens.
+    /// The listener of the Runtime Extension.
     pub listener: TcpListener,
     /// The server certificate and the CA whose clients may connect.
     pub tls: ServerTls,
@@ -102,7 +102,7 @@ pub enum Error {
     /// The lease could not be renewed in time, or another replica holds it.
     #[error("leadership was lost: this replica ends, so that no two act at the same time")]
     LeadershipLost,
-    /// Something that should run as long as the process ended before.
+    /// A task that should run as long as the process ended before it.
     #[error("{0} ended unexpectedly")]
     TaskEnded(&'static str),
 }
@@ -133,7 +133,7 @@ pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Err
     run_tasks(setup, tasks, stop).await
 }
 
-/// The process around the controllers, or around what a test has in their place.
+/// Runs the process around the controllers, or around what a test has in their place.
 async fn run_tasks(
     mut setup: Setup,
     tasks: impl FnOnce(&ControllerContext) -> Vec<Task>,
@@ -144,7 +144,7 @@ async fn run_tasks(
         None => Leadership::unelected(),
     };
     let context = context(&mut setup, leadership.clone())?;
-    // Before readiness is answered: the controllers say what it waits for.
+    // The tasks are made before readiness is answered: the controllers say what readiness waits for.
     let tasks = tasks(&context);
     let mut running = Running::start(setup, context, tasks)?;
     let ended = tokio::select! {
@@ -216,7 +216,7 @@ impl Running {
         })
     }
 
-    /// Ends in order: no new work, the running work, the lease.
+    /// Shuts down in order: no new work, the running work, the lease.
     async fn end(mut self, ended: Result<(), Error>, leadership: &Leadership) -> Result<(), Error> {
         match &ended {
             Ok(()) => tracing::info!(grace_s = self.grace.as_secs(), "stopping"),
@@ -231,7 +231,8 @@ impl Running {
             () = self.controllers.drain(self.grace) => ended,
             () = leadership.lost() => ended.and(Err(Error::LeadershipLost)),
         };
-        // Whatever still runs is dropped before the lease goes: the next leader must not act beside it.
+        // Whatever still runs is dropped before the lease is released: the next leader must not act beside
+        // it.
         self.controllers.abort().await;
         match self.elector {
             Some((elector, release)) => {

@@ -1,6 +1,6 @@
-//! What is counted and timed, in the text form that Prometheus reads.
+//! The metrics of this process, in the text form that Prometheus reads.
 //!
-//! Labels are values of enums and names out of the configuration, never names of objects: their number
+//! Labels are values of enums and names from the configuration, never names of objects: the number of series
 //! is bounded whatever happens in the cluster. Namespaces are the one exception: those of machines, and of
 //! Clusters that have orphans. A driver that is not configured is `unknown`.
 
@@ -33,7 +33,7 @@ const PROVISIONING_SECONDS: [f64; 12] = [
     0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0,
 ];
 
-/// Enums of which each value is a value of a label.
+/// Defines enums of which each value is the value of a label.
 macro_rules! label_values {
     ($($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $value:ident = $label:literal,)+ })+) => { $(
         $(#[$doc])*
@@ -53,20 +53,20 @@ macro_rules! label_values {
 }
 
 label_values! {
-    /// A controller, by the kind that it reconciles in lower case, as controller-runtime names it; by its
+    /// A controller, named by the kind that it reconciles in lower case, as controller-runtime does; by its
     /// purpose where that kind has a controller of its own.
     ControllerName {
-        /// That of InfraMachines.
+        /// The controller of InfraMachines.
         InfraMachine = "inframachine",
-        /// That of InfraMachineTemplates.
+        /// The controller of InfraMachineTemplates.
         InfraMachineTemplate = "inframachinetemplate",
-        /// That of InfraClusters.
+        /// The controller of InfraClusters.
         InfraCluster = "infracluster",
-        /// That of InfraMachineRemediations.
+        /// The controller of InfraMachineRemediations.
         InfraMachineRemediation = "inframachineremediation",
-        /// Removes the not-ready taint of the Nodes of InfraMachines.
+        /// The controller that removes the not-ready taint of the Nodes of InfraMachines.
         NotReadyTaint = "not_ready_taint",
-        /// Drains the volumes of Machines.
+        /// The controller that drains the volumes of Machines.
         VolumeDrain = "volume_drain",
     }
 
@@ -74,43 +74,43 @@ label_values! {
     ReconcileResult {
         /// Nothing is left to do.
         Success = "success",
-        /// Something is awaited; it comes back after a while.
+        /// The object waits for something, and is requeued after a while.
         Requeue = "requeue",
-        /// It failed.
+        /// The reconcile failed.
         Error = "error",
-        /// The object had been changed meanwhile.
+        /// The object was changed during the reconcile.
         Conflict = "conflict",
     }
 
     /// What is wrong with a VM that no InfraMachine has as its own.
     OrphanReason {
-        /// There is no InfraMachine for it.
+        /// There is no InfraMachine for the VM.
         Orphan = "orphan",
-        /// Its InfraMachine has another one.
+        /// The VM's InfraMachine has another VM.
         Duplicate = "duplicate",
     }
 
-    /// Where a machine stands in its life, as machines are counted.
+    /// The phase of a machine's life, as machines are counted.
     MachinePhase {
-        /// Its VM is yet to be handed to Cluster API.
+        /// The machine's VM is yet to be handed to Cluster API.
         Pending = "Pending",
-        /// Its VM was handed over, and is ready.
+        /// The machine's VM was handed over, and is ready.
         Provisioned = "Provisioned",
-        /// Its VM was handed over, and is not ready.
+        /// The machine's VM was handed over, and is not ready.
         NotReady = "NotReady",
-        /// It has failed for good.
+        /// The machine has failed for good.
         Failed = "Failed",
-        /// It is being deleted.
+        /// The machine is being deleted.
         Deleting = "Deleting",
-        /// It does not fit its definition.
+        /// The InfraMachine does not fit its definition.
         Invalid = "Invalid",
     }
 }
 
-/// How many permits of a priority of a driver are used and waited for.
+/// The permits of one priority of a driver: how many are used and waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitCount {
-    /// What they are for: `upkeep` or `create`.
+    /// The priority that the permits are for: `upkeep` or `create`.
     pub priority: &'static str,
     /// Permits in use.
     pub in_use: u64,
@@ -118,10 +118,10 @@ pub struct PermitCount {
     pub waiting: u64,
 }
 
-/// Machines that have all of this in common.
+/// The number of machines that have all of these values in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MachineCount {
-    /// Where they stand in their lives.
+    /// The phase of the machines.
     pub phase: MachinePhase,
     /// The driver that they name, or that has their VMs; empty where none is known yet.
     pub driver: String,
@@ -133,18 +133,18 @@ pub struct MachineCount {
     pub count: u64,
 }
 
-/// How the creates of a driver are held back for want of capacity.
+/// The circuit breakers of a driver, which hold back its creates for want of capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BreakerCount {
-    /// Classes of which no create is made.
+    /// Classes whose breaker is open: no create is made.
     pub open: u64,
-    /// Classes of which one machine tries, or few.
+    /// Classes whose breaker is half-open: one machine tries, or few.
     pub half_open: u64,
     /// Machines that wait for capacity.
     pub waiting: u64,
 }
 
-/// Everything this process counts. Recording is cheap and never blocks on a scrape.
+/// All metrics of this process. Recording is cheap and never blocks on a scrape.
 pub struct Metrics {
     registry: Registry,
     reconciles: Family<ReconcileLabels, Counter>,
@@ -259,8 +259,8 @@ impl Metrics {
         self.registry.register("build", "What runs here", build);
     }
 
-    /// A counter that appears with its first failure hides that: what increases from nothing has not
-    /// increased.
+    /// Begins the count of reconciles at zero: a counter that appears with its first failure hides that
+    /// failure, because what increases from nothing has not increased.
     fn begin_reconciles(&self) {
         for controller in ControllerName::ALL {
             for result in ReconcileResult::ALL {
@@ -273,7 +273,7 @@ impl Metrics {
         }
     }
 
-    /// A driver is configured: all its calls with all their codes are counted from zero.
+    /// Begins to count the calls of a configured driver, with all their codes, at zero.
     pub fn driver_configured(&self, driver: &str) {
         let codes = Code::ALL.into_iter().map(Some).chain([None]);
         for (operation, code) in codes.flat_map(|code| Operation::ALL.map(|operation| (operation, code))) {
@@ -281,7 +281,7 @@ impl Metrics {
         }
     }
 
-    /// A reconcile ended.
+    /// Records a reconcile that ended.
     pub fn reconciled(&self, controller: ControllerName, result: ReconcileResult, took: Duration) {
         let labels = ReconcileLabels {
             controller: controller.name(),
@@ -295,7 +295,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// A driver answered: with success when there is no code.
+    /// Records the answer of a driver: a success when there is no code.
     pub fn driver_called(&self, driver: &str, operation: Operation, code: Option<Code>, took: Duration) {
         let labels = call_labels(driver, operation, code);
         self.calls.get_or_create(&labels).inc();
@@ -308,7 +308,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// A machine was provisioned, this long after its InfraMachine was created.
+    /// Records that a machine was provisioned, this long after its InfraMachine was created.
     pub fn provisioned(&self, driver: &str, took: Duration) {
         let labels = DriverLabel {
             driver: driver.to_owned(),
@@ -318,22 +318,22 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Says how machines are counted. It is asked at each scrape; only the first one that is given counts.
+    /// Sets how machines are counted at each scrape; only the first function that is given counts.
     pub fn machines(&self, count: impl Fn() -> Vec<MachineCount> + Send + Sync + 'static) {
         self.machines.get_or_init(|| Box::new(count));
     }
 
-    /// Says how the permits of a driver are counted. It is asked at each scrape.
+    /// Sets how the permits of a driver are counted at each scrape.
     pub fn permits(&self, driver: &str, count: impl Fn() -> [PermitCount; 2] + Send + Sync + 'static) {
         self.permits.lock().insert(driver.to_owned(), Box::new(count));
     }
 
-    /// Says how the circuit breakers of a driver stand. It is asked at each scrape.
+    /// Sets how the circuit breakers of a driver are counted at each scrape.
     pub fn breakers(&self, driver: &str, count: impl Fn() -> BreakerCount + Send + Sync + 'static) {
         self.breakers.lock().insert(driver.to_owned(), Box::new(count));
     }
 
-    /// Whether a driver can be reached.
+    /// Records whether a driver can be reached.
     pub fn driver_reachable(&self, driver: &str, reachable: bool) {
         let labels = DriverLabel {
             driver: driver.to_owned(),
@@ -341,29 +341,29 @@ impl Metrics {
         self.reachable.get_or_create(&labels).set(reachable.into());
     }
 
-    /// What a driver says that it is, instead of what it said before.
+    /// Replaces the name and version that a driver reports of itself.
     pub fn driver_info(&self, driver: &str, name: &str, version: &str) {
         self.drivers
             .lock()
             .insert(driver.to_owned(), [name, version].map(str::to_owned));
     }
 
-    /// The orphans of a driver by namespace and reason, instead of those of before.
+    /// Replaces the orphans of a driver, by namespace and reason.
     pub fn orphans(&self, driver: &str, counts: BTreeMap<(String, OrphanReason), u64>) {
         self.orphans.lock().insert(driver.to_owned(), counts);
     }
 
-    /// Whether this replica is the leader.
+    /// Records whether this replica is the leader.
     pub fn leads(&self, leader: bool) {
         self.leader.set(leader.into());
     }
 
-    /// Whether the admission policies guard identities.
+    /// Records whether the admission policies guard identities.
     pub fn admission_policies(&self, in_force: bool) {
         self.admission_policies_in_force.set(in_force.into());
     }
 
-    /// Everything, as OpenMetrics text.
+    /// Returns all metrics as OpenMetrics text.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing to a String does not fail; a metric that can't be encoded is missing rather than fatal.

@@ -1,9 +1,9 @@
 //! The not-ready taint of a Node: gather → plan → execute → publish.
 //!
 //! A kubelet may register with a taint that keeps workload away until its VM is initialized (INI-02). Where
-//! an InfraMachine names it, it is removed from the Node, once, when the VM is initialized and Cluster API
-//! has found the Node. Nothing else of the Node is touched, and no reconcile of a machine waits for a
-//! workload cluster.
+//! an InfraMachine names the taint, the provider removes it from the Node, once, when the VM is initialized
+//! and Cluster API has found the Node. Nothing else of the Node is touched, and no reconcile of a machine
+//! waits for a workload cluster.
 
 mod node;
 mod plan;
@@ -36,34 +36,35 @@ use crate::workload_cluster::{self, Visit, WorkloadClusters};
 
 /// What every reconcile works with.
 pub struct Context {
-    /// Writes.
+    /// The client for writes.
     pub client: Client,
-    /// What is watched.
+    /// The caches of all that is watched.
     pub caches: Caches,
-    /// Where the Nodes are.
+    /// The workload clusters, where the Nodes are.
     pub workload_clusters: Arc<WorkloadClusters>,
     /// Whether this replica may change a Node.
     pub leadership: Leadership,
-    /// Events.
+    /// The publisher of events.
     pub events: Events,
-    /// Failures and metrics.
+    /// Counts failures and metrics.
     pub reconciler: Reconciler,
     /// InfraMachines, by UID, whose Node came back or is another since it was last looked at.
     pub changed_nodes: ChangedNodes,
 }
 
-/// InfraMachines, by UID, whose Node has to be looked at although it was freed of the taint: another may have
-/// registered under its name.
+/// InfraMachines, by UID, whose Node has to be looked at although the taint was removed: another Node may
+/// have registered under its name.
 #[derive(Debug, Default)]
 pub struct ChangedNodes(Mutex<HashSet<String>>);
 
 impl ChangedNodes {
-    /// The Node of a machine came back, or is another.
+    /// Records that the Node of a machine came back, or is another.
     pub fn insert(&self, uid: &str) {
         self.0.lock().insert(uid.to_owned());
     }
 
-    /// The machine is gone, or its Node is looked at now; whether it had to be.
+    /// Forgets a machine that is gone, or whose Node is looked at now; returns whether the Node had to be
+    /// looked at.
     pub fn remove(&self, uid: &str) -> bool {
         self.0.lock().remove(uid)
     }
@@ -74,13 +75,13 @@ impl ChangedNodes {
 }
 
 impl Context {
-    /// Whether a change of a machine, or of its Cluster, is a reason to look at its Node.
+    /// Whether a change of a machine, or of its Cluster, is a reason to reconcile its Node.
     pub fn awaits_reconcile(&self, machine: &InfraMachine) -> bool {
         awaits_removal(machine) || self.changed_nodes.contains(machine.metadata.uid())
     }
 }
 
-/// One reconcile of the Node of one machine.
+/// Runs one reconcile of the Node of one machine.
 ///
 /// # Errors
 /// The API server of the management cluster refused or could not be reached.
@@ -95,7 +96,7 @@ pub async fn reconcile(
 }
 
 async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue, Error> {
-    // Before anything is read, so that what comes meanwhile leads to another reconcile.
+    // Before anything is read, so that a change meanwhile leads to another reconcile.
     let node_changed = ctx.changed_nodes.remove(machine.metadata.uid());
     let outcome = untaint(machine, ctx, node_changed).await;
     if node_changed && !matches!(outcome, Ok(TaintRemoval::Done)) {
@@ -113,7 +114,7 @@ enum TaintRemoval {
     Done,
     /// Nothing can be done before something changes.
     NotYet,
-    /// There is something left, and this is when.
+    /// Something is left to do, after this requeue.
     Requeue(Requeue),
 }
 
@@ -132,7 +133,7 @@ async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> R
     publish(machine, ctx, &removal, visited).await
 }
 
-/// The Machine that owns a machine, and its Cluster.
+/// The Machine that owns an InfraMachine, and its Cluster.
 fn gather(machine: &InfraMachine, ctx: &Context) -> (Option<Arc<Machine>>, Option<Arc<Cluster>>) {
     let namespace = machine.metadata.namespace();
     let owner = ctx.caches.owner_machine(&machine.metadata);
@@ -163,7 +164,7 @@ async fn publish(
         }
     };
     if removal.is_done && !matches!(outcome, TaintRemoval::Done) {
-        // That a Node can't be looked at says nothing of a taint that is gone.
+        // A failure to look at a Node does not contradict that the taint is gone.
         return Ok(outcome);
     }
     // Before the writes, which may fail: the next reconcile finds no taint.
@@ -174,7 +175,8 @@ async fn publish(
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {
-        // Another may have written the status meanwhile: it is made from the object as it is then.
+        // Another writer may have written the status meanwhile: the status is made from the object as it is
+        // then.
         let metadata = json!({
             "uid": machine.metadata.uid,
             "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},

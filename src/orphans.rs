@@ -1,9 +1,9 @@
-//! VMs that no InfraMachine has: found by lists, classified by live reads, reported, and deleted where
-//! that is asked for and proven.
+//! Orphans: VMs that no InfraMachine has. A scan finds them by lists, classifies them by live reads, reports
+//! them, and deletes them where that is asked for and proven.
 //!
-//! A scan is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
-//! what the caches say, as all have as a rule, end there: a fleet at rest costs one list for each class,
-//! and the API server nothing.
+//! A scan is lists → live read → [`plan`] → report → delete. It ends after the lists where the caches have an
+//! owner for every VM, as they have as a rule: a fleet at rest costs one list for each class, and the API
+//! server nothing.
 
 mod cluster_listing;
 mod delete;
@@ -40,30 +40,30 @@ use crate::listing::{self, ClassRef};
 use crate::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine};
 
-/// Looks for orphans: what a scan works with.
+/// What a scan for orphans works with.
 pub struct Context {
-    /// Live reads, and credentials.
+    /// The client for live reads and credentials.
     pub client: Client,
-    /// What says which lists to make.
+    /// The caches, which say which lists to make.
     pub caches: Caches,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// Where orphans are counted.
+    /// The metrics that count orphans.
     pub metrics: Arc<Metrics>,
-    /// Where they are reported.
+    /// The events that report orphans.
     pub events: Events,
     /// Whether identities are guarded.
     pub policies: Arc<AdmissionPolicies>,
     /// The deletions of machines that this process has observed.
     pub deletion_log: Arc<DeletionLog>,
-    /// The only namespace that the provider looks at; all without it.
+    /// The only namespace that the provider watches; all without it.
     pub namespace: Option<String>,
     /// How orphans are dealt with.
     pub options: Options,
 }
 
 impl Context {
-    /// The deletion of the InfraMachine of this identity, where it proves something.
+    /// The observed deletion of the InfraMachine of this identity, where it proves something.
     fn observed_deletion(&self, identity: &str) -> Option<ObservedDeletion> {
         self.deletion_log.of(identity, self.policies.epoch())
     }
@@ -72,18 +72,18 @@ impl Context {
 /// How orphans are dealt with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whether those that are proven to be orphans are deleted.
+    /// Whether proven orphans are deleted.
     pub delete: bool,
-    /// Between two scans, and the least between two observations of an orphan.
+    /// The pause between two scans, and the least time between two observations of an orphan.
     pub interval: Duration,
-    /// How old a VM has to be before it is deleted.
+    /// The minimum age of a VM that is deleted.
     pub min_age: Duration,
     /// The most deletions of a scan and driver.
     pub max_deletes: usize,
 }
 
 impl Default for Options {
-    /// Reports, every ten minutes.
+    /// Reports every ten minutes, and deletes nothing.
     fn default() -> Self {
         Self {
             delete: false,
@@ -94,7 +94,7 @@ impl Default for Options {
     }
 }
 
-/// What is known of the VMs of a driver.
+/// The state of the scans of a driver.
 #[derive(Default)]
 struct ScanState {
     reports: HashMap<Scope, ReportState>,
@@ -102,10 +102,10 @@ struct ScanState {
     classes: MachineClasses,
 }
 
-/// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads:
-/// nothing is known then, so that nothing is reported or deleted before two observations of its own.
+/// Scans every driver for orphans once per interval, for ever. To be called when this replica leads: nothing
+/// is known then, so that nothing is reported or deleted before two observations of its own.
 ///
-/// Each driver is looked at by itself, in a task that ends with this future.
+/// Each driver is scanned by itself, in a task that ends with this future.
 pub async fn run(ctx: Context) {
     let ctx = Arc::new(ctx);
     let scan_driver = |driver: Arc<ConfiguredDriver>| {
@@ -118,7 +118,7 @@ pub async fn run(ctx: Context) {
 async fn scan_periodically(ctx: &Context, driver: &ConfiguredDriver) {
     let mut state = ScanState::default();
     loop {
-        // A pause between scans rather than a fixed pace: two lists are at least so far apart.
+        // A pause between scans rather than a fixed rate: two lists are at least so far apart.
         tokio::time::sleep(ctx.options.interval).await;
         scan_driver(ctx, driver, &mut state).await;
         count(ctx, driver, &state);
@@ -190,8 +190,8 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
     }
 }
 
-/// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
-/// the driver does not take their spec. They would fail at every scan, for ever.
+/// Forgets the classes of deleted machines that can't be listed any more: their Secret is gone, or the driver
+/// refuses their spec. Their lists would fail at every scan, for ever.
 async fn forget_unlistable_classes(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -294,9 +294,9 @@ fn cached(caches: &Caches) -> Objects {
     }
 }
 
-/// Whether the caches have an owner for every VM. Of the fleet no more is unpacked than the machines that a
-/// VM may belong to whose id none has recorded: by its UID, or by its name, which an adopted VM need not
-/// share. The owner of one that has neither is found by the live read alone.
+/// Whether the caches have an owner for every VM. Of the fleet only those machines are unpacked that may own
+/// a VM whose id no machine has recorded: by UID, or by name, which an adopted VM need not share. The owner
+/// of a VM that matches neither is found by the live read alone.
 fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
     let machines = &caches.infra_machines;
     let recorded: HashSet<u64> = machines.scan(|all| all.filter_map(Entry::external_id).collect());
@@ -341,7 +341,7 @@ pub struct Found {
     pub scope: Scope,
     /// What the driver says of it.
     pub vm: ListedMachine,
-    /// Whose it is.
+    /// Its classification.
     pub finding: Finding,
 }
 
@@ -350,11 +350,11 @@ pub struct Found {
 pub struct Scan {
     /// The VMs of all Clusters that are here.
     pub found: Vec<Found>,
-    /// What could not be looked at, and why.
+    /// What could not be scanned, and why.
     pub failures: Vec<String>,
 }
 
-/// Looks once at the VMs of all drivers, without being the leader. It makes only reads.
+/// Scans all drivers once, without being the leader. Makes only reads.
 ///
 /// # Errors
 /// The API server refused or could not be reached.

@@ -1,7 +1,7 @@
 //! The frame of every reconcile: counts and times it, and removes its object from the queues of drivers that
 //! the reconcile did not ask for a permit.
 //!
-//! Of an object that has no VM also: when it can't be read, an event says so to its user; when a reconcile
+//! For an object that has no VM also: when it can't be read, an event says so to its user; when a reconcile
 //! fails, it is tried again after a back-off of its own. The machine's reconciler remembers more of each
 //! object, and can delete one that it can't read.
 
@@ -24,27 +24,28 @@ use cmi_driver::Status;
 /// Failures further apart than this are not in a row: nothing waits for longer.
 const FORGOTTEN_AFTER: Duration = MAX_REQUESTED_DELAY.saturating_mul(2);
 
-/// So many objects may be known to have failed besides twice those that still do: objects are not held up by
-/// one walk through all of them each.
+/// The number of objects that may be known to have failed, besides twice those that still do: objects are not
+/// held up by one walk through all of them each.
 const SPARE_FAILURES: usize = 1024;
 
-/// How often what a driver said of itself and of its classes is asked anew.
+/// The interval at which a driver is asked anew about itself and its classes.
 pub const REFRESH: Duration = Duration::from_mins(10);
 
 /// Logs, at a bounded rate, errors that hit all objects alike, such as 429.
 static REFUSED: OutageLog = OutageLog::new();
 
-/// Has the object of this name reconciled.
+/// Enqueues the object of this name.
 pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
 
-/// What has the object of this metadata reconciled. Small: a fleet that waits for its driver has one for each
-/// machine.
+/// Returns a waker that enqueues the object of this metadata. Small: a fleet that waits for its driver has
+/// one for each machine.
 pub fn waker(enqueue: &Enqueue, object: &ObjectMeta) -> Waker {
     let (enqueue, name) = (Arc::clone(enqueue), NamespacedName::of(object));
     Waker::new(move || enqueue(name))
 }
 
-/// A permit for a call that makes no VM; without one, the object is reconciled again when there is one.
+/// Acquires a permit for a call that makes no VM; without one, the object is enqueued again when there is
+/// one.
 pub fn upkeep_permit<'a>(
     driver: &'a ConfiguredDriver,
     enqueue: &Enqueue,
@@ -54,32 +55,32 @@ pub fn upkeep_permit<'a>(
     driver.try_acquire(Priority::Upkeep, requester, waker(enqueue, object))
 }
 
-/// When an object is reconciled again. kube's own can't be read outside of its controller.
+/// When an object is reconciled again. kube's own type can't be read outside of its controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action {
     requeue_after: Option<Duration>,
 }
 
 impl Action {
-    /// After this long, if nothing changes before.
+    /// Requeues the object after this long, if nothing changes before.
     pub const fn requeue(after: Duration) -> Self {
         Self {
             requeue_after: Some(after),
         }
     }
 
-    /// Not before something changes.
+    /// Reconciles the object only after a change.
     pub const fn await_change() -> Self {
         Self { requeue_after: None }
     }
 
-    /// After how long, if it does not wait for a change.
+    /// The delay of the requeue; none where the object waits for a change.
     pub const fn requeue_after(self) -> Option<Duration> {
         self.requeue_after
     }
 }
 
-/// One reconcile.
+/// Runs one reconcile.
 ///
 /// # Errors
 /// Those of `reconcile`; [`error_policy`] says when to try again.
@@ -106,14 +107,14 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
 
 /// Failures in a row, by the UID of their object.
 pub trait FailureCounts {
-    /// Counts one; how many there were in a row.
+    /// Counts a failure, and returns how many there were in a row.
     fn count_failure(&self, uid: &str) -> u32;
 
-    /// The object is gone.
+    /// Forgets the failures of an object.
     fn forget(&self, uid: &str);
 }
 
-/// When a reconcile that could not be finished is tried again.
+/// Says when a reconcile that could not be finished is tried again.
 pub fn error_policy<K: Resource<DynamicType = ()>>(
     controller: ControllerName,
     object: &K,
@@ -165,7 +166,8 @@ struct FailureLog(Mutex<FailuresByUid>);
 #[derive(Default)]
 struct FailuresByUid {
     all: HashMap<String, Failures>,
-    /// With so many, those are dropped that are history. An object that is gone is not heard of again.
+    /// The number of known objects at which the outdated failures are dropped. An object that is gone is not
+    /// heard of again.
     sweep_at: usize,
 }
 
@@ -188,9 +190,9 @@ pub enum Requeue {
 }
 
 impl Requeue {
-    /// After a call of a driver that failed, by the table of codes. As for machines, what the driver asks for
-    /// is a lower bound; where the wait is otherwise a long one, a driver that knows better may say so, and
-    /// the call is repeated by the back-off.
+    /// Decides on the requeue after a failed driver call, by the table of codes. As for machines, the delay
+    /// that the driver asks for is a lower bound; where the wait is otherwise a long one, a driver that knows
+    /// better may say so, and the call is repeated by the back-off.
     pub fn after(stage: Stage, status: &Status) -> Self {
         let asked = retry::requested_delay(status);
         match retry::disposition(stage, status.code()).delay() {
@@ -218,7 +220,7 @@ impl Reconciler {
         }
     }
 
-    /// One reconcile of one object, if it can be read.
+    /// Runs one reconcile of one object, if the object can be read.
     ///
     /// # Errors
     /// Those of `reconcile`; [`Reconciler::error_policy`] says when to try again.
@@ -264,7 +266,7 @@ impl Reconciler {
         }
     }
 
-    /// When a reconcile that could not be finished is tried again.
+    /// Says when a reconcile that could not be finished is tried again.
     pub fn error_policy<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
         error_policy(self.controller, object, error, &self.failures)
     }

@@ -1,7 +1,7 @@
-//! Which version of the provider has put a policy in place, and whether the policy is still as
-//! that version made it. Pure.
+//! The version of the provider that has put a policy in place, and whether the policy is still as that
+//! version made it. Pure.
 //!
-//! What is written here is read by every other version, so it stays as it is: the names of the annotations,
+//! Every other version reads what is written here, so these stay as they are: the names of the annotations,
 //! and how the hash is computed.
 
 use kube::api::DynamicObject;
@@ -23,7 +23,7 @@ pub struct AppliedVersion {
 }
 
 impl AppliedVersion {
-    /// That of a version which puts this spec in place.
+    /// The version that puts this spec in place, with the spec's hash.
     pub fn new(version: Version, spec: &Value) -> Self {
         Self {
             version,
@@ -31,8 +31,8 @@ impl AppliedVersion {
         }
     }
 
-    /// What an object carries, if its spec is still the one that this version has put there. A spec that
-    /// others have changed since says nothing about a version.
+    /// The version that an object carries, if its spec is still the one that this version has put there. A
+    /// spec that others have changed since says nothing about a version.
     pub fn unchanged_of(object: &DynamicObject) -> Option<Self> {
         let annotations = object.metadata.annotations.as_ref()?;
         let applied = Self {
@@ -42,7 +42,7 @@ impl AppliedVersion {
         (applied.hash == hash(&object.data["spec"])).then_some(applied)
     }
 
-    /// As annotations.
+    /// The version and hash as annotations.
     pub fn annotations(&self) -> Value {
         json!({VERSION: self.version.to_string(), HASH: self.hash})
     }
@@ -83,7 +83,7 @@ fn canonical(value: &Value, text: &mut String) {
     }
 }
 
-/// Whether it says the same as if it were not there.
+/// Whether a value says the same as if it were missing.
 pub fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -1,4 +1,4 @@
-//! One check of what guards identities, and what it puts in place.
+//! One check of the policies that guard identities, and the repair of what it finds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
 /// API servers look for new policies once a second, and each for itself.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
 
-/// What is remembered of the checks before.
+/// The state that checks keep from one to the next.
 #[derive(Default)]
 pub(super) struct Checks {
-    /// When the last one began.
+    /// When the last check began.
     pub last: Option<Instant>,
-    /// What should be there; `None` before the first check.
+    /// The policies and bindings that should be there; `None` before the first check.
     pub expected: Option<Arc<[Expected]>>,
-    /// What guards identities, as it was at the end of the last one.
+    /// The objects that guard identities, as they were at the end of the last check.
     seen: BTreeMap<String, ObjectVersion>,
-    /// Whether what guards identities was put in place and not every API server is known to have it. It
-    /// outlives a check that fails after it.
+    /// Whether an object that guards identities was put in place and not every API server is known to have it
+    /// yet. The mark outlives a check that fails after it.
     unsettled: bool,
-    /// The annotation that this process has written. Another one's is for the other, or an
-    /// administrator, to take away.
+    /// The annotation that this process has written. An annotation of another process is for that process, or
+    /// an administrator, to remove.
     annotated: Option<String>,
-    /// What was reported of policies that guard no identity: once is enough.
+    /// The reported faults of policies that guard no identity: once is enough.
     reported: Vec<String>,
 }
 
 impl Checks {
-    /// What should be there.
+    /// The policies and bindings that should be there.
     fn expected(&mut self) -> Result<Arc<[Expected]>, Error> {
         Ok(match &self.expected {
             Some(expected) => Arc::clone(expected),
@@ -45,7 +45,7 @@ impl Checks {
     }
 }
 
-/// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
+/// UID and generation of an object: where they differ, others have replaced or changed the object meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectVersion {
     uid: Option<String>,
@@ -60,17 +60,17 @@ impl ObjectVersion {
         }
     }
 
-    /// Whether the spec of the same object was written once since, and not more often.
+    /// Whether this is the same object, and its spec was written exactly once since.
     fn is_one_write_after(&self, before: &Self) -> bool {
         let next = before.generation.map(|generation| generation + 1);
         self.uid == before.uid && next.is_some() && self.generation == next
     }
 }
 
-/// What becomes of the annotation that identities are unconfirmed.
+/// What to do with the annotation that identities are unconfirmed.
 #[derive(Clone, Copy, Debug)]
 enum UnconfirmedAnnotation<'a> {
-    /// Whether there is one is for others to say.
+    /// Leaves the annotation as others have it.
     Unchanged,
     Set(&'a str),
     Clear,
@@ -87,8 +87,8 @@ impl UnconfirmedAnnotation<'_> {
 }
 
 impl AdmissionPolicies {
-    /// Looks at what guards identities, and changes nothing. The policies of any version will do: the replica
-    /// that leads may be of another one, and waits for this one before it goes.
+    /// Inspects the policies that guard identities, and changes nothing. The policies of any version will do:
+    /// the replica that leads may be of another version, and waits for this one before it goes.
     pub(super) async fn inspect(&self) -> Result<(), Error> {
         let mut checks = self.checks.lock().await;
         let expected = checks.expected()?;
@@ -117,7 +117,7 @@ impl AdmissionPolicies {
         Ok(())
     }
 
-    /// Looks at every policy and binding, and puts in place what is not as it should be.
+    /// Inspects every policy and binding, and puts in place what is not as it should be.
     pub(super) async fn check(&self, checks: &mut Checks) -> Result<Enforcement, Error> {
         let expected = checks.expected()?;
         let mut reported = Vec::new();
@@ -126,7 +126,7 @@ impl AdmissionPolicies {
             .iter()
             .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
         if was_open {
-            // Whatever becomes of this check: what was seen before it proves nothing.
+            // Whatever the result of this check: earlier observations prove nothing.
             self.record_epoch(false);
         }
         let mut until = unconfirmed(&all);
@@ -161,8 +161,8 @@ impl AdmissionPolicies {
             tokio::time::sleep(SETTLE).await;
             checks.unsettled = false;
         }
-        // Nothing could be forged where there was nothing. Looked at when the policies are in force again:
-        // before, it might be forged a moment later.
+        // Where there was no identity, none could be forged. The identities are searched for when the
+        // policies are in force again: before, one might be forged a moment later.
         let mut unknown = None;
         if until.is_some() {
             let is_none = match identities::find(&self.client, self.namespace.as_deref()).await? {
@@ -223,8 +223,8 @@ impl AdmissionPolicies {
         Ok(enforcement)
     }
 
-    /// What there is in the place of everything expected; without what guards no
-    /// identity and may not be read.
+    /// Finds the current object of every expected one; leaves out objects that guard no identity and may not
+    /// be read.
     async fn find_all<'a>(
         &self,
         expected: &'a [Expected],
@@ -248,8 +248,9 @@ impl AdmissionPolicies {
         found.map_err(|error| Error::api("reading an admission policy", error))
     }
 
-    /// What is there is patched, so that nothing is left that makes it apply to less; what is not is applied,
-    /// not created: RBAC can then name the objects that this provider may make.
+    /// Puts a policy or binding in place. One that exists is patched, so that nothing is left that makes it
+    /// apply to less; a missing one is applied, not created: RBAC can then name the objects that this
+    /// provider may make.
     async fn put(
         &self,
         expected: &Expected,
@@ -263,7 +264,7 @@ impl AdmissionPolicies {
         );
         let api = self.api(&expected.resource);
         let put = if let Some(found) = found {
-            // What another provider has written meanwhile is not overwritten unread.
+            // A concurrent write of another provider is not overwritten unread.
             let mut body =
                 json!({"metadata": {"resourceVersion": found.metadata.resource_version, "annotations": {}}});
             if compare(expected, Some(found)).has_to_be_put() {
@@ -291,8 +292,8 @@ impl AdmissionPolicies {
 /// Whether identities may have been written while nothing refused it: the object is gone or another one,
 /// others have changed it since the last check, or it is as no version of the provider has put it in place.
 ///
-/// What a newer version has put in place of this one's is no gap. It is one write of the spec, and what that
-/// left is as the newer version made it: nothing came in between.
+/// A newer version that took over the object of this version is no gap. It wrote the spec once, and the
+/// object is as the newer version made it: nothing came in between.
 pub(super) fn is_gap(
     expected: &Expected,
     found: Option<&DynamicObject>,
@@ -327,7 +328,7 @@ fn unconfirmed(all: &[(&Expected, Option<DynamicObject>)]) -> Option<String> {
         .find_map(|(_, found)| annotation_of(found.as_ref()?).map(str::to_owned))
 }
 
-/// What is wrong with what was found, if anything is.
+/// Describes what is wrong with the object that was found, if anything is.
 pub(super) fn fault(expected: &Expected, finding: &PolicyFinding) -> Option<String> {
     let key = expected.key();
     match finding {

@@ -1,4 +1,4 @@
-//! Whether a policy or binding is what it should be. Pure.
+//! Compares a policy or binding with what it should be. Pure.
 
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use semver::Version;
@@ -9,9 +9,9 @@ use crate::api::labels;
 
 /// The policy with the annotation that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
-/// The policies without which an identity can be forged. A version may add others: those are put in
-/// place beside them. No version takes one away, or lets one guard less than the version before: an
-/// older provider relies on it.
+/// The policies without which an identity can be forged. A version may add others: those are put in place
+/// beside them. No version removes a policy, or lets one guard less than the version before: an older
+/// provider relies on it.
 const GUARDS: [&str; 2] = [CARRIER, "capcmi-provider-id"];
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";
 
@@ -23,30 +23,31 @@ pub struct Expected {
     pub resource: ApiResource,
     /// The whole object, without its version and hash.
     pub object: Value,
-    /// What says that this version has put it in place.
+    /// The version and hash that say that this version has put it in place.
     pub applied: AppliedVersion,
 }
 
-/// What was found in its place.
+/// The result of a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PolicyFinding {
-    /// What should be there, or the same with defaults.
+    /// The object is as it should be, or has defaults besides.
     AsExpected,
-    /// The same, without the annotations of this version.
+    /// The object is as it should be, without the annotations of this version.
     Unversioned,
-    /// What a newer version has put there, and nothing has changed since. It guards all
-    /// that this version's does.
+    /// A newer version has put the object in place, and nothing has changed since. It guards all that this
+    /// version's does.
     Newer,
-    /// What an older version has put there, or another build of this one, and nothing has changed since.
+    /// An older version, or another build of this one, has put the object in place, and nothing has changed
+    /// since.
     Older,
-    /// Nothing.
+    /// There is no object.
     Missing,
-    /// Something that no version has put there, first of all in this place.
+    /// No version has put this object in place; the first place that differs.
     Different(String),
 }
 
 impl PolicyFinding {
-    /// Whether a version of the provider has put it there, so that none of what that version
+    /// Whether some version of the provider has put the object in place, so that nothing which that version
     /// guards can have been forged.
     pub fn is_of_a_version(&self) -> bool {
         match self {
@@ -55,7 +56,7 @@ impl PolicyFinding {
         }
     }
 
-    /// Whether it has to be written: a newer version's is left alone.
+    /// Whether the object has to be written: a newer version's is left alone.
     pub fn has_to_be_put(&self) -> bool {
         match self {
             Self::AsExpected | Self::Newer => false,
@@ -65,7 +66,7 @@ impl PolicyFinding {
 }
 
 impl Expected {
-    /// As this version of the provider puts it in place; `None` for what is no named object.
+    /// The object as this version of the provider puts it in place; `None` for anything but a named object.
     pub fn new(object: Value, version: &Version) -> Option<Self> {
         let (api_version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
         let (group, api_version) = api_version.split_once('/')?;
@@ -79,12 +80,12 @@ impl Expected {
         })
     }
 
-    /// Names it for operators, and in a map.
+    /// Names the object for operators, and in a map.
     pub fn key(&self) -> String {
         format!("{} {}", self.resource.kind, self.name)
     }
 
-    /// Whether an identity can be forged without it.
+    /// Whether an identity can be forged without this object.
     pub fn guards_identities(&self) -> bool {
         GUARDS.contains(&self.name.as_str())
     }
@@ -94,14 +95,14 @@ impl Expected {
         self.resource.kind == BINDING
     }
 
-    /// Whether the annotation that identities are unconfirmed is here.
+    /// Whether this object carries the annotation that identities are unconfirmed.
     pub fn carries_annotation(&self) -> bool {
         self.name == CARRIER && !self.is_binding()
     }
 }
 
-/// Compares what was found with what should be there. What the API server adds by default changes nothing;
-/// whatever else is there makes the policy apply to less.
+/// Compares the object that was found with the expected one. Defaults of the API server change nothing;
+/// anything else that is added makes the policy apply to less.
 pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFinding {
     let Some(found) = found else {
         return PolicyFinding::Missing;
@@ -119,7 +120,7 @@ pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFind
     }
 }
 
-/// The first place in which they differ.
+/// The first place in which two values differ.
 fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {

@@ -1,4 +1,4 @@
-//! Whether any object says which VM is whose.
+//! Finds out whether any object says which VM is whose.
 
 use std::ops::ControlFlow;
 
@@ -15,18 +15,18 @@ use cmi_driver::ErrorChain;
 /// Whether there are identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identities {
-    /// There are.
+    /// There are identities.
     Exist,
-    /// There are none in the whole cluster.
+    /// There are no identities in the whole cluster.
     Nowhere,
-    /// There are none in the only namespace that this provider looks at, and it may not look further.
+    /// There are no identities in the only namespace that this provider watches, and it may not look further.
     NotInNamespace,
     /// The API server does not let the provider look. The text says what to do.
     Unknown(String),
 }
 
-/// Looks for identities in the whole cluster. A provider that may not list there, and looks at one
-/// namespace alone, looks there.
+/// Searches the whole cluster for identities. A provider that watches one namespace alone, and may not list
+/// the whole cluster, searches that namespace.
 ///
 /// # Errors
 /// The API server could not be reached, or answered with anything but a refusal.

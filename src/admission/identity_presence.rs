@@ -1,4 +1,4 @@
-//! Whether an object says which VM is whose.
+//! Reads from an object whether it says which VM is whose.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::comparison::takes_part;
 
-/// What is read of an object for that: whether it has an identity or a providerID. The rest is skipped,
-/// however large and deep it is, so that it takes neither memory nor an object that can be read.
+/// Whether an object has an identity or a providerID. The rest of the object is skipped, however large and
+/// deep it is, so that it takes no memory and the object need not fit its definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IdentityPresence {
     pub is_there: bool,

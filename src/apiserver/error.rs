@@ -1,4 +1,4 @@
-//! What can go wrong in a reconcile besides a driver's answer, which is an outcome and no error.
+//! The errors of a reconcile, besides a driver's answer, which is an outcome and no error.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use crate::retry::Backoff;
 /// A reconcile that could not be finished. The object stays as it is and is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The object changed since it was read, or a cache is behind. Nothing is lost: the
-    /// next reconcile reads anew.
+    /// The object changed since it was read, or a cache is behind. Nothing is lost: the next reconcile reads
+    /// anew.
     #[error("{action} lost against a newer version of the object")]
     Conflict {
         /// What was being written.
@@ -50,7 +50,7 @@ pub fn error_message(error: &kube::Error) -> String {
 }
 
 impl Error {
-    /// Sorts an answer of the API server.
+    /// Classifies an error of the API server.
     pub fn api(action: &'static str, error: kube::Error) -> Self {
         match &error {
             kube::Error::Api(status) if status.code == 409 => Self::Conflict { action },
@@ -62,8 +62,8 @@ impl Error {
         }
     }
 
-    /// Whether the API server has said something of that object alone, rather than been away, or taken no
-    /// request: an expired token and too many requests concern all of them.
+    /// Whether the API server has refused this object alone, rather than been unreachable, or taken no
+    /// request: an expired token and too many requests concern all objects.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Api { source, .. } => matches!(

@@ -29,16 +29,17 @@ const MAX_NAME: usize = 253;
 pub struct NewEvent {
     /// Normal or Warning.
     pub warning: bool,
-    /// As the condition's.
+    /// The reason, as the condition has it.
     pub reason: String,
-    /// The driver call, or what was done.
+    /// The driver call, or the action.
     pub action: &'static str,
-    /// In words, cut after 1,024 bytes: the `note` of the API.
+    /// The text, cut after 1,024 bytes: the `note` of the API.
     pub note: String,
 }
 
 impl NewEvent {
-    /// An object can't be read, and so its status can't be written: an event is all that reaches its user.
+    /// The event of an object that can't be read, so that its status can't be written: only an event reaches
+    /// its user.
     pub fn unreadable(error: &str) -> Self {
         Self {
             warning: true,
@@ -49,7 +50,7 @@ impl NewEvent {
     }
 }
 
-/// How many objects are remembered, a hundred bytes each.
+/// The number of objects that are remembered, a hundred bytes each.
 const MAX_REPORTED: usize = 4096;
 
 /// Records events without kube's recorder, which keeps every event in memory for its series: the controller
@@ -58,8 +59,8 @@ const MAX_REPORTED: usize = 4096;
 pub struct Events {
     client: Client,
     instance: String,
-    /// What was recorded once, as a hash, by the UID of its object. Only for objects that can't be read, of
-    /// which [`MAX_REPORTED`] are remembered.
+    /// The hash of the event that was recorded once, by the UID of its object. Only for objects that can't be
+    /// read, of which [`MAX_REPORTED`] are remembered.
     reported: Arc<Mutex<HashMap<String, u64>>>,
 }
 
@@ -113,8 +114,8 @@ impl Events {
         self.record(object, event).await;
     }
 
-    /// As [`Events::record`], unless it was the last thing that this process said this way of this
-    /// version of the object's spec; whether it is new.
+    /// Records an event as [`Events::record`] does, unless it is the last one that this process recorded in
+    /// this way for this version of the object's spec; returns whether it is new.
     pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, event: NewEvent) -> bool {
         let uid = object.meta().uid().to_owned();
         let reported = fingerprint((object.meta().generation, &event.reason, &event.note));
@@ -166,9 +167,9 @@ impl Events {
     }
 }
 
-/// The name of an event: its object's and the time, as all controllers have it. Where the object's name
-/// leaves no room for the time, what is cut off it is a hash, so that two objects whose names begin
-/// alike do not share an event's.
+/// The name of an event: its object's name and the time, as all controllers have it. Where the object's name
+/// leaves no room for the time, a hash stands for the part that is cut off, so that two objects whose names
+/// begin alike do not share an event's name.
 fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
     let object = regarding.name.as_deref().unwrap_or("capcmi");
     let time = format!("{:x}", now.as_nanosecond());

@@ -20,7 +20,7 @@ pub fn patch_params() -> PatchParams {
     }
 }
 
-/// Patches an object, and answers its metadata as they are then: all that is new to the caller, in an answer
+/// Patches an object, and returns its metadata as they are then: all that is new to the caller, in an answer
 /// that can be read where the spec can't.
 ///
 /// # Errors
@@ -37,8 +37,8 @@ pub async fn patch_metadata<K: Clone + Resource>(
     Ok(metadata)
 }
 
-/// Writes annotations of an InfraMachine, where it is the version or the object that `metadata` names beside
-/// them, and answers it as it is then.
+/// Patches annotations of an InfraMachine, where it is the version or the object that `metadata` names beside
+/// them, and returns the object as it is then.
 ///
 /// # Errors
 /// The API server refused or could not be reached.

@@ -8,36 +8,37 @@ use parking_lot::Mutex;
 
 /// How often an outage that lasts is logged again.
 const AGAIN: Duration = Duration::from_mins(1);
-/// Without an error for so long, the next one begins another outage, whether or not anything was answered.
+/// How long there has to be no error for the next one to begin another outage, whether or not anything was
+/// answered.
 const OVER: Duration = Duration::from_mins(1);
-/// As long, where requests were answered since. It bounds how often an API server that comes and goes is
+/// The same where requests were answered since. It bounds how often an API server that comes and goes is
 /// logged.
 const OVER_ONCE_ANSWERED: Duration = Duration::from_secs(10);
 
-/// What meets the same outage again and again. An outage makes errors at the pace at which requests are
-/// repeated; a log that has them all hides what else happens.
+/// The log of an outage that a caller meets again and again. An outage makes errors at the rate at which
+/// requests are repeated; a log that has them all hides what else happens.
 #[derive(Debug)]
 pub struct OutageLog(Mutex<Option<Outage>>);
 
-/// All requests meet the same one.
+/// The outage that all requests share.
 static UNANSWERED: OutageLog = OutageLog::new();
 
-/// Logs that the API server gave no answer: one line for all that asks, and then one a minute.
+/// Logs that the API server gave no answer: one line for all callers, and then one a minute.
 pub fn log_unanswered(error: &(dyn std::error::Error + 'static)) {
     if let Some(unreported) = UNANSWERED.failed() {
         tracing::warn!(error, "the API server does not answer; trying again{unreported}");
     }
 }
 
-/// Logs that it answers again, where it was logged that it does not.
+/// Logs that the API server answers again, where it was logged that it does not.
 pub fn log_answered() {
     if UNANSWERED.answered() {
         tracing::info!("the API server answers again");
     }
 }
 
-/// Whether a request had no answer. What is answered, such as that a kind is not served or an object that
-/// can't be read, concerns what asked.
+/// Whether a request had no answer. An answer, such as that a kind is not served or an object can't be read,
+/// concerns the caller alone.
 pub const fn is_unanswered(error: &kube::Error) -> bool {
     matches!(
         error,
@@ -50,7 +51,7 @@ struct Outage {
     last_logged: Instant,
     last: Instant,
     unreported: u32,
-    /// Something was answered since.
+    /// Whether a request was answered since.
     is_over: bool,
 }
 
@@ -69,19 +70,20 @@ impl Default for OutageLog {
 }
 
 impl OutageLog {
-    /// Nothing has failed yet.
+    /// A log without a failure.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    /// Records an error; how many were left out since the last one that was logged, where this one is
-    /// to be logged as a warning.
+    /// Records an error; where it is to be logged as a warning, returns how many were left out since the last
+    /// one that was logged.
     pub fn failed(&self) -> Option<Unreported> {
         self.failed_at(Instant::now())
     }
 
-    /// Records that a request was answered; whether that ends an outage that was logged. Where one request
-    /// is answered and another is not, again and again, that is one outage: its lines are no closer together.
+    /// Records that a request was answered, and returns whether that ends an outage that was logged. Where
+    /// one request is answered and another is not, again and again, that is one outage: its lines are no
+    /// closer together.
     pub fn answered(&self) -> bool {
         let mut outage = self.0.lock();
         let ended = outage.as_mut().filter(|outage| !outage.is_over);

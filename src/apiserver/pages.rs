@@ -9,16 +9,16 @@ use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 
-/// Objects in a page of a list, of a watch's as well. Where they are large, the manager's
-/// client has smaller pages.
+/// The objects in a page of a list, also of the list of a watch. Where they are large, the manager's client
+/// makes the pages smaller.
 pub const PAGE: u32 = 500;
 
 /// One page is in memory at a time, however many tasks read lists: the client holds the body of
 /// an answer and a copy of it.
 static IN_MEMORY: Mutex<()> = Mutex::const_new(());
 
-/// Hands over every object of the list at this path, of a page at a time, until the callback ends it. What is
-/// read of an object is its type's to say: one that keeps little keeps the memory small.
+/// Passes every object of the list at this path to the callback, page by page, until the callback ends it.
+/// The type decides what is read of an object: one that keeps little keeps the memory small.
 ///
 /// Without a resource version, the first page is as new as the store (a quorum read), and the
 /// others are of the same moment.

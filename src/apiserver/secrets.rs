@@ -14,25 +14,25 @@ const VALUE: &str = "value";
 /// Cluster API's key of the bootstrap data's format.
 const FORMAT: &str = "format";
 
-/// How much of a name is shown that can't be one.
+/// How many characters of an invalid name are shown.
 const MAX_SHOWN: usize = 253;
 
-/// `field` of credentials that the spec names.
+/// The `field` of credentials that the spec names.
 pub const SECRET_REF: &str = "spec.secretRef";
 
-/// Stands for a message of a driver that may hold what must not be shown.
+/// Replaces a message of a driver that may hold what must not be shown.
 const UNSAFE_TO_SHOW: &str =
     "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
 
-/// Takes the bootstrap data of a machine out of what a driver says, which may have kept them from the create
-/// (OPS-11).
+/// Removes the bootstrap data of a machine from a driver's messages: the driver may have kept them from the
+/// create (OPS-11).
 pub struct Redactor {
-    /// Nothing where they could not be read.
+    /// The bootstrap data; none where they could not be read.
     secrets: Option<Secrets>,
 }
 
 impl Redactor {
-    /// Of the bootstrap data in a Secret. One that is not there has none.
+    /// Reads the bootstrap data of a Secret. A Secret that does not exist has none.
     pub async fn of_bootstrap_data(client: &Client, namespace: &str, name: &str) -> Self {
         let secrets = match bootstrap_data(client, namespace, name, Secrets::default()).await {
             Ok(Ok(secrets)) => Some(secrets),
@@ -44,7 +44,7 @@ impl Redactor {
         Self { secrets }
     }
 
-    /// The message without them; nothing of it where they are not known.
+    /// Returns the message without the bootstrap data, and nothing of it where these are not known.
     pub fn redact(&self, message: &str) -> String {
         match &self.secrets {
             Some(secrets) => secrets.redact(message),
@@ -56,7 +56,7 @@ impl Redactor {
 /// Why the secrets of a call can't be put together; an operator has to act.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSecret {
-    /// It is not there (yet).
+    /// The Secret does not exist (yet).
     #[error("the Secret `{name}` that {field} names does not exist")]
     Missing {
         /// Its name.
@@ -64,7 +64,7 @@ pub enum InvalidSecret {
         /// The field that names it.
         field: &'static str,
     },
-    /// It is not there, and what the driver says without it is no proof that a VM is gone.
+    /// The Secret does not exist, and what the driver says without it is no proof that a VM is gone.
     #[error(
         "the Secret `{name}` does not exist, and without its credentials the driver does not see the VM, \
             which is no proof that it is gone: restore the Secret, or delete the VM by hand and set the \
@@ -75,7 +75,7 @@ pub enum InvalidSecret {
         /// Its name.
         name: String,
     },
-    /// The API server does not let it be read.
+    /// The API server does not let the provider read the Secret.
     #[error("the Secret `{name}` that {field} names can't be read: {why}")]
     Forbidden {
         /// Its name.
@@ -107,10 +107,10 @@ pub enum InvalidSecret {
         /// The field that names it.
         field: &'static str,
     },
-    /// It has no bootstrap data.
+    /// The Secret has no bootstrap data.
     #[error("the Secret `{0}` has no key `value` with the bootstrap data")]
     NoBootstrapData(String),
-    /// It has no kubeconfig.
+    /// The Secret has no kubeconfig.
     #[error("the Secret `{0}` has no key `value` with the kubeconfig")]
     NoKubeconfig(String),
     /// The credentials use a key that the bootstrap data need.
@@ -125,8 +125,8 @@ pub enum InvalidSecret {
     },
 }
 
-/// The driver's credentials: all keys of the Secret, and whether `clusterctl move` takes it along.
-/// `field` is what names it.
+/// Reads the driver's credentials: all keys of the Secret, and whether `clusterctl move` takes the Secret
+/// along. `field` is the field that names the Secret.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
@@ -159,8 +159,8 @@ pub async fn credentials(
     Ok(Ok((secrets, is_movable)))
 }
 
-/// Whether `clusterctl move` takes a Secret along: by its label, or with an owner of Cluster API or of this
-/// provider. clusterctl goes along no other owners; what makes a Secret of something else, as
+/// Whether `clusterctl move` takes a Secret along: by its label, or because an object of Cluster API or of
+/// this provider owns it. clusterctl follows no other owners: a Secret that something else makes, as
 /// ExternalSecrets do, stays behind.
 fn is_movable(metadata: &ObjectMeta) -> bool {
     let moves = |owner: &OwnerReference| {
@@ -175,7 +175,7 @@ fn is_movable(metadata: &ObjectMeta) -> bool {
     is_owned || is_labelled
 }
 
-/// The credentials with the bootstrap data and their format, for a create.
+/// Adds the bootstrap data and their format to the credentials, for a create.
 ///
 /// # Errors
 /// As [`credentials`].
@@ -194,7 +194,7 @@ pub async fn bootstrap_data(
     let Some(value) = data.remove(VALUE) else {
         return Ok(Err(InvalidSecret::NoBootstrapData(name.to_owned())));
     };
-    // A Secret without a format is cloud-config: so Cluster API's older bootstrap providers meant it.
+    // A Secret without a format is cloud-config, as Cluster API's older bootstrap providers meant it.
     let format = data
         .remove(FORMAT)
         .map_or_else(|| b"cloud-config".to_vec(), |format| format.0);
@@ -209,12 +209,12 @@ pub async fn bootstrap_data(
     Ok(Ok(secrets))
 }
 
-/// The Secret with the kubeconfig of a Cluster, by Cluster API's convention.
+/// The name of the Secret with the kubeconfig of a Cluster, by Cluster API's convention.
 pub fn kubeconfig_name(cluster: &str) -> String {
     format!("{cluster}-kubeconfig")
 }
 
-/// The kubeconfig of the workload cluster of a Cluster, as Cluster API keeps it.
+/// Reads the kubeconfig of a Cluster's workload cluster, as Cluster API keeps it.
 ///
 /// # Errors
 /// As [`credentials`].
@@ -231,7 +231,7 @@ pub async fn kubeconfig(
     Ok(data.map(|value| value.0).ok_or(InvalidSecret::NoKubeconfig(name)))
 }
 
-/// A name that a Secret can have. The client puts names into the path of a request as they are: one with a
+/// A name that a Secret can have. The client puts names into the path of a request as they are: a name with a
 /// slash would lead elsewhere, and one with a space to no request.
 struct SecretName(String);
 
@@ -260,7 +260,7 @@ async fn read(
     match secrets.get_opt(&name).await {
         Ok(Some(secret)) => Ok(Ok(secret)),
         Ok(None) => Ok(Err(InvalidSecret::Missing { name, field })),
-        // Only new permissions change this: it has to be seen where the machine is looked at.
+        // Only new permissions change this: the error has to be seen where the machine is looked at.
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let why = status.message;
             Ok(Err(InvalidSecret::Forbidden { name, field, why }))

@@ -1,4 +1,4 @@
-//! Writing a status: what differs, on the version that it was made from.
+//! Publishes a status: what differs, on the version that it was made from.
 
 use http::header::ACCEPT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,9 +12,9 @@ use serde_json::json;
 use super::{Error, METADATA_ALONE, merge_difference, patch_params};
 use crate::api::{MetadataOnly, ObjectMetaExt as _};
 
-/// Writes a status over the one before, and answers what is new of the object: its metadata, and the status
-/// as the API server has it, whose times are whole seconds. `None` when the two are the same, and nothing was
-/// written.
+/// Publishes a status over the one before, and returns what is new of the object: its metadata, and the
+/// status as the API server has it, whose times are whole seconds. `None` when the two are the same, and
+/// nothing was written.
 ///
 /// # Errors
 /// [`Error::Conflict`] when the object is not the version of `metadata` any more.
@@ -28,7 +28,7 @@ where
     K: Clone + Resource,
     S: Serialize + DeserializeOwned + PartialEq,
 {
-    // Most reconciles have nothing to say: they need not encode it.
+    // Most reconciles change nothing: they need not encode the status.
     if before == Some(after) {
         return Ok(None);
     }

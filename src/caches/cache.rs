@@ -1,5 +1,5 @@
-//! A cache of one kind. It is small: an object at rest is packed, and what scans look at is kept beside it,
-//! and shared. It is filled without a second copy of what is there: a list marks what it has already.
+//! A cache of one kind. The cache is small: an object at rest is packed, and the facts that scans look at are
+//! kept beside it and shared. A list does not copy what the cache has already: it only marks those objects.
 
 use std::collections::hash_map::Values;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -19,46 +19,49 @@ use super::namespaced_name::NamespacedName;
 use super::packed::{Dictionaries, Packed};
 use crate::api::ObjectMetaExt as _;
 
-/// So many objects of a kind that were read or written last are kept as they are, besides those that can't be
-/// packed: a reconcile reads its own more than once.
+/// The number of objects of a kind, read or written last, that stay unpacked, besides those that can't be
+/// packed: a reconcile reads its own object more than once.
 const MAX_UNPACKED: usize = 512;
-/// Facts that no object has are dropped when there are so many more than the last time.
+/// Facts that no object has are swept when there are more than twice as many facts as after the last sweep,
+/// and this many on top.
 const FACTS: usize = 1024;
 
 /// A kind that is cached.
 pub trait Cached: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static {
-    /// What scans of a whole fleet look at, without unpacking it. Objects that are alike share it.
+    /// The facts that scans of a whole fleet look at, without unpacking an object. Objects that are alike
+    /// share them.
     type Facts: Eq + Hash + Debug + Send + Sync + 'static;
 
-    /// What scans look at.
+    /// Returns the facts that scans look at.
     fn facts(&self) -> Self::Facts;
 
-    /// What tells this object from others of the same facts: a scan finds it by that.
+    /// Returns an id that tells this object from others with the same facts: scans find the object by it.
     fn external_id(&self) -> Option<&str> {
         None
     }
 
-    /// Its text, by which it is kept at rest; none where it has to be kept as it is, also since the text
-    /// would not give it back exactly: a reader must never see another object than the API server has.
+    /// Returns the text that the object is kept as at rest; none where the object has to be kept as it is,
+    /// also because the text would not give it back exactly: a reader must never see another object than the
+    /// API server has.
     fn pack(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// The same number for objects whose texts are much alike: they are packed by one dictionary.
+    /// Returns the same number for objects whose texts are much alike: one dictionary packs them.
     fn dictionary_group(&self) -> u64 {
         0
     }
 
-    /// The object of a text that it was packed as.
+    /// Restores an object from the text that it was packed as.
     ///
     /// # Errors
-    /// The text is no such object's.
+    /// The text is not that of such an object.
     fn unpack(_text: &[u8]) -> serde_json::Result<Self> {
         Err(serde::de::Error::custom("objects of this kind are not packed"))
     }
 }
 
-/// An object of a cache, as it was when it was taken out. Cloning it copies nothing of the object.
+/// An object of a cache, as it was when it was taken out. Cloning an entry copies nothing of the object.
 #[derive(Debug)]
 pub struct Entry<K: Cached> {
     key: NamespacedName,
@@ -67,7 +70,7 @@ pub struct Entry<K: Cached> {
     external_id: Option<u64>,
     facts: Arc<K::Facts>,
     form: Form<K>,
-    /// The list that had it last.
+    /// The last list that had the object.
     last_list: u32,
 }
 
@@ -86,7 +89,7 @@ impl<K: Cached> Clone for Entry<K> {
 enum Form<K> {
     Unpacked(Arc<K>),
     Packed(Packed),
-    /// Was packed, and was read since.
+    /// The object was packed, and has been read since.
     Both(Arc<K>, Packed),
 }
 
@@ -111,23 +114,23 @@ impl<K: Cached> Entry<K> {
         &self.facts
     }
 
-    /// Stands for its UID: the same number is the same UID for as long as the process runs. Two of a hundred
-    /// thousand have the same one by chance in one of four thousand million processes.
+    /// A number that stands for the UID: equal numbers mean equal UIDs for as long as the process runs. Two
+    /// of a hundred thousand UIDs have the same number by chance in one of four thousand million processes.
     pub fn uid(&self) -> u64 {
         self.uid
     }
 
-    /// Stands for its resource version, in the same way.
+    /// A number that stands for the resource version, in the same way.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Stands for what tells it from others, in the same way.
+    /// A number that stands for the external id, in the same way.
     pub fn external_id(&self) -> Option<u64> {
         self.external_id
     }
 
-    /// The object itself; of one at rest a copy.
+    /// The object itself; a new copy where it is packed.
     pub fn object(&self) -> Option<Arc<K>> {
         match &self.form {
             Form::Unpacked(object) | Form::Both(object, _) => Some(Arc::clone(object)),
@@ -141,7 +144,7 @@ fn unpack<K: Cached>(key: &NamespacedName, packed: &Packed) -> Option<Arc<K>> {
     match text.and_then(|text| K::unpack(&text).map_err(|error| error.to_string())) {
         Ok(object) => Some(Arc::new(object)),
         Err(error) => {
-            // It did when it was packed: this is a defect, and the object is as good as not seen.
+            // The text could be read when it was packed: this is a defect, and the object counts as not seen.
             tracing::error!(kind = %K::kind(&()), object = ?key, error, "a cached object can't be unpacked");
             None
         }
@@ -157,13 +160,13 @@ pub struct Cache<K: Cached> {
 struct Shared<K: Cached> {
     hashes: RandomState,
     objects: RwLock<Objects<K>>,
-    /// Not taken together with the objects, which many read while one is packed.
+    /// Never locked together with the objects, which many readers need while an object is packed.
     dictionaries: Mutex<Dictionaries>,
 }
 
 struct Objects<K: Cached> {
     all: HashMap<NamespacedName, Entry<K>>,
-    /// Those that are not packed, the one that was read or written longest ago first.
+    /// The keys of the unpacked objects, the least recently used first.
     unpacked: VecDeque<NamespacedName>,
     facts: HashSet<Arc<K::Facts>>,
     facts_after_sweep: usize,
@@ -209,7 +212,7 @@ impl<K: Cached> Cache<K> {
         self.of_key(&reference.into())
     }
 
-    /// This very object as it is now, if it is there: one of the same name that came later is another.
+    /// Returns the same object as it is now, if it is there: a later object of the same name is another.
     pub fn current(&self, meta: &ObjectMeta) -> Option<Arc<K>> {
         let reference = ObjectRef::new(meta.name()).within(meta.namespace());
         self.get(&reference).filter(|found| found.meta().uid == meta.uid)
@@ -242,7 +245,8 @@ impl<K: Cached> Cache<K> {
         Some(object)
     }
 
-    /// Packs objects while the cache can be read and written, and has those packed that are as they were.
+    /// Packs evicted objects while the cache can be read and written, and stores those that have not changed
+    /// meanwhile.
     fn pack(&self, evicted: Vec<Evicted<K>>) {
         for Evicted { key, version, object } in evicted {
             let Some(packed) = self.packed(&*object) else {
@@ -262,14 +266,14 @@ impl<K: Cached> Cache<K> {
         Some(self.shared.dictionaries.lock().pack(group, &text))
     }
 
-    /// All objects, unpacked: not of kinds that there may be many of.
+    /// Returns all objects, unpacked: not for kinds that there may be many of.
     pub fn state(&self) -> Vec<Arc<K>> {
         self.select(|_| true).iter().filter_map(Entry::object).collect()
     }
 
-    /// Those of all objects that are wanted. What is not needed of an object is not unpacked.
+    /// Returns the entries that `is_wanted` picks. Their objects are not unpacked.
     ///
-    /// `is_wanted` must not read this cache, which may be waited for by its writer then.
+    /// `is_wanted` must not read this cache: its writer may be waiting for the lock then.
     pub fn select(&self, is_wanted: impl Fn(&Entry<K>) -> bool) -> Vec<Entry<K>> {
         let objects = self.read();
         objects
@@ -280,30 +284,30 @@ impl<K: Cached> Cache<K> {
             .collect()
     }
 
-    /// Looks at all objects, without taking them out. `look` must not read this cache, as in
+    /// Passes all entries to `look`, without cloning them. `look` must not read this cache, as in
     /// [`Self::select`].
     pub fn scan<T>(&self, look: impl FnOnce(Values<'_, NamespacedName, Entry<K>>) -> T) -> T {
         look(self.read().all.values())
     }
 
-    /// Looks at one object without taking it out, if it is there. `look` must not read this cache either.
+    /// Passes one entry to `look` without cloning it, if it is there. `look` must not read this cache either.
     pub fn look_at<T>(&self, reference: &ObjectRef<K>, look: impl FnOnce(&Entry<K>) -> T) -> Option<T> {
         self.read().all.get(&NamespacedName::from(reference)).map(look)
     }
 
-    /// The object of this key with what is kept beside it, if it is there. It is not counted as read.
+    /// Returns the entry of this key, if it is there. This does not count as a read of the object.
     pub fn entry(&self, key: &NamespacedName) -> Option<Entry<K>> {
         self.read().all.get(key).cloned()
     }
 
-    /// Whether an object is there as it was when it was taken out.
+    /// Whether the cache still has the object in the version of this entry.
     pub fn is_current(&self, entry: &Entry<K>) -> bool {
         let objects = self.read();
         let now = objects.all.get(&entry.key);
         now.is_some_and(|now| (now.uid, now.version) == (entry.uid, entry.version))
     }
 
-    /// What stands for a text in the entries of this cache.
+    /// Returns the number that stands for a text in the entries of this cache.
     pub fn number(&self, text: &str) -> u64 {
         self.shared.hashes.hash_one(text)
     }
@@ -318,7 +322,8 @@ impl<K: Cached> Cache<K> {
 }
 
 impl<K: Cached> Objects<K> {
-    /// Evicts what was used longest ago until no more than so many are unpacked; what has to be packed then.
+    /// Evicts the least recently used objects until at most [`MAX_UNPACKED`] are unpacked, and returns those
+    /// that have to be packed.
     #[must_use]
     fn evict_least_recent(&mut self) -> Vec<Evicted<K>> {
         let mut evicted = Vec::new();
@@ -356,23 +361,23 @@ impl<K: Cached> Objects<K> {
     }
 }
 
-/// What fills a cache: one.
+/// The only writer of a cache.
 pub struct Writer<K: Cached> {
     cache: Cache<K>,
     filled: watch::Sender<bool>,
-    /// What the list that runs has, and the cache does not, or in another version.
+    /// The objects that the running list has and the cache does not, or has in another version.
     listed: HashMap<NamespacedName, Entry<K>>,
     last_list: u32,
 }
 
-/// What a list has shown of a name. Small: there is one for each object when a cache is filled.
+/// A difference that a list has shown for a name. Small: there is one for each object when a cache is filled.
 #[derive(Debug)]
 pub enum Difference<K: Cached> {
-    /// It was deleted; as it was known.
+    /// The object was deleted; as the cache had it.
     Removed(Box<Entry<K>>),
-    /// The cache has it, as it was not known.
+    /// The cache has the object, which is new or changed.
     Present {
-        /// As it was known, if it was.
+        /// The object as the cache had it before, if it did.
         before: Option<Box<Entry<K>>>,
         /// Its name.
         key: NamespacedName,
@@ -426,7 +431,7 @@ impl<K: Cached> Writer<K> {
         }
     }
 
-    /// Takes in an object that was made or changed; what it was before, if it was known.
+    /// Takes in an object that was made or changed, and returns the version that was known, if any.
     pub fn apply(&mut self, object: Arc<K>) -> Option<Arc<K>> {
         let entry = self.entry(object);
         let key = entry.key.clone();
@@ -439,19 +444,19 @@ impl<K: Cached> Writer<K> {
         before.as_ref().and_then(Entry::object)
     }
 
-    /// Takes out an object that is gone; what it was, if it was known.
+    /// Removes a deleted object, and returns the version that was known, if any.
     pub fn delete(&mut self, object: &K) -> Option<Arc<K>> {
         let before = self.cache.write().all.remove(&NamespacedName::of(object.meta()));
         before.as_ref().and_then(Entry::object)
     }
 
-    /// A list begins: what the one before it had, if that broke off, counts for nothing.
+    /// Begins a list, and discards what a list that broke off has shown.
     pub fn begin_list(&mut self) {
         self.listed = HashMap::new();
         self.last_list = self.last_list.wrapping_add(1);
     }
 
-    /// The list has this object. The cache holds what was before until the list is complete.
+    /// Takes in an object of the list. The cache holds what was before until the list is complete.
     pub fn listed(&mut self, object: K) {
         let mut entry = self.entry(Arc::new(object));
         if let Some(known) = self.cache.write().all.get_mut(&entry.key)
@@ -468,7 +473,8 @@ impl<K: Cached> Writer<K> {
         self.listed.insert(entry.key.clone(), entry);
     }
 
-    /// The list is complete: the cache holds it from now on. What is not as it was, and first what is gone.
+    /// Completes the list: the cache holds it from now on. Returns the differences to what was before,
+    /// deletions first.
     pub fn end_list(&mut self) -> Vec<Difference<K>> {
         let mut objects = self.cache.write();
         let round = self.last_list;
@@ -491,7 +497,7 @@ impl<K: Cached> Writer<K> {
             for (key, entry) in listed {
                 let uid = entry.uid;
                 let before = objects.all.insert(key.clone(), entry);
-                // One that came later under the same name is another.
+                // A later object of the same name is another.
                 let (other, before) = match before {
                     Some(before) if before.uid != uid => (Some(before), None),
                     before => (None, before.map(Box::new)),
@@ -505,8 +511,8 @@ impl<K: Cached> Writer<K> {
         differences
     }
 
-    /// What the first list has shown was delivered to all that follow the cache: what waits for it to be
-    /// filled goes on.
+    /// Marks the cache as synced, which resumes whoever waits for that. To be called when all that the first
+    /// list has shown was delivered to all that follow the cache.
     pub fn set_synced(&self) {
         self.filled.send_replace(true);
     }
@@ -527,7 +533,7 @@ impl<K: Cached> Writer<K> {
     }
 }
 
-/// A cache, and what fills it.
+/// Returns a cache and its writer.
 pub fn cache<K: Cached>() -> (Cache<K>, Writer<K>) {
     let writer = Writer::default();
     (writer.as_reader(), writer)

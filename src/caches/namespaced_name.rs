@@ -1,4 +1,4 @@
-//! What names an object of a kind.
+//! The key of an object of a kind.
 
 use crate::api::ObjectMetaExt as _;
 use std::borrow::Borrow;
@@ -16,12 +16,12 @@ use kube::runtime::reflector::ObjectRef;
 pub struct NamespacedName(Arc<str>);
 
 impl NamespacedName {
-    /// An object of this name there. Neither holds a slash.
+    /// The name of an object in a namespace. Neither holds a slash.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self(format!("{namespace}/{name}").into())
     }
 
-    /// Of an object with these metadata.
+    /// The key of an object with these metadata.
     pub fn of(meta: &ObjectMeta) -> Self {
         Self::new(meta.namespace(), meta.name())
     }

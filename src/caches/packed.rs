@@ -1,27 +1,26 @@
 //! Objects at rest, as small as they can be.
 //!
 //! The machines of one template are the same text but for names, ids and times. So an object is kept as its
-//! JSON, and of that only what it does not have in common with one that is much like it, which all of a
-//! group share: LZ4 with that one as its dictionary. A tenth of the JSON is left, which is a tenth of the
-//! object.
+//! JSON, compressed by LZ4 with the JSON of a similar object as dictionary, which all objects of a group
+//! share. A tenth of the JSON is left, which is a tenth of the object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use lz4_flex::block::{DecompressError, compress_with_dict, decompress_with_dict};
 
-/// A dictionary that is no good to an object is replaced, but not before so many have it: groups whose
-/// objects are not alike must not have one each.
+/// A dictionary that does not suit an object is replaced, but not before so many objects have it: groups
+/// whose objects are not alike must not have one each.
 const LEAST_USES: usize = 64;
-/// So many groups may be known besides twice those whose dictionary an object has: a dictionary is as large
-/// as an object, and users make and delete objects of any group.
+/// The number of groups that may be known, besides twice those whose dictionary an object has: a dictionary
+/// is as large as an object, and users make and delete objects of any group.
 const SPARE_GROUPS: usize = 1024;
 
 /// The text of an object, compressed. Cloning it copies none of it.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
     bytes: Arc<[u8]>,
-    /// Of the text; none where that is as it was.
+    /// The length of the text; none where the text is not compressed.
     length: Option<u32>,
     dictionary: Option<Arc<[u8]>>,
 }
@@ -32,8 +31,8 @@ impl Packed {
         Self::checked(text, compressed, dictionary)
     }
 
-    /// The text as it is, unless it comes out of what was compressed: an object that can't be unpacked is as
-    /// good as one that is gone.
+    /// Keeps the text uncompressed where decompression would not restore it: an object that can't be unpacked
+    /// is as good as one that is gone.
     fn checked(text: &[u8], compressed: Vec<u8>, dictionary: Option<&Arc<[u8]>>) -> Self {
         let as_it_is = || Self {
             bytes: text.into(),
@@ -68,15 +67,15 @@ impl Packed {
     }
 }
 
-/// What objects are compressed against, by their group.
+/// The dictionaries that objects are compressed with, by their group.
 #[derive(Debug, Default)]
 pub(super) struct Dictionaries {
-    /// None where one object was seen so far: with a dictionary it would only take twice as much.
+    /// None where only one object was seen so far: a dictionary would only take twice as much.
     of_group: HashMap<u64, Option<Arc<[u8]>>>,
-    /// Of the first object of all, for those that are the first of their group: what all objects of a kind
-    /// have in common is in it.
+    /// The text of the first object of all, as dictionary for the first object of each group: it has what all
+    /// objects of a kind have in common.
     first: Option<Arc<[u8]>>,
-    /// With so many groups, those are dropped whose dictionary no object has.
+    /// The number of groups at which those are dropped whose dictionary no object has.
     prune_at: usize,
 }
 
@@ -97,9 +96,9 @@ impl Dictionaries {
         packed
     }
 
-    /// Drops what no object has, before a group comes that would be one too many. That is when there are
-    /// twice as many as were in use the last time, so that a group with one object is seldom dropped before
-    /// its second, and objects are not held up by one walk through all groups each.
+    /// Drops the dictionaries that no object has before a new group exceeds the limit. The limit is twice as
+    /// many as were in use the last time, so that a group with one object is seldom dropped before its
+    /// second, and objects are not held up by one walk through all groups each.
     fn make_room(&mut self) {
         if self.of_group.len() < self.prune_at {
             return;

@@ -1,4 +1,4 @@
-//! What has to be done for an InfraCluster, and the status it leads to. Pure.
+//! Plans the reconcile of an InfraCluster, and the status that it leads to. Pure.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use cmi_driver::{Code, Status, Zone};
 #[cfg(test)]
 mod tests;
 
-/// Cluster API takes no more failure domains.
+/// The most failure domains that Cluster API accepts.
 const MAX_ZONES: usize = 100;
 /// Bytes that the name of a failure domain may have.
 const MAX_ZONE_NAME: usize = 256;
@@ -26,22 +26,22 @@ const MAX_ATTRIBUTES: usize = 128;
 /// Characters that the value of an attribute may have.
 const MAX_ATTRIBUTE: usize = 65_536;
 
-/// What was read for one reconcile.
+/// The objects that were read for one reconcile.
 pub struct Observed<'a> {
-    /// The Cluster that owns it.
+    /// The Cluster that owns the InfraCluster.
     pub owner: Option<&'a Cluster>,
     /// The id that drivers know the Cluster by.
     pub cluster_id: Option<String>,
 }
 
-/// What has to be done.
+/// What a reconcile has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Nothing, and nothing is written.
+    /// Nothing has to be done, and nothing is written.
     NoOp,
-    /// Paused; the status says by what.
+    /// The InfraCluster is paused; the status says by what.
     Pause(String),
-    /// It may be used.
+    /// The InfraCluster may be used.
     Provision {
         /// The id that drivers know the Cluster by.
         cluster_id: String,
@@ -53,21 +53,21 @@ pub enum Plan {
 /// What is known of the driver's failure domains.
 #[derive(Debug)]
 pub enum Zones {
-    /// No driver was asked: it is paused, or which driver is meant is not said.
+    /// No driver was asked: the InfraCluster is paused, or does not say which driver is meant.
     NotQueried,
-    /// The driver has none.
+    /// The driver has no failure domains.
     None,
-    /// These.
+    /// The driver has these.
     Known(Vec<Zone>),
-    /// The driver could not say, or would not.
+    /// The driver could not answer, or refused to.
     Failed(Status),
-    /// There is no such driver.
+    /// The driver is not configured.
     NotConfigured(String),
     /// The credentials can't be read.
     NoSecrets(String),
 }
 
-/// What has to be done for an InfraCluster.
+/// Plans the reconcile of an InfraCluster.
 pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
     let annotated = |key: &str| {
         infra
@@ -76,7 +76,7 @@ pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
             .as_ref()
             .is_some_and(|all| all.contains_key(key))
     };
-    // Externally managed: spec and status have another writer.
+    // An externally managed InfraCluster: spec and status have another writer.
     if annotated(labels::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
     }
@@ -108,13 +108,13 @@ struct Draft<'a> {
     now: Timestamp,
 }
 
-/// The status after a plan; the same as before where nothing changed.
+/// Returns the status after a plan; the same as before where nothing changed.
 pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) -> InfraClusterStatus {
     let status = infra.status.clone().unwrap_or_default();
     let mut draft = Draft { infra, status, now };
     match plan {
         Plan::NoOp => {}
-        // Paused: what the rest of the status says is still of the generation that it was made from.
+        // Paused: the rest of the status still describes the generation that it was made from.
         Plan::Pause(by) => draft.set(PAUSED, ConditionStatus::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
             draft.mark_false(PAUSED, reason::NOT_PAUSED, "");
@@ -125,8 +125,9 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     draft.status
 }
 
-/// Why the driver can't be asked for failure domains, where the status after a plan is the first to say so:
-/// reason and message. An outage of a Cluster that is in use is none of it: it is reported when it lasts.
+/// Returns why the driver can't be asked for failure domains, where the status after a plan is the first to
+/// say so: reason and message. An outage does not count where the Cluster is in use: it is reported when it
+/// lasts.
 pub fn new_failure<'a>(
     infra: &InfraCluster,
     after: &'a InfraClusterStatus,
@@ -147,28 +148,28 @@ pub fn new_failure<'a>(
     (!(is_said || is_outage && is_in_use)).then_some((reason, message))
 }
 
-/// Whether the drivers of a Cluster can be reached, as their probes have said for a while.
+/// Whether the drivers of a Cluster can be reached, by what their probes have said for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Connectivity {
-    /// There is none, or the probes have not said the same for long enough.
+    /// The Cluster has no driver, or the probes have not said the same for long enough.
     Unsettled,
-    /// All of them.
+    /// All drivers can be reached.
     Kept,
-    /// Not all of them; a sentence that names those that are away.
+    /// Not all drivers can be reached; a sentence that names those that can't.
     Lost(String),
 }
 
-/// What has changed in whether the drivers of a Cluster can be reached.
+/// A change in whether the drivers of a Cluster can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// A driver is away; the condition's message.
+    /// A driver is unreachable; the condition's message.
     Lost(String),
-    /// They are back.
+    /// All drivers are reachable again.
     Back,
 }
 
-/// Says in a status whether the drivers can be reached. What the driver has just answered, or not, the
-/// failure domains report: that it is away is reported when that has lasted, and once.
+/// Sets the condition that says whether the drivers can be reached. Whether the driver has just answered, the
+/// failure domains report: that a driver is unreachable is reported when that has lasted, and once.
 pub fn report_connectivity(
     infra: &InfraCluster,
     mut status: InfraClusterStatus,
@@ -184,7 +185,7 @@ pub fn report_connectivity(
     let was_lost = shown.as_ref().is_some_and(is_lost);
     let mut conditions = Setter::new(&mut status.conditions, &infra.metadata, now);
     let transition = match (connectivity, zones) {
-        // It is not configured, and that is what is reported.
+        // The driver is not configured, and that is what is reported.
         (_, Zones::NotConfigured(_)) => None,
         (Connectivity::Lost(message), _) => {
             let reason = Code::Unavailable.name();
@@ -199,7 +200,7 @@ pub fn report_connectivity(
             let is_shown = |condition: &Condition| condition.type_ == DRIVER_REACHABLE;
             let place = status.conditions.iter().position(is_shown);
             match (place, shown) {
-                // Another driver, or the same one that is configured again.
+                // Another driver is named, or the same one is configured again.
                 (_, Some(shown)) if shown.reason == reason::DRIVER_NOT_CONFIGURED => {}
                 (Some(place), Some(shown)) => status.conditions[place] = shown,
                 (Some(place), None) if status.conditions[place].status == ConditionStatus::False.as_str() => {
@@ -219,7 +220,7 @@ impl Draft<'_> {
             .set(type_, state, reason, message);
     }
 
-    /// It is so, and there is nothing more to say.
+    /// Sets a condition to true, with nothing more to say.
     fn mark_true(&mut self, type_: &str, reason: &str) {
         self.set(type_, ConditionStatus::True, reason, "");
     }
@@ -231,7 +232,7 @@ impl Draft<'_> {
     fn record_zones(&mut self, zones: &Zones, awaits_endpoint: bool) {
         match zones {
             Zones::NotQueried => self.provisioned(awaits_endpoint),
-            // A machine that is placed in one that is gone can't be made.
+            // A machine that is placed in a failure domain that is gone can't be made.
             Zones::None => self.answered(Vec::new(), awaits_endpoint),
             Zones::Known(zones) => self.answered(failure_domains(zones), awaits_endpoint),
             Zones::Failed(error) => {
@@ -268,7 +269,7 @@ impl Draft<'_> {
         self.provisioned(awaits_endpoint);
     }
 
-    /// The failure domains are not known, or not any more.
+    /// Reports that the failure domains are not known, or not any more.
     fn not_queried(&mut self, reason: &str, message: &str) {
         self.mark_false(FAILURE_DOMAINS_UP_TO_DATE, reason, message);
         // What was provisioned stays so: a driver that can't be asked says nothing about the Cluster.
@@ -282,9 +283,9 @@ impl Draft<'_> {
         initialization.and_then(|initialization| initialization.provisioned) == Some(true)
     }
 
-    /// Machines may be made. Where the control plane is reached they need not know, and a control plane that
-    /// brings its own endpoint may say it only when its machines are there: to wait for it would be to wait
-    /// for each other. It is reported.
+    /// Reports that machines may be made. They need not know where the control plane is reached, and a
+    /// control plane that brings its own endpoint may say it only when its machines are there: to wait for
+    /// the endpoint would be a deadlock. A missing endpoint is reported.
     fn provisioned(&mut self, awaits_endpoint: bool) {
         self.status.initialization = Some(InfraClusterInitialization {
             provisioned: Some(true),
@@ -300,7 +301,7 @@ impl Draft<'_> {
     }
 }
 
-/// What the schema would refuse is left out: the rest of the status has to be written all the same.
+/// Leaves out what the schema would refuse: the rest of the status has to be written all the same.
 fn failure_domains(zones: &[Zone]) -> Vec<FailureDomain> {
     let mut names = BTreeSet::new();
     let usable = zones

@@ -1,6 +1,6 @@
-//! What is kept of every kind: what scans look at, and the form that objects have at rest.
+//! What is kept of every kind: the facts that scans look at, and the form that objects have at rest.
 //!
-//! Packed are the kinds of which a Cluster has many. The others are few, and scanned as they are.
+//! Packed are the kinds of which a Cluster has many. The other kinds are few, and scanned as they are.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -41,8 +41,8 @@ impl Cached for DeserializeGuard<InfraMachine> {
         self.0.as_ref().ok()?.spec.provider_id.as_deref()
     }
 
-    /// Not one that can't be read, and not one that its text would change: a time between two seconds loses
-    /// what is beyond them, and of a few numbers the last bit is another.
+    /// Returns none for an object that can't be read, and for one that its text would change: a time between
+    /// two seconds loses what is beyond them, and the last bit of a few numbers differs.
     fn pack(&self) -> Option<Vec<u8>> {
         let infra = self.0.as_ref().ok()?;
         let text = serde_json::to_vec(infra).ok()?;
@@ -52,7 +52,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
         is_same.then_some(text)
     }
 
-    /// Those of one template, as far as that is known.
+    /// Groups the machines of one template, as far as that is known.
     fn dictionary_group(&self) -> u64 {
         let Ok(infra) = &self.0 else { return 0 };
         fingerprint((
@@ -68,7 +68,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
     }
 }
 
-/// A Machine at rest: its status is not written as it is read.
+/// A Machine at rest: its status is not serialized in the form in which it is read.
 #[derive(Deserialize, Serialize)]
 struct PackedMachine<M, S, T> {
     metadata: M,
@@ -90,7 +90,7 @@ impl Cached for Machine {
         }
     }
 
-    /// Not one that its text would change, as of an InfraMachine.
+    /// Returns none for a Machine that its text would change, as for an InfraMachine.
     fn pack(&self) -> Option<Vec<u8>> {
         let status = self.status.as_ref();
         let text = serde_json::to_vec(&PackedMachine {
@@ -125,7 +125,7 @@ impl Cached for Machine {
     }
 }
 
-/// Kinds that are kept as they are.
+/// Implements [`Cached`] for kinds that are not packed.
 macro_rules! kept_as_they_are {
     ($($kind:ty),+) => {$(
         impl Cached for $kind {

@@ -1,20 +1,20 @@
-//! Runs the reconciles of a kind: one of an object at a time, and so many at once.
+//! Runs the reconciles of a kind: one per object at a time, and a limited number at once.
 //!
-//! What kube's own controller does, over kube's own scheduler. That controller can't be used: it takes its
-//! objects from a store of its own kind, which holds each of them in full, and there is no other door into
-//! it. A store of names alone, for it to look into, would still be metadata and four texts for each object,
-//! and it queues what a start finds all at once, twice, as requests with reasons. Here a request is a key
-//! that the cache shares, and what a start finds is not queued at all: it waits in a list until there is a
-//! worker.
+//! This does what kube's own controller does, over kube's own scheduler. That controller can't be used: it
+//! takes its objects from a store of its own kind, which holds each of them in full, and there is no other
+//! way into it. A store of names alone would still be metadata and four texts for each object, and the
+//! controller queues all objects of a start at once, twice, as requests with reasons. Here a request is a key
+//! that the cache shares, and the objects of a start are not queued at all: they wait in a list until there
+//! is a worker.
 //!
 //! # Guarantees
 //! As of kube's controller:
-//! * One reconcile of an object at a time. What is asked for while it runs leads to one more, after it.
-//! * Requests for an object that has not begun are one, at the earliest of their times. What a start finds is
-//!   no request: an object that waits there as well is looked at once more for that, unless the
-//!   list comes to it while it is being looked at.
+//! * One reconcile of an object at a time. A request while it runs leads to one more reconcile after it.
+//! * Requests for an object whose reconcile has not begun are merged, at the earliest of their times. The
+//!   objects of a start are no requests: an object that waits there as well is reconciled once more for that,
+//!   unless the list comes to it while it is being reconciled.
 //! * No request is lost while an object waits, and none is for an object that the cache does not have.
-//! * At the end nothing begins, and what has begun is done.
+//! * At the end no reconcile begins, and those that have begun are finished.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -34,18 +34,18 @@ use super::work_queue::WorkQueue;
 use crate::caches::{Cache, Cached, NamespacedName};
 use crate::reconciler::Action;
 
-/// What is reconciled, and how.
+/// The reconciles of a kind, and how many run at once.
 pub(super) struct Controller<K: Cached> {
     cache: Cache<K>,
     requests: mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>>,
     sender: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
-    /// Looked at once, whether anything changes or not.
+    /// The objects that are reconciled once, whether anything changes or not.
     backlog: vec::IntoIter<NamespacedName>,
     concurrency: usize,
 }
 
-/// What is due next: what was asked for, and what a start has found, alternately. A fleet that is looked at
-/// once holds up no change for long, and changes that never end hold up no object for ever.
+/// The next key that is due: from the requests and from the backlog of a start, alternately. The backlog of a
+/// fleet holds up no change for long, and changes that never end hold up no object for ever.
 struct Due<R> {
     scheduler: Pin<Box<Scheduler<NamespacedName, R>>>,
     backlog: vec::IntoIter<NamespacedName>,
@@ -60,7 +60,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
         has_worker: bool,
     ) -> Poll<NamespacedName> {
         if !has_worker {
-            // So that what comes due meanwhile is known by the time that there is one.
+            // So that requests that come due meanwhile are known by the time that there is a worker.
             let _ = self.scheduler.as_mut().hold().poll_next_unpin(context);
             return Poll::Pending;
         }
@@ -77,7 +77,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
         self.next_of_backlog(running).map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// One that is being looked at anyway is done with.
+    /// Returns the next object of the backlog. One that is being reconciled anyway is done with.
     fn next_of_backlog(&mut self, running: &HashSet<NamespacedName>) -> Option<NamespacedName> {
         self.takes_from_backlog = false;
         self.backlog.find(|key| !running.contains(key))
@@ -85,7 +85,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
 }
 
 impl<K: Cached> Controller<K> {
-    /// Reconciles what the work queue sends.
+    /// Reconciles the objects that the work queue sends.
     pub(super) fn new(cache: &Cache<K>, queue: &WorkQueue<K>, concurrency: u16) -> Self {
         let (sender, requests) = mpsc::unbounded_channel();
         queue.connect(&sender);
@@ -98,7 +98,7 @@ impl<K: Cached> Controller<K> {
         }
     }
 
-    /// Also everything that there is, once, these first.
+    /// Also reconciles every object of the cache once, those first for which `comes_first` holds.
     pub(super) fn with_backlog(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
         let (mut first, mut others) = (Vec::new(), Vec::new());
         self.cache.scan(|all| {
@@ -116,7 +116,7 @@ impl<K: Cached> Controller<K> {
         self
     }
 
-    /// Runs until `shutdown` ends, and every reconcile that had begun.
+    /// Runs until `shutdown` resolves and every reconcile that had begun is finished.
     pub(super) async fn run<C, E, F>(
         self,
         reconcile: impl Fn(Arc<K>, Arc<C>) -> F,
@@ -169,7 +169,7 @@ impl<K: Cached> Controller<K> {
                     }
                 }
                 key = poll_fn(|context| due.poll(context, &names, has_worker)) => {
-                    // What was deleted needs no reconcile: its deletion was notified.
+                    // A deleted object needs no reconcile: its deletion was notified.
                     if let Some(object) = self.cache.of_key(&key) {
                         names.insert(key.clone());
                         running.push(run(key, object));
@@ -181,7 +181,7 @@ impl<K: Cached> Controller<K> {
     }
 }
 
-/// Reconciles that end one after the other before what shares the task has a chance.
+/// How many reconciles may end one after the other before other futures of the task run.
 const YIELDS_AFTER: usize = 32;
 
 fn far_off() -> Instant {

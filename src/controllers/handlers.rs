@@ -1,4 +1,4 @@
-//! What an update of each cache triggers, and what they let be forgotten.
+//! Handles the updates of each cache: what they enqueue, and what they let be forgotten.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ impl Controllers {
         }
     }
 
-    /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile
-    /// to say: it may not have been asked yet.
+    /// Returns a function that makes the reconcile ask the driver of a Machine about its VM. Whether the
+    /// driver answers such questions is for the reconcile to say: the driver may not have been asked yet.
     fn look_up_hint(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
         let (queue, machine_context) = (
             self.infra_machine_queue.clone(),
@@ -82,8 +82,9 @@ impl Controllers {
         }
     }
 
-    /// What was notified before this replica leads may be long past, or have come before the InfraMachine it
-    /// was about: what counts is what is so now.
+    /// Hints at the machines whose Nodes are unhealthy when this replica begins to lead. Earlier
+    /// notifications may be long past, or have come before the InfraMachine that they were about: only the
+    /// current state counts.
     pub(super) async fn hint_machines_with_unhealthy_nodes(&self) {
         self.machine_context.states.forget_all_but(|_| false);
         let hint = self.look_up_hint();
@@ -91,7 +92,8 @@ impl Controllers {
             .caches
             .infra_machines
             .scan(|mut all| all.any(|entry| entry.facts().has_vanished));
-        // Of a fleet that is up, none: its Nodes all report, and none of its VMs was found to be gone.
+        // Of a fleet that is up, there are no candidates: its Nodes all report, and none of its VMs was found
+        // to be gone.
         let candidates = self.caches.machines.select(|entry| {
             let is_healthy = entry.facts().node_is_healthy;
             is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
@@ -105,7 +107,7 @@ impl Controllers {
         }
     }
 
-    /// Queues the Node of a Machine, where it may have a taint to remove.
+    /// Enqueues the InfraMachine of a Machine, where its Node may have a taint to remove.
     fn on_node_change(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
         let (queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
         move |change| {
@@ -124,7 +126,7 @@ impl Controllers {
         }
     }
 
-    /// Queues the Nodes that were not freed of their taint before this replica led.
+    /// Enqueues the machines whose Nodes were not freed of their taint before this replica led.
     pub(super) async fn enqueue_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
@@ -135,12 +137,13 @@ impl Controllers {
         }
     }
 
-    /// Queues a Machine whose volumes are to be drained.
+    /// Enqueues a Machine whose volumes are to be drained.
     fn on_drain_change(&self) -> impl Fn(&Machine) + Send + 'static {
         let (queue, drain_context) = (self.drain_queue.clone(), Arc::clone(&self.drain_context));
         let cache = self.caches.infra_machines.clone();
         move |machine| {
-            // Of most, neither: to take out the InfraMachine of each would cost a start as much as all else.
+            // Most Machines have neither: to take out the InfraMachine of each would cost a start as much as
+            // all else.
             let is_requested = || {
                 let infra = infra_machine_of(machine);
                 cache.look_at(&infra, |entry| entry.facts().requests_drain) == Some(true)
@@ -151,7 +154,7 @@ impl Controllers {
         }
     }
 
-    /// The same of all that there are when this replica leads.
+    /// Enqueues all Machines whose volumes are to be drained when this replica begins to lead.
     pub(super) fn enqueue_drains(&self) {
         let on_drain_change = self.on_drain_change();
         for machine in to_drain(&self.caches, |_, _| true) {
@@ -214,7 +217,8 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        // A driver may want another state back with every call: each would be followed by the next at once.
+        // A driver may want another state back with every call: each call would be followed by the next at
+        // once.
         let enqueue_object =
             enqueue_object_unless(self.infra_machine_queue.clone(), &[labels::LAST_KNOWN_STATE]);
         let left_behind = Mutex::new(JoinSet::new());
@@ -287,8 +291,9 @@ impl Controllers {
         }
     }
 
-    /// Machines that wait for an InfraCluster say why it is not provisioned; of an outage whose code is
-    /// another at each try, the code that it began with.
+    /// Enqueues the machines that wait for an InfraCluster when it is not provisioned for another reason,
+    /// which they publish. Where the code of an outage is another at each try, they publish the code that the
+    /// outage began with.
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
@@ -321,7 +326,8 @@ impl Controllers {
         }
     }
 
-    /// What is reconciled for itself, and may stand in the queue of a driver until it is gone.
+    /// Enqueues objects that are reconciled for themselves; one that is gone leaves the queues of the
+    /// drivers.
     pub(super) fn on_object<K>(&self, queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -329,8 +335,8 @@ impl Controllers {
         self.forgetting(enqueue_object(queue))
     }
 
-    /// The same of a remediation, but for its record of restarts, which is our own writing: a restart that is
-    /// taken back is not asked for again for that, but after its back-off.
+    /// Enqueues a remediation as [`Self::on_object`] does, but not for a change of its record of restarts,
+    /// which is our own writing: a restart that is taken back is asked for again only after its back-off.
     pub(super) fn on_remediation(
         &self,
         queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
@@ -341,7 +347,7 @@ impl Controllers {
         ))
     }
 
-    /// What is gone leaves the queues of the drivers.
+    /// Removes objects that are gone from the queues of the drivers.
     fn forgetting<K>(
         &self,
         enqueue_object: impl Fn(&CacheUpdate<K>) + Send + 'static,
@@ -370,13 +376,13 @@ fn awaits_reconcile(taint_context: &not_ready_taint::Context, entry: &CachedMach
 }
 
 impl Remediations {
-    /// Queues the remediation of a Machine: whatever changes of it may concern that.
+    /// Enqueues the remediation of a Machine: every change of the Machine may concern it.
     fn enqueue_of_machine(&self, machine: &Machine) {
         let meta = &machine.metadata;
         self.enqueue(meta.name(), meta.namespace.as_deref());
     }
 
-    /// The same of the Machine that owns an InfraMachine.
+    /// Enqueues the remediation of the Machine that owns an InfraMachine.
     fn enqueue_of_owner(&self, infra: &ObjectMeta) {
         let owners = infra.owner_references.iter().flatten();
         for owner in owners.filter(|owner| owner.kind == "Machine") {
@@ -384,7 +390,8 @@ impl Remediations {
         }
     }
 
-    /// A MachineHealthCheck gives a remediation the name of its Machine.
+    /// Enqueues a remediation, if it exists. A MachineHealthCheck gives a remediation the name of its
+    /// Machine.
     fn enqueue(&self, name: &str, namespace: Option<&str>) {
         let reference = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.cache.get(&reference).is_some() {
@@ -401,8 +408,8 @@ impl Remediations {
     }
 }
 
-/// The InfraMachines that the API server let go in spite of their finalizer. A list does not show
-/// how what it lacks has gone.
+/// The InfraMachines that the API server let go in spite of their finalizer. A list does not show how the
+/// objects that it lacks have gone.
 fn deleted_despite_finalizer(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
     let changes = update.changes.iter().filter(|_| !update.listed);
     let gone = changes.filter_map(|change| match change {
@@ -424,7 +431,8 @@ fn machine_predicate(machine: &Machine) -> u64 {
     ))
 }
 
-/// Of a Node: its name, and that it came back. That it went silent is no reason to look at its taints.
+/// Whether the name of a Node has changed, or the Node came back. A Node that went silent is no reason to
+/// look at its taints.
 fn node_predicate(change: &Change<Machine>) -> bool {
     let node = |machine: &Machine| machine.status.clone().unwrap_or_default();
     match change {
@@ -437,8 +445,8 @@ fn node_predicate(change: &Change<Machine>) -> bool {
     }
 }
 
-/// Of a Machine whose volumes are drained, that Cluster API waits for the provider is not cached, so that all
-/// that happens to one on its way out counts.
+/// A fingerprint of what concerns the drain of a Machine's volumes. The cache does not show that Cluster API
+/// waits for the provider, so that every change of a Machine that is being deleted counts.
 fn machine_drain_predicate(machine: &Machine) -> u64 {
     let meta = &machine.metadata;
     let version = meta
@@ -452,8 +460,9 @@ fn machine_drain_predicate(machine: &Machine) -> u64 {
     ))
 }
 
-/// Of an InfraMachine: not what the provider itself writes while it drains. Cluster API makes it with one
-/// owner, the MachineSet, and then has the Machine take its place, which may be cached long before that.
+/// A fingerprint of what concerns the drain of an InfraMachine, without what the provider itself writes while
+/// it drains. Cluster API makes the InfraMachine with one owner, the MachineSet, and then has the Machine
+/// take its place, which may be cached long before that.
 fn infra_machine_drain_predicate(object: &DeserializeGuard<InfraMachine>) -> u64 {
     let meta = object.meta();
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
@@ -494,8 +503,8 @@ fn has_hook(caches: &Caches, meta: &ObjectMeta) -> bool {
     hook == Some(true)
 }
 
-/// Those of the wanted Machines, by namespace and Cluster, whose volumes may have to be drained: that have
-/// the hook, or one that asks for it in their namespace.
+/// The wanted Machines, by namespace and Cluster, whose volumes may have to be drained: those that have the
+/// hook, or that share their namespace with an InfraMachine that asks for a drain.
 fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<Machine>> {
     let requesting: HashSet<String> = caches.infra_machines.scan(|all| {
         let requesting = all.filter(|entry| entry.facts().requests_drain);
@@ -510,7 +519,7 @@ fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<
     machines.iter().filter_map(Entry::object).collect()
 }
 
-/// Clusters that changed or are no more: what belongs to them has to be looked at, once for all of them.
+/// Clusters that changed or were deleted: the objects that belong to them are enqueued once for all of them.
 struct ChangedClusters<'a> {
     clusters: Vec<&'a Cluster>,
     uids: HashSet<&'a str>,

@@ -5,19 +5,19 @@ use super::watch::Change;
 use crate::api::cluster_api::Machine;
 use crate::caches::InfraMachineFacts;
 
-/// What became of the Node of a Machine, and gives reason to ask the driver.
+/// A change of a Machine's Node that gives reason to ask the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeChange {
-    /// It does not report: its VM may be gone.
+    /// The Node does not report: its VM may be gone.
     Lost,
-    /// It reports: a VM that was found to be gone may be back.
+    /// The Node reports: a VM that was found to be gone may be back.
     Back,
 }
 
 impl NodeChange {
-    /// What a change of a Machine says of its Node: its Node has just been lost or come back, or it is
-    /// not known how it was because this process sees the Machine for the first time. A Node that is
-    /// on its way up is not lost.
+    /// Reads from a change of a Machine whether its Node has just been lost or come back, or whether this
+    /// process sees the Machine for the first time and does not know how the Node was. A Node that is on its
+    /// way up is not lost.
     pub(super) fn of_change(change: &Change<Machine>) -> Option<Self> {
         match change {
             Change::Added(machine) => Self::of(machine),
@@ -29,7 +29,7 @@ impl NodeChange {
         }
     }
 
-    /// What a Machine says of its Node as it is.
+    /// Reads the current state of a Machine's Node.
     pub(super) fn of(machine: &Machine) -> Option<Self> {
         let node = machine.status.as_ref()?;
         match (node.node_name.is_some(), node.node_is_healthy) {
@@ -39,7 +39,7 @@ impl NodeChange {
         }
     }
 
-    /// Whether it contradicts what is known of the machine.
+    /// Whether the state of the Node contradicts what is known of the machine.
     pub(super) fn concerns(self, machine: &InfraMachineFacts) -> bool {
         match self {
             Self::Lost => true,

@@ -1,9 +1,9 @@
-//! What is reconciled when a driver goes, comes back, or becomes another.
+//! Enqueues what a driver's outage, return or replacement concerns.
 //!
-//! What a probe says reconciles at once the objects for which something can be done now; machines that sit
-//! out a back-off for want of the driver are retried when it is back, in doubling numbers. What is published
-//! only, that the driver is away, or back, has to last first: then InfraClusters are reconciled at once, and
-//! the machines that are up at a pace that the API server and Cluster API do not notice.
+//! A probe enqueues at once the objects for which something can be done now; machines that sit out a back-off
+//! for want of the driver are retried when it is back, in doubling numbers. A state that is only published,
+//! that the driver is unreachable or reachable again, has to last first: then InfraClusters are reconciled at
+//! once, and the machines that are up at a pace that the API server and Cluster API do not notice.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -21,17 +21,17 @@ use crate::caches::{CachedMachine, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
-/// Machines that wait for a driver are not retried again before this time is over, twice as long each time
-/// that it goes again: what they publish of each row of failures costs writes.
+/// The least time between two rounds of retries of the machines that wait for a driver, twice as long each
+/// time that the driver goes again: what machines publish of each row of failures costs writes.
 const RETRY_PAUSE: Duration = Duration::from_mins(1);
 const MAX_RETRY_PAUSE: Duration = Duration::from_mins(10);
-/// The machines that are retried in a second when their driver is back, at most.
+/// The most machines that are retried in a second when their driver is back.
 const MAX_RETRIED: usize = 128;
-/// The machines that publish in a second that their driver is away, or back.
+/// How many machines publish in a second that their driver is unreachable, or reachable again.
 const PUBLISHED_IN_A_SECOND: u32 = 20;
 
 impl Controllers {
-    /// Follows what becomes of the drivers, for ever.
+    /// Follows the probes of all drivers, for ever.
     pub(super) async fn follow_drivers(&self) {
         let all = self.drivers.iter().map(|driver| async {
             tokio::join!(
@@ -41,11 +41,11 @@ impl Controllers {
             )
         });
         futures::future::join_all(all).await;
-        // Without a driver there is nothing to follow, and what never ends must not.
+        // Without a driver there is nothing to follow, but this future must not end.
         futures::future::pending::<()>().await;
     }
 
-    /// Has it published when a driver is away, or back, and that lasts.
+    /// Publishes that a driver is unreachable, or reachable again, once the state is stable.
     async fn follow_reachability(&self, driver: &ConfiguredDriver) {
         let mut reachability = driver.stable_reachability();
         while reachability.changed().await.is_ok() {
@@ -54,14 +54,14 @@ impl Controllers {
                 self.reconcile_clusters_of(driver.name());
                 tokio::select! {
                     () = self.publish_on_machines(driver.name(), &now) => break,
-                    // What is left to be published is no longer so.
+                    // The state that is left to be published has changed.
                     changed = reachability.changed() => if changed.is_err() { return },
                 }
             }
         }
     }
 
-    /// Reconciles the machines of a driver that are up and do not say so yet, one after the other.
+    /// Reconciles one after the other the machines of a driver that are up and do not publish its state yet.
     async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
         let behind = self.machines_of(driver, |machine| has_to_publish(machine, now));
         for machine in behind.await {
@@ -70,8 +70,8 @@ impl Controllers {
         }
     }
 
-    /// Looks at what belongs to a driver that is back, or that became another: it may say something else of
-    /// its calls, zones and classes.
+    /// Reconciles what belongs to a driver that is back, or that was replaced: it may report other calls,
+    /// zones and classes.
     async fn follow_probes(&self, driver: &ConfiguredDriver) {
         let mut update = driver.reachability();
         let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
@@ -88,7 +88,7 @@ impl Controllers {
             let is = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
             let before = std::mem::replace(&mut generation, driver.connection_generation());
-            // The first plugin says nothing new of what was before.
+            // The first plugin changes nothing that was known before.
             let is_another = before != 0 && before != generation;
             if is_another {
                 self.reconcile_machines_of(driver.name());
@@ -119,7 +119,7 @@ impl Controllers {
             .collect()
     }
 
-    /// Has machines tried again.
+    /// Ends the back-off of machines, and enqueues them.
     fn retry(&self, machines: Vec<Reference>) {
         for machine in machines {
             if let Some(found) = self.caches.infra_machines.get(&machine) {
@@ -130,15 +130,15 @@ impl Controllers {
         }
     }
 
-    /// Also those that it has not made a VM for: what it says of itself may have kept
-    /// them from being shown to it.
+    /// Enqueues all machines of a driver, also those that it has not made a VM for: what the driver reports
+    /// of itself may have kept them from being shown to it.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
         for machine in self.all_machines_of(driver) {
             self.infra_machine_queue.enqueue_key(machine.key().clone());
         }
     }
 
-    /// The machines of a driver, made by it or not yet.
+    /// The machines of a driver, whether or not it has made their VMs yet.
     pub(super) async fn machines_of(
         &self,
         driver: &str,
@@ -164,7 +164,7 @@ impl Controllers {
         })
     }
 
-    /// The InfraClusters that name a driver, and those of the machines that it made.
+    /// Enqueues the InfraClusters that name a driver, and those of the machines that it made.
     fn reconcile_clusters_of(&self, driver: &str) {
         let labelled: HashSet<(String, Box<str>)> = self.caches.infra_machines.scan(|all| {
             let used = all.filter(|entry| entry.facts().used_driver.as_deref() == Some(driver));
@@ -202,15 +202,15 @@ impl Controllers {
         }
     }
 
-    /// Whether an object that names this driver, or none, gets that one.
+    /// Whether an object that names this driver, or none, is served by the given driver.
     fn is_served_by(&self, driver: &str, named: Option<&str>, namespace: &str) -> bool {
         let resolved = self.drivers.resolve(named, namespace);
         resolved.is_ok_and(|resolved| resolved.name() == driver)
     }
 }
 
-/// Whether a machine is up, and its status does not say what is so now. A fleet that comes up, or that a new
-/// leader takes over, says it already.
+/// Whether a machine is up and its status does not show the current state. The machines of a fleet that comes
+/// up, or that a new leader takes over, show it already.
 fn has_to_publish(machine: &InfraMachine, now: &StableReachability) -> bool {
     let status = machine.status.as_ref();
     let conditions = status.map(|status| status.conditions.as_slice());
@@ -236,7 +236,7 @@ struct Retries {
     at: Option<Instant>,
     /// When the last retries began: a driver that comes and goes does not end every back-off.
     began: Option<Instant>,
-    /// How long after that others may.
+    /// How long after that the next retries may begin.
     pause: Duration,
 }
 
@@ -247,7 +247,7 @@ impl Retries {
         self.at = Some(self.began.map_or(now, |began| now.max(began + self.pause)));
     }
 
-    /// The driver is away again.
+    /// Drops the retries: the driver is unreachable again.
     fn stop(&mut self) {
         self.left.clear();
         self.at = None;

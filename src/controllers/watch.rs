@@ -1,4 +1,4 @@
-//! Watches: they keep a cache current, and notify of what changed once the cache has it.
+//! Watches that keep a cache current, and notify of what changed once the cache has it.
 
 use std::sync::Arc;
 
@@ -18,31 +18,31 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _, bounded, fingerprint, lab
 use crate::apiserver::{OutageLog, outage_log};
 use crate::caches::{Cache, Cached, Difference, Writer};
 
-/// What became of an object.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub(super) enum Change<K> {
-    /// It is there, and was not known.
+    /// The object is there, and was not known.
     Added(Arc<K>),
-    /// It is there in another version.
+    /// The object is there in another version.
     Updated {
-        /// As it was known.
+        /// The object as it was known.
         before: Arc<K>,
-        /// As it is.
+        /// The object as it is.
         now: Arc<K>,
     },
-    /// It was deleted; as it was known.
+    /// The object was deleted; as it was last known.
     Deleted(Arc<K>),
 }
 
 impl<K> Change<K> {
-    /// The object as it is, or was at last.
+    /// The object as it is; a deleted one as it was last known.
     pub(super) fn object(&self) -> &Arc<K> {
         match self {
             Self::Added(object) | Self::Deleted(object) | Self::Updated { now: object, .. } => object,
         }
     }
 
-    /// The object, if it is there.
+    /// The object, unless it was deleted.
     pub(super) fn current(&self) -> Option<&Arc<K>> {
         match self {
             Self::Added(object) | Self::Updated { now: object, .. } => Some(object),
@@ -58,8 +58,8 @@ impl<K> Change<K> {
         }
     }
 
-    /// Whether it passes a predicate, which is a fingerprint, as those of kube are, of what has to change.
-    /// That an object came or went passes every one.
+    /// Whether the change passes a predicate, which is a fingerprint, as those of kube are, of what has to
+    /// change. Additions and deletions pass every predicate.
     pub(super) fn passes(&self, predicate: impl Fn(&K) -> u64) -> bool {
         match self {
             Self::Added(_) | Self::Deleted(_) => true,
@@ -68,28 +68,28 @@ impl<K> Change<K> {
     }
 }
 
-/// What a cache has learned at once.
+/// The changes that a cache has learned at once.
 #[derive(Debug)]
 pub(super) struct CacheUpdate<K> {
-    /// What became of which objects.
+    /// The changes, one for each object.
     pub changes: Vec<Change<K>>,
-    /// Whether it comes of a list, rather than of a watch: one that broke off listed anew.
+    /// Whether the changes come of a list, rather than of a watch: a watch that broke off lists anew.
     pub listed: bool,
     /// Whether nothing more comes of that list: the cache holds all there is, and all of it was notified.
     pub complete: bool,
 }
 
-/// Changes that are notified at once, of all that a list shows: they are unpacked for that.
+/// The most changes of a list that are notified at once: their objects are unpacked for that.
 const BATCH: usize = 256;
 
 /// Keeps a cache current.
 ///
 /// # Guarantees
-/// * What it notifies of, the cache has: a reconcile that is woken by it finds it there. A list counts when
-///   it is complete, since the cache holds what was before until then.
-/// * A list is compared with what the cache held: what changed or went away while no watch ran leads to the
-///   same notifications as if one had run, also after lists that broke off half way. An object that the list
-///   has as it was leads to none.
+/// * The cache has what it notifies of: a reconcile that a notification wakes finds the object there. A list
+///   counts when it is complete, since the cache holds what was before until then.
+/// * A list is compared with what the cache held: objects that changed or went away while no watch ran lead
+///   to the same notifications as if one had run, also after lists that broke off half way. An object that
+///   the list shows unchanged leads to none.
 pub(super) struct CacheWriter<K: Cached> {
     writer: Writer<K>,
 }
@@ -99,13 +99,13 @@ impl<K: Cached> CacheWriter<K> {
         Self { writer }
     }
 
-    /// Lets reconcilers begin. Not before all that the first list has shown was notified: they go by what is
-    /// derived from it, such as which machine has which providerID.
+    /// Lets reconciles begin. Not before all that the first list has shown was notified: reconciles rely on
+    /// what is derived from it, such as which machine has which providerID.
     fn set_synced(&self) {
         self.writer.set_synced();
     }
 
-    /// Takes an event into the cache; says what is new there, if anything is.
+    /// Takes an event into the cache, and returns what is new there, if anything is.
     pub(super) fn take(&mut self, event: Event<K>) -> impl Iterator<Item = CacheUpdate<K>> + use<K> {
         let (changes, differences) = match event {
             Event::Init => {
@@ -137,7 +137,7 @@ impl<K: Cached> CacheWriter<K> {
     }
 }
 
-/// What a list has shown, a part at a time: the cache, which has it, is not written meanwhile.
+/// Returns what a list has shown, a batch at a time: the cache, which has the list, is not written meanwhile.
 fn updates<K: Cached>(
     cache: Cache<K>,
     differences: Vec<Difference<K>>,
@@ -168,7 +168,7 @@ fn updates<K: Cached>(
     })
 }
 
-/// What became of the object of a name. One that came later under the same name is another.
+/// Returns the changes of the object of a name. A later object of the same name is another.
 fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Change<K>> {
     match (before, now) {
         (Some(before), Some(now)) if before.meta().uid() == now.meta().uid() => {
@@ -182,7 +182,7 @@ fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Chan
     }
 }
 
-/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
+/// Enqueues an object when anything but its status changed: the status is our own writing.
 pub(super) fn enqueue_object<K>(queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -190,7 +190,7 @@ where
     enqueue_object_unless(queue, &[])
 }
 
-/// The same where some annotations are our own writing, too.
+/// Enqueues as [`enqueue_object`] does, where some annotations are our own writing, too.
 pub(super) fn enqueue_object_unless<K>(
     queue: WorkQueue<K>,
     written: &'static [&'static str],
@@ -216,7 +216,7 @@ where
     }
 }
 
-/// All but the status and the annotations.
+/// A fingerprint of all but the status and the annotations.
 fn without_annotations<K: Resource>(object: &K) -> u64 {
     let meta = object.meta();
     let owners: Vec<_> = meta
@@ -234,8 +234,8 @@ pub(super) fn slim<K: Resource>(object: &mut K) {
     bounded::bound(object.meta_mut());
 }
 
-/// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than
-/// it found: a fifth of the object.
+/// Makes an InfraMachine small before it is cached. The parser of JSON leaves room in every list for more
+/// than it found: a fifth of the object.
 pub(super) fn slim_infra_machine(object: &mut DeserializeGuard<InfraMachine>) {
     slim(object);
     let Ok(machine) = &mut object.0 else { return };
@@ -245,8 +245,9 @@ pub(super) fn slim_infra_machine(object: &mut DeserializeGuard<InfraMachine>) {
     }
 }
 
-/// Removes what no reader needs of a Machine before it is cached. Of its labels, one says whether it is a
-/// control plane's; a map of one label costs half a KiB. Of its annotations, one is the provider's hook.
+/// Removes what no reader needs of a Machine before it is cached. Of its labels only the one stays that says
+/// whether it is a control plane's; a map of one label costs half a KiB. Of its annotations only the
+/// provider's hook stays.
 pub(super) fn slim_machine(machine: &mut Machine) {
     let meta = machine.meta_mut();
     let labels = meta.labels.take();
@@ -254,7 +255,7 @@ pub(super) fn slim_machine(machine: &mut Machine) {
     meta.labels = control_plane.map(|entry| [entry].into());
     let annotations = meta.annotations.take();
     let hook = annotations.and_then(|mut all| all.remove_entry(labels::VOLUME_DRAIN_HOOK));
-    // Only whether it is there counts.
+    // Only the presence of the hook counts.
     meta.annotations = hook.map(|(key, _)| [(key, String::new())].into());
     meta.finalizers = None;
     meta.owner_references = None;
@@ -290,7 +291,7 @@ pub(super) async fn watch<K>(
                         cache_writer.set_synced();
                     }
                     if update.listed {
-                        // A list of a whole fleet holds up nothing else.
+                        // So that the list of a whole fleet holds up nothing else.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -318,17 +319,17 @@ pub(super) async fn watch<K>(
     }
 }
 
-/// Whether the API server has answered: a list that begins is an event before it is sent.
+/// Whether the API server has answered: `Init` is an event before the list is requested.
 fn is_answer<K>(event: &watcher::Event<K>) -> bool {
     !matches!(event, watcher::Event::Init)
 }
 
-/// Whether the kind has no definition: a list of a kind that is served is never not found.
+/// Whether the kind has no definition: the list of a kind that is served never answers 404.
 fn is_not_served(error: &watcher::Error) -> bool {
     matches!(source(error), Some(kube::Error::Api(status)) if status.code == 404)
 }
 
-/// The error of the request; none where the API server has said in a watch what is wrong.
+/// The error of the request; none where the API server has reported the error within a watch.
 fn source(error: &watcher::Error) -> Option<&kube::Error> {
     match error {
         watcher::Error::InitialListFailed(source)

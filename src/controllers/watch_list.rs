@@ -1,5 +1,5 @@
-//! What a watch begins with: all objects there are. The API server streams them as the watch's first events,
-//! out of its memory, or lists them in pages, out of etcd, which takes it several times as long.
+//! The list that a watch begins with. The API server streams it as the watch's first events, out of its
+//! memory, or lists it in pages, out of etcd, which takes it several times as long.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 /// How long the API server may take for the next object of a list that it streams.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
 
-/// Watches for ever, as kube's own does, and backs off after failures as that does.
+/// Watches for ever, as kube's own watcher does, with the same back-off after failures.
 ///
 /// # Guarantees
 /// * Each list is asked for as a stream. Where that fails for any reason (an API server from before 1.34 does
@@ -36,7 +36,7 @@ where
     })
 }
 
-/// A watch by one of the strategies.
+/// A watch by one of the two strategies.
 struct Watch<K> {
     api: Api<K>,
     config: watcher::Config,
@@ -71,7 +71,7 @@ where
         }
     }
 
-    /// Begins anew, and so with a list.
+    /// Restarts the watch, and so begins with a list.
     fn restart(&mut self, strategy: InitialListStrategy) {
         *self = Self::begin(self.api.clone(), self.config.clone(), strategy);
     }
@@ -112,7 +112,7 @@ where
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
 
-    /// The next event of a list that is streamed; none where it failed.
+    /// The next event of a list that is streamed; none where the stream failed.
     async fn streamed(&mut self) -> Option<Event<K>> {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         match tokio::time::timeout(STALLED_AFTER, self.events.next()).await {
@@ -135,7 +135,7 @@ where
     }
 }
 
-/// Whether a watch that failed so goes on with a list.
+/// Whether a watch that failed with this error goes on with a list.
 fn lists_anew(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchError(status) => status.code == 410,

@@ -1,4 +1,4 @@
-//! The way of an object to the controller that reconciles it.
+//! The queue from the watches to the controller of a kind.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use crate::caches::NamespacedName;
 
-/// Objects that have to be reconciled. What is sent before there is a controller is dropped:
-/// it starts with everything.
+/// The objects that have to be reconciled. Keys that are sent before there is a controller are dropped: the
+/// controller starts with all objects.
 pub(super) struct WorkQueue<K> {
     sender: Arc<OnceLock<UnboundedSender<ScheduleRequest<NamespacedName>>>>,
     of: PhantomData<fn(K)>,
@@ -37,13 +37,13 @@ impl<K> Clone for WorkQueue<K> {
 }
 
 impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
-    /// Has an object reconciled.
+    /// Enqueues an object.
     #[allow(clippy::needless_pass_by_value)] // a reference is made to be sent
     pub(super) fn enqueue(&self, object: ObjectRef<K>) {
         self.enqueue_key(NamespacedName::from(&object));
     }
 
-    /// Has the object of a key reconciled.
+    /// Enqueues the object of a key.
     pub(super) fn enqueue_key(&self, key: NamespacedName) {
         if let Some(sender) = self.sender.get() {
             let run_at = Instant::now();
@@ -52,7 +52,7 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
         }
     }
 
-    /// From now on what is sent arrives here.
+    /// Connects the queue to a controller, which gets the keys that are sent from now on.
     pub(super) fn connect(&self, sender: &UnboundedSender<ScheduleRequest<NamespacedName>>) {
         // Set once: the controllers are started once.
         let _ = self.sender.set(sender.clone());

@@ -77,7 +77,8 @@ pub(super) fn with_driver(step: &str, driver: &str) -> String {
     step.replace("describe driver NAME", &format!("describe driver {driver}"))
 }
 
-/// The driver of a VM that exists, or may: no other one can take its place.
+/// The step where the driver of a VM that exists, or may, is not configured: no other driver can take its
+/// place.
 fn of_driver_taken_away(machine: &InfraMachine) -> String {
     let last_resort = if machine.metadata.deletion_timestamp.is_some() {
         format!(
@@ -115,7 +116,7 @@ fn of_pause(facts: &MachineReport) -> String {
     )
 }
 
-/// What the driver's view of the VM adds.
+/// The step that the driver's view of the VM adds.
 fn of_vm(facts: &MachineReport) -> Option<String> {
     let machine = &facts.machine;
     let is_up = machine.is_provisioned() && machine.metadata.deletion_timestamp.is_none();

@@ -1,4 +1,4 @@
-//! What is gathered about a driver.
+//! Gathers what is known about a driver.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -27,32 +27,32 @@ const MAX_CLUSTERS: usize = 20;
 /// What is known about a driver.
 #[derive(Debug)]
 pub struct DriverReport {
-    /// What `spec.driver` says.
+    /// The name in `spec.driver`.
     pub name: String,
     /// What the drivers file says of it; nothing without one.
     pub configured: Option<Configured>,
-    /// What it says of itself, asked now.
+    /// The driver's answer about itself, asked now.
     pub answer: DriverAnswer,
-    /// Its machines by phase and reason.
+    /// The driver's machines by phase and reason.
     pub machines: BTreeMap<(String, String), u64>,
-    /// Machines without a driver's name that may be its own, as the only one of their namespace.
+    /// Machines without a driver's name that may be this driver's, as the only one of their namespace.
     pub unnamed: u64,
-    /// The InfraClusters that name it, or whose machines it has.
+    /// The InfraClusters that name the driver, or whose machines it has.
     pub clusters: Vec<InfraCluster>,
-    /// How many of these there are that are not shown.
+    /// How many of these InfraClusters are not shown.
     pub more_clusters: usize,
-    /// The newest events of VMs that nothing has, at whatever driver.
+    /// The newest events of orphans and duplicates, at whatever driver.
     pub orphans: Result<Vec<EventSummary>, String>,
-    /// What the running provider shows.
+    /// The metrics of the running provider.
     pub scrape: Option<Scrape>,
 }
 
 /// What the drivers file says of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Configured {
-    /// It is not in the file that was given.
+    /// The driver is not in the file that was given.
     No,
-    /// It is; how many calls may run at the same time.
+    /// The driver is in the file; how many calls may run at the same time.
     Yes {
         /// `maxConcurrentCalls`.
         max_concurrent_calls: u32,
@@ -62,15 +62,16 @@ pub enum Configured {
 /// What a driver says of itself.
 #[derive(Debug)]
 pub enum DriverAnswer {
-    /// It was not asked.
+    /// The driver was not asked.
     NotAsked,
-    /// It does not answer.
+    /// The driver does not answer.
     Failed(Status),
-    /// This.
+    /// The driver's answer.
     Says(Introspection),
 }
 
-/// Reads what there is to know of a driver, in a namespace or in all. With `drivers`, it is asked what it is.
+/// Reads what there is to know of a driver, in a namespace or in all. With `drivers`, the driver is asked
+/// about itself.
 ///
 /// # Errors
 /// The machines can't be listed.

@@ -11,11 +11,11 @@ const MAX_EVENTS: usize = 8;
 /// An event, as a page shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSummary {
-    /// When it came, or came last.
+    /// When the event came, or came last.
     pub at: Option<Timestamp>,
     /// `Warning` or `Normal`.
     pub type_: String,
-    /// Which object it is about: `Machine/m`.
+    /// The object that the event is about: `Machine/m`.
     pub about: String,
     /// Its reason.
     pub reason: String,

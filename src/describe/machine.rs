@@ -1,4 +1,4 @@
-//! What is gathered about a machine.
+//! Gathers what is known about a machine.
 
 use kube::Client;
 use kube::api::Api;
@@ -37,12 +37,12 @@ pub struct ClusterSummary {
     pub paused: bool,
     /// Whether Cluster API takes its infrastructure for provisioned.
     pub provisioned: bool,
-    /// Its InfraCluster, if it is of this provider, or why it can't be had.
+    /// Its InfraCluster, if that is of this provider, or why it can't be had.
     pub infra: Option<Result<InfraCluster, String>>,
 }
 
 /// Reads what there is to know of an InfraMachine, given by its own name or by that of its Machine. With
-/// `drivers`, its driver is asked about its VM.
+/// `drivers`, the machine's driver is asked about its VM.
 ///
 /// # Errors
 /// The object itself can't be had.

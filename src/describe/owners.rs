@@ -6,7 +6,7 @@ use kube::api::ObjectMeta;
 use crate::api::ObjectMetaExt as _;
 use crate::apiserver::{dynamic, error_message};
 
-/// No chain of Cluster API is longer.
+/// The longest chain of owners that is followed: none of Cluster API is longer.
 const MAX_CHAIN: usize = 8;
 
 /// An owner, as far as it could be read.
@@ -16,28 +16,28 @@ pub struct Owner {
     pub kind: String,
     /// Its name.
     pub name: String,
-    /// What is to be known of it.
+    /// The state of the owner.
     pub state: OwnerState,
 }
 
-/// What is to be known of an owner.
+/// The state of an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerState {
-    /// It is there; its phase, where it has one, and whether it is being deleted.
+    /// The owner exists; its phase, where it has one, and whether it is being deleted.
     There {
         /// `status.phase`.
         phase: Option<String>,
         /// Whether it is being deleted.
         deleting: bool,
     },
-    /// It is named and there is none, or another one of that name.
+    /// The owner does not exist, or is another object of that name.
     Gone,
-    /// It can't be read.
+    /// The owner can't be read.
     Unread(String),
 }
 
-/// The owners of an object, the nearest first, each the controller of the one before or, above
-/// those, the only one.
+/// The owners of an object, the nearest first: each is the controller of the one before, or, above the
+/// controllers, its only owner.
 pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
     let (mut chain, mut meta) = (Vec::new(), meta.clone());
     while chain.len() < MAX_CHAIN {

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-/// How far in the values of a section stand.
+/// The column in which the values of a section begin.
 const COLUMN: usize = 16;
 
 /// A page under construction.
@@ -62,17 +62,17 @@ pub fn columns<T: AsRef<str>, const COLUMNS: usize>(lines: &[[T; COLUMNS]], gap:
     lines.iter().map(padded).collect()
 }
 
-/// What others have written has no line ends of its own on the page.
+/// Removes line ends from text that others have written.
 fn one_line(text: &str) -> String {
     text.replace(['\n', '\r', '\t'], " ")
 }
 
-/// How long ago, in the largest unit that fits.
+/// How long ago a moment was, in the largest unit that fits.
 pub(super) fn ago(then: Timestamp, now: Timestamp) -> String {
     format!("{} ago", span(now.duration_since(then).as_secs()))
 }
 
-/// Between two moments, in the largest unit that fits.
+/// A time span, in the largest unit that fits.
 pub fn span(seconds: i64) -> String {
     match seconds.max(0) {
         seconds @ 0..120 => format!("{seconds}s"),

@@ -1,4 +1,4 @@
-//! What a running provider shows at `/metrics`, read from a text that was scraped there.
+//! The metrics of a running provider, read from a scrape of `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scrape(Vec<Sample>);
 
-/// A line of it.
+/// A line of a scrape.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
     pub name: String,
@@ -17,7 +17,7 @@ pub(super) struct Sample {
 /// A text that is no scrape of this provider.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidScrape {
-    /// A line is no sample.
+    /// A line is not a sample.
     #[error("line {0} is no sample of a metric")]
     Line(usize),
     /// The samples are of another program.

@@ -12,19 +12,19 @@ use cmi_driver::{Code, ListMachinesRequest, MachineClass, MachineRef, Operation,
 /// What the driver says of the VM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VmAnswer {
-    /// It was not called, for this reason.
+    /// The driver was not called, for this reason.
     NotCalled(String),
-    /// It answered this.
+    /// The driver's answer about the VM.
     Observed(ObservedVm),
-    /// It can't be asked about one VM, and its list has, or has not, one of the name.
+    /// The driver can't be asked about one VM; whether its list has one of the name.
     Listed(Option<String>),
     /// The call failed.
     Failed {
-        /// Which one.
+        /// The call.
         operation: Operation,
-        /// With which code.
+        /// The code of the failure.
         code: Code,
-        /// In the driver's words.
+        /// The driver's message.
         message: String,
     },
 }

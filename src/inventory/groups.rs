@@ -1,4 +1,4 @@
-//! Which machines one list answers for.
+//! Groups the machines by the list that answers for them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use cmi_driver::JsonPointer;
 /// The machines that one list answers for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
-    /// Of the machines.
+    /// The namespace of the machines.
     pub namespace: String,
-    /// What is listed.
+    /// The class that is listed.
     pub class: ClassRef,
 }
 
-/// The lists that answer for the machines of a driver, as far as they are known from the last scan: of a
-/// fleet at rest none is read again.
+/// The lists that answer for the machines of a driver, as known from the last scan: no machine of a fleet at
+/// rest is read again.
 #[derive(Debug, Default)]
 pub struct Groups(ByVersion<JsonPointer, Group>);
 
 impl Groups {
-    /// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a
-    /// copy of a whole fleet would take many times what the cache does.
+    /// Returns the provisioned machines of a driver, by the list that answers for them. They are the cache's
+    /// own entries: a copy of a whole fleet would take many times what the cache does.
     pub async fn update(
         &mut self,
         caches: &Caches,
@@ -49,7 +49,7 @@ impl Groups {
     }
 }
 
-/// Whether a machine's Cluster is paused: what a list says during a pause is too old when that ends.
+/// Whether a machine's Cluster is paused: a list that was made during a pause is too old when the pause ends.
 pub fn is_paused(caches: &Caches, machine: &CachedMachine) -> bool {
     let labelled = machine.facts().cluster.as_deref();
     let cluster = labelled.and_then(|name| caches.cluster(machine.key().namespace(), name));

@@ -1,21 +1,21 @@
-//! Which namespaces' lists hang. Pure.
+//! Finds the namespaces whose lists hang. Pure.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A list that fails after so long hangs.
+/// A list that fails after this long counts as hanging.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
-/// So many lists of a namespace may hang in a scan.
+/// The most lists of a namespace that may hang in a scan.
 const MAX_HANGING: u32 = 3;
 
-/// The lists of one scan that hung, by namespace. Where they are too many, the others of the namespace are
-/// left out of the scan, so that the machines of other namespaces are looked after. Groups come in another
-/// order in each scan, so that none is left out for ever.
+/// The lists of one scan that hung, by namespace. Where they are too many, the other lists of the namespace
+/// are left out of the scan, so that the machines of other namespaces are looked after. Groups come in
+/// another order in each scan, so that no list is left out for ever.
 #[derive(Debug, Default)]
 pub struct HangingLists(HashMap<String, u32>);
 
 impl HangingLists {
-    /// A list of this namespace failed after so long.
+    /// Records how long a list of this namespace took to fail.
     pub fn record(&mut self, namespace: &str, took: Duration) {
         if took >= HANGS_AFTER {
             *self.0.entry(namespace.to_owned()).or_default() += 1;

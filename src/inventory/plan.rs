@@ -1,4 +1,4 @@
-//! What a list of VMs says about the machines that should be in it. Pure.
+//! Compares a list of VMs with the machines that should be in it. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// What stands for the UID of the InfraMachine: see [`crate::caches::Entry::uid`].
+    /// The number that stands for the UID of the InfraMachine: see [`crate::caches::Entry::uid`].
     pub uid: u64,
-    /// What stands for its VM: of a hundred thousand, the ids are ten MiB.
+    /// The number that stands for its VM: the ids of a hundred thousand VMs are ten MiB.
     pub provider_id: u64,
     /// Whether its VM was found to be gone before.
     pub vanished: bool,
@@ -21,38 +21,38 @@ pub enum Presence {
     Missing,
     /// Its VM is there, though it was found to be gone.
     Back,
-    /// As its status has it.
+    /// The list agrees with the machine's status.
     Unchanged,
 }
 
 /// The machines whose VMs are missing, by UID.
 pub type Absences = HashMap<u64, Absence>;
 
-/// Since when lists lack a VM.
+/// How long and how often lists have lacked a VM.
 #[derive(Clone, Copy, Debug)]
 pub struct Absence {
     since: Instant,
-    /// Lists in a row.
+    /// The number of lists in a row.
     lists: u32,
 }
 
 /// A list of VMs.
 #[derive(Clone, Copy, Debug)]
 pub struct List<'a> {
-    /// What stands for the ids of all.
+    /// The numbers that stand for the ids of all VMs.
     pub ids: &'a HashSet<u64>,
-    /// When it was asked for, after the machines were provisioned that are expected in it.
+    /// When the list was requested, after the machines were provisioned that are expected in it.
     pub requested_at: Instant,
-    /// For how long the driver may still show what was before.
+    /// How long the driver may still show an earlier state.
     pub window: Duration,
 }
 
 /// How many lists in a row have to lack a VM: one may have been behind.
 const MIN_ABSENCES: u32 = 2;
 
-/// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and
-/// that it may lack only because the driver is behind. Where the driver can't be asked about one VM,
-/// this is the last word on it.
+/// Returns what a list says of the machines that are expected in it, by UID; nothing of a machine whose VM it
+/// may lack only because the driver is behind. Where the driver can't be asked about one VM, this is the last
+/// word on it.
 pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
     let mut presences = Vec::new();
     for machine in expected {
@@ -69,8 +69,8 @@ pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -
     presences
 }
 
-/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. It was there
-/// when the first one was asked for, so that one only begins the count.
+/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. The VM
+/// existed when the first list that lacks it was requested, so that this list only begins the count.
 fn is_missing(uid: u64, list: List<'_>, absences: &mut Absences) -> bool {
     let absence = absences.entry(uid).or_insert(Absence {
         since: list.requested_at,

@@ -1,4 +1,4 @@
-//! What a list is asked for.
+//! The reference to a class that is listed.
 
 use cmi_driver::{JsonPointer, tags};
 
@@ -15,12 +15,12 @@ pub struct ClassRef {
     pub spec: String,
 }
 
-/// Stands for a [`ClassRef`].
+/// The id of a [`ClassRef`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClassId(u64);
 
 impl ClassRef {
-    /// The class of a machine whose provider spec was applied; of another there is none.
+    /// The class of a machine whose provider spec was applied; none for another machine.
     pub fn of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<Self> {
         let mut spec = identity::applied_spec(machine)?;
         spec.remove_tags(tag_path, &[tags::MACHINE]);
@@ -30,7 +30,7 @@ impl ClassRef {
         })
     }
 
-    /// What stands for it where it is only compared: it may be long.
+    /// The id of the class, for comparison alone: the class itself may be long.
     pub fn id(&self) -> ClassId {
         ClassId(fingerprint(self))
     }

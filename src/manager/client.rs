@@ -20,19 +20,19 @@ use super::most_recent::request_most_recent;
 use super::pages::{MAX_BYTES, Page, Pages};
 use crate::leadership::Leadership;
 
-/// Requests at the same time, but for watches: each needs a connection over HTTP/1.1. Over HTTP/2, API
+/// The most concurrent requests, watches excepted: each needs a connection over HTTP/1.1. Over HTTP/2, API
 /// servers allow 100 on a connection.
 const MAX_REQUESTS: usize = 64;
 /// How long the API server may take to begin its answer, and for each further piece of it, but for the events
 /// of watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The API server did not answer in time. What was asked may have been done.
+/// The API server did not answer in time. The request may have been carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server did not answer within {} s", .0.as_secs())]
 pub struct RequestTimedOut(Duration);
 
-/// What the controllers speak to the API server.
+/// The protocol that the controllers speak to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/2 where the API server offers it, over a connection for watches and one for all else.
@@ -41,9 +41,9 @@ pub enum Protocol {
     Http1,
 }
 
-/// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. Those
-/// are made whether or not this replica leads. No other request shares a connection with them, so that
-/// what stalls those of the controllers does not cost the lease.
+/// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. These
+/// are made whether or not this replica leads. No other request shares a connection with them, so that a
+/// stall of the controllers' requests does not cost the lease.
 pub(super) fn manager_client(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::try_from(prepared(config))?.build())
 }
@@ -66,12 +66,12 @@ pub(super) fn controller_client(
             let builder = ClientBuilder::new(connections, config.default_namespace);
             Ok(builder.with_layer(&limits).build())
         }
-        // kube's own client is left to say what it makes of a proxy.
+        // kube's own client decides what it makes of a proxy.
         Protocol::Http2 | Protocol::Http1 => Ok(ClientBuilder::try_from(config)?.with_layer(&limits).build()),
     }
 }
 
-/// A client that reads and changes nothing: it refuses every write. It asks one thing after another.
+/// A client that only reads: it refuses every write. It makes one request after another.
 ///
 /// # Errors
 /// The configuration can't be used.
@@ -79,8 +79,8 @@ pub fn reading(config: Config) -> Result<Client, kube::Error> {
     controller_client(config, Protocol::Http1, Leadership::elected())
 }
 
-/// kube would retry a refused request for minutes, whatever its verb: a reconcile
-/// comes back by itself instead.
+/// Prepares the configuration of a client. kube would retry a refused request for minutes, whatever its verb:
+/// a reconcile is requeued by itself instead.
 fn prepared(mut config: Config) -> Config {
     config.default_retry = false;
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
@@ -88,9 +88,9 @@ fn prepared(mut config: Config) -> Config {
     config
 }
 
-/// What limits requests: no write without leadership, not too many at the same time, none without a
-/// deadline. Watches are reads that last: of the limits, the deadline alone is theirs, for the head of the
-/// answer, which a server sends before there is an event.
+/// The limits of requests: no write without leadership, not too many at the same time, none without a
+/// deadline. Of these, only the deadline applies to watches, which are reads that last: it applies to the
+/// head of the answer, which a server sends before there is an event.
 #[derive(Clone)]
 struct RequestLimits {
     leadership: Leadership,
@@ -114,7 +114,7 @@ impl<S> Layer<S> for RequestLimits {
     }
 }
 
-/// An answer that has come in full, or that of a watch, which comes for as long as it lasts.
+/// An answer that has come in full, or the answer of a watch, which comes for as long as the watch lasts.
 type LimitedResponse<B> = Response<Either<Full<Bytes>, B>>;
 
 impl<S, B> Service<Request<Body>> for Limited<S>
@@ -162,8 +162,8 @@ where
     }
 }
 
-/// Reads a body to its end, that of a page no further than it may be large. An API server that stalls in the
-/// middle of an answer is one that does not answer.
+/// Reads a body to its end, but that of a page no further than its bound. An API server that stalls in the
+/// middle of an answer counts as one that does not answer.
 async fn collect<B>(mut body: B, mut page: Option<Page>, pages: &Pages) -> Result<Bytes, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,

@@ -1,19 +1,20 @@
 //! The connections of the controllers to the API server: HTTP/2, one for watches and one for all else.
 //!
-//! kube's own client speaks HTTP/1.1, of which each request at a time needs a connection. What it does
-//! besides (certificates, tokens and programs that make them, impersonation, timeouts) is done here by its
+//! kube's own client speaks HTTP/1.1, where each concurrent request needs a connection. The other things that
+//! it does (certificates, tokens and programs that make them, impersonation, timeouts) are done here by its
 //! own parts.
 //!
 //! # Guarantees
 //! * A server that does not offer HTTP/2, or is not reached by TLS, is spoken to in HTTP/1.1.
 //! * A connection whose other end is gone without a word is given up within [`PING_INTERVAL`] and
-//!   [`PING_TIMEOUT`]: all that goes over it would stall with it.
+//!   [`PING_TIMEOUT`]: every request over it would stall with it.
 //! * A server that answers pings and nothing else for [`STALLED_AFTER`] loses its connections: the next ones
 //!   may lead to another server at the same address.
-//! * A request that the server closed the connection without having looked at is sent again over another, at
-//!   most [`MAX_TRANSPARENT_RETRIES`] times. No other is: it may have been carried out.
-//! * A write is given to no connection while this replica does not lead, however long the connection took to
-//!   stand, and also when it is sent once more.
+//! * A request is sent again over another connection where the server closed the first without having looked
+//!   at the request, at most [`MAX_TRANSPARENT_RETRIES`] times. No other request is: it may have been carried
+//!   out.
+//! * No connection gets a write while this replica does not lead, however long the connection took to
+//!   establish, and also when the write is sent once more.
 
 mod generation;
 
@@ -44,28 +45,28 @@ use crate::leadership::Leadership;
 
 use generation::{Connections, Purpose};
 
-/// After so long without a word from the server, it is asked for one while something is asked of it.
+/// The interval without a word from the server after which it is pinged, while a request is under way.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long that may take it. A process that is stalled for so long loses a connection that is well, and one
-/// that is dead stalls all that goes over it for so long.
+/// How long the answer to a ping may take. A process that is stalled for so long loses a healthy connection,
+/// and a dead connection stalls all requests over it for so long.
 const PING_TIMEOUT: Duration = Duration::from_secs(8);
-/// How long a request has waited at least, by which, once it is given up, a connection counts as stalled.
+/// The least wait of a request after which, once it is given up, its connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(15);
-/// How much of the answer to one request may be under way, or unread.
+/// How many bytes of the answer to one request may be under way, or unread.
 const STREAM_WINDOW: u32 = 2 << 20;
-/// And of all of them: more than all streams that there are at a time, so that what is not read of
-/// one stalls no other.
+/// How many bytes of all answers of a connection may be under way, or unread: more than all concurrent
+/// streams can have, so that an answer that is not read stalls no other.
 const CONNECTION_WINDOW: u32 = 256 << 20;
-/// How often a request is sent again that was not looked at. A server that stops says so once.
+/// How often a request is sent again that the server has not looked at. A server that stops says so once.
 const MAX_TRANSPARENT_RETRIES: u8 = 3;
 
-/// What requests are sent through, as [`kube::client::ClientBuilder`] takes it.
+/// The service that requests are sent through, as [`kube::client::ClientBuilder`] takes it.
 pub(super) type HttpService = BoxService<Request<Body>, Response<Incoming>, BoxError>;
 
 type Connector = TimeoutConnector<HttpsConnector<HttpConnector>>;
 type Http = legacy::Client<Connector, Body>;
 
-/// The connections that a configuration without a proxy asks for. Nothing is connected before it is needed.
+/// The connections for a configuration without a proxy. Nothing is connected before it is needed.
 pub(super) fn http2(config: &Config, leadership: Leadership) -> Result<HttpService, kube::Error> {
     giving_up_after(STALLED_AFTER, config, leadership)
 }
@@ -89,7 +90,7 @@ fn giving_up_after(
     Ok(service.map_err(Into::into).boxed())
 }
 
-/// TLS that offers HTTP/2 and HTTP/1.1, in this order.
+/// Connects by TLS that offers HTTP/2 and HTTP/1.1, in this order.
 fn connector(config: &Config) -> Result<Connector, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -122,7 +123,7 @@ fn http(connector: Connector) -> Http {
         .build(connector)
 }
 
-/// Sends requests over the connections that there are.
+/// Sends requests over the current connections.
 #[derive(Clone)]
 struct Sender {
     connections: Arc<Connections>,
@@ -171,7 +172,7 @@ impl Service<Request<Body>> for Sender {
     }
 }
 
-/// Sends a request again that the server has not looked at, at once: over the next connection.
+/// Retries at once a request that the server has not looked at, over the next connection.
 #[derive(Clone)]
 struct TransparentRetry(u8);
 
@@ -213,7 +214,7 @@ fn is_unprocessed(error: &(dyn StdError + 'static)) -> bool {
         })
 }
 
-/// Whether a request lasts as long as its answer is wanted.
+/// Whether a request is a watch, which lasts for as long as its answer is wanted.
 pub(super) fn is_watch(request: &Request<Body>) -> bool {
     request.method() == Method::GET
         && request.uri().query().is_some_and(|query| {

@@ -20,27 +20,27 @@ use crate::metrics::Metrics;
 /// What every controller is given.
 #[derive(Clone)]
 pub struct ControllerContext {
-    /// The client to use: it refuses writes while this replica does not lead (see
+    /// The client of the controllers: it refuses writes while this replica does not lead (see
     /// [`crate::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for each request.
     pub client: Client,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// What is counted.
+    /// The metrics of this process.
     pub metrics: Arc<Metrics>,
     /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
     pub leadership: Leadership,
-    /// Where to say that caches are warm. Not that this replica leads: one that stands by is ready.
+    /// Where to report that caches are warm. Leadership does not count: a replica that stands by is ready.
     pub health: Health,
     /// Cancelled when no new reconcile may begin; those that run may end.
     pub stopping: CancellationToken,
-    /// What was configured.
+    /// The options of the controllers.
     pub options: Arc<ControllerOptions>,
 }
 
-/// What runs with the process: polled from the start, and until it ends by itself after
-/// [`ControllerContext::stopping`] was cancelled. One that ends before, or panics, ends the process.
+/// A task that runs with the process: polled from the start, and until it ends by itself after
+/// [`ControllerContext::stopping`] was cancelled. A task that ends before, or panics, ends the process.
 pub struct Task {
-    /// What it is called when it ends unexpectedly: `the InfraMachine controller`.
+    /// The name that is reported when the task ends unexpectedly: `the InfraMachine controller`.
     pub name: &'static str,
     /// The controller.
     pub run: BoxFuture<'static, ()>,
@@ -50,15 +50,15 @@ pub struct Task {
 pub(super) struct Prepared {
     pub controllers: Controllers,
     caches: Pending,
-    /// Ends the tasks beside them. Not before the controllers have ended: what the last reconcile wrote has
-    /// to come back to it by a watch. One that panics does not end them, so that the panic is what the
-    /// process says.
+    /// Ends the tasks beside the controllers, but not before these have ended: the writes of the last
+    /// reconcile have to come back to it by a watch. A controller that panics does not end the tasks, so that
+    /// the process reports the panic.
     pub done: CancellationToken,
 }
 
 impl Prepared {
-    /// With the tasks beside the controllers: the watches, which fill the caches before this replica leads,
-    /// and the check of the admission policies.
+    /// Prepares the controllers and the tasks beside them: the watches, which fill the caches before this
+    /// replica leads, and the check of the admission policies.
     pub fn new(context: &ControllerContext) -> (Self, Vec<Task>) {
         let (controllers, watches) = Controllers::new(
             context.client.clone(),
@@ -92,7 +92,7 @@ impl Prepared {
         (prepared, tasks)
     }
 
-    /// Waits until the caches are filled and this replica leads; false where it is to end before.
+    /// Waits until the caches are filled and this replica leads; false where the process is to end before.
     pub async fn is_to_begin(&self, context: &ControllerContext) -> bool {
         let begin = async {
             if let Err(error) = self
@@ -105,7 +105,7 @@ impl Prepared {
             }
             self.caches.ready();
             context.leadership.acquired().await;
-            // So that a start does not say of every machine that nothing is known of the policies.
+            // So that a start does not report of every machine that nothing is known of the policies.
             self.controllers
                 .policies()
                 .enforcement_since(Instant::now())
@@ -119,8 +119,8 @@ impl Prepared {
     }
 }
 
-/// Makes readiness wait until identities are guarded: what is restored or moved here when this replica is
-/// ready needs no confirmation by an administrator. Never ends.
+/// Makes readiness wait until identities are guarded: objects that are restored or moved here when this
+/// replica is ready need no confirmation by an administrator. Never ends.
 async fn show_policies(mut installation: Receiver<Installation>, policies: Pending) {
     loop {
         let now = installation.borrow_and_update().clone();

@@ -1,19 +1,19 @@
 //! Leader election by a Lease, the way client-go does it.
 //!
 //! # Guarantees
-//! * Leadership ends, for this process, `renew_deadline` after the last successful renewal was *sent*.
-//!   Others wait for `lease_duration` after they *saw* it, which is later: what lies between the two is
-//!   left for requests under way.
-//! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its
-//!   duration, on the monotonic clock of this process.
-//! * To take the lease names the version that it replaces: of two replicas that want it, one gets it. To
-//!   renew it tests that this process holds it, whose name no other has, so that renewals may overtake each
-//!   other.
+//! * For this process, leadership ends `renew_deadline` after the last successful renewal was *sent*. Other
+//!   replicas wait for `lease_duration` after they *saw* that renewal, which is later: the time between the
+//!   two is left for requests under way.
+//! * The clocks of other replicas are not trusted: a lease is abandoned when its record has not changed for
+//!   its duration, on the monotonic clock of this process.
+//! * A replica that takes the lease names the version that it replaces: of two replicas that want the lease,
+//!   one gets it. A renewal tests that this process holds the lease, by a name that no other has, so that
+//!   renewals may overtake each other.
 //! * An API server that answers slowly does not cost the lease: a renewal that waits for its answer keeps no
 //!   other from being sent, and each counts from when it was sent.
 //!
-//! It is written by hand since no crate has the first of these: a deadline on the monotonic clock that only
-//! renewals move, and that is checked before every call and write.
+//! The elector is written by hand since no crate has the first guarantee: a deadline on the monotonic clock
+//! that only renewals move, and that is checked before every call and write.
 
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -36,12 +36,12 @@ use cmi_driver::ErrorChain;
 
 /// How many renewals may wait for an answer at the same time.
 const MAX_RENEWALS: usize = 8;
-/// The longest pause between two tries, in retry periods; that of client-go.
+/// The longest pause between two tries, in retry periods, as in client-go.
 const JITTER_FACTOR: f64 = 1.2;
-/// How long handing over may take.
+/// How long the handover of the lease may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Which lease, and which replica wants it.
+/// The lease, and the replica that wants it.
 #[derive(Clone, Debug)]
 pub struct Election {
     /// Namespace of the Lease.
@@ -51,7 +51,7 @@ pub struct Election {
     /// The name of this replica; no other may have the same, nor this one after a restart: see
     /// [`holder_identity`].
     pub identity: String,
-    /// When.
+    /// The durations of the election.
     pub timing: Timing,
 }
 
@@ -63,25 +63,25 @@ pub struct Timing {
     retry_period: Duration,
 }
 
-/// Times that do not fit together.
+/// Durations that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimingError {
-    /// Others have to wait longer than the leader acts.
+    /// Other replicas have to wait longer than the leader acts.
     #[error("the lease duration has to be longer than the renew deadline")]
     LeaseTooShort,
-    /// A renewal has to be tried before it is too late.
+    /// The leader has to try a renewal before its deadline.
     #[error("the renew deadline has to be longer than {JITTER_FACTOR} times the retry period")]
     DeadlineTooShort,
-    /// A pause of nothing would flood the API server.
+    /// A pause of zero would flood the API server.
     #[error("the retry period must be greater than zero")]
     NoPause,
-    /// A Lease counts in whole seconds and 32 bits.
+    /// A Lease counts whole seconds in 32 bits.
     #[error("the lease duration has to be less than a day")]
     LeaseTooLong,
 }
 
 impl Timing {
-    /// The times, checked.
+    /// Checks the durations.
     ///
     /// # Errors
     /// [`TimingError`] when they do not fit together.
@@ -115,7 +115,7 @@ pub fn holder_identity(host: &str) -> String {
     format!("{host}_{:016x}", random())
 }
 
-/// Wants the lease, holds it, and hands it over.
+/// Acquires the lease, holds it, and hands it over.
 pub(super) struct Elector {
     leases: Api<Lease>,
     election: Election,
@@ -147,12 +147,12 @@ enum ElectionError {
     TimedOut,
 }
 
-/// Why a renewal did not renew.
+/// Why a renewal failed.
 #[derive(Debug)]
 enum RenewalError {
-    /// This replica does not hold the lease, or there is none.
+    /// This replica does not hold the lease, or there is no lease.
     NotOurs,
-    /// It may hold it still.
+    /// This replica may still hold the lease.
     Failed(ElectionError),
 }
 
@@ -172,7 +172,8 @@ impl Elector {
         }
     }
 
-    /// Wants and holds the lease until it is lost, or handed over when `release` is cancelled.
+    /// Acquires and holds the lease until it is lost, or until `release` is cancelled and the lease is handed
+    /// over.
     pub(super) async fn run(mut self, leadership: Leadership, release: CancellationToken) {
         let Some(sent) = release.run_until_cancelled(self.acquire()).await else {
             leadership.resign();
@@ -196,7 +197,8 @@ impl Elector {
         }
     }
 
-    /// Waits until the lease is held; answers when the request that got it was sent, at the latest.
+    /// Waits until this replica holds the lease. The time that it returns is not later than when the request
+    /// that got the lease was sent.
     async fn acquire(&mut self) -> Instant {
         let mut last_holder = None;
         loop {
@@ -216,7 +218,7 @@ impl Elector {
         }
     }
 
-    /// Renews the lease until that fails for too long, or another replica holds it. A renewal is sent each
+    /// Renews the lease until renewals fail for too long, or another replica holds it. A renewal is sent each
     /// `retry_period`, whether or not the one before was answered: its connection may be dead.
     async fn renew_until_lost(&mut self, leadership: &Leadership, mut renewed: Instant) {
         let Timing {
@@ -237,7 +239,7 @@ impl Elector {
                         leadership.renew(sent + renew_deadline);
                     }
                     Err(RenewalError::NotOurs) => {
-                        // It was taken, deleted or changed by hand.
+                        // The lease was taken, deleted or changed by hand.
                         let sent = Instant::now();
                         match timeout_at(renewed + renew_deadline, self.attempt()).await {
                             Ok(Ok(Attempt::Held)) => {
@@ -277,13 +279,13 @@ impl Elector {
             {"op": "add", "path": "/spec/renewTime", "value": MicroTime(Timestamp::now())},
         ]);
         async move {
-            // Its form is that of RFC 6902, which is above.
+            // The JSON above has the form of RFC 6902.
             let patch = serde_json::from_value(renewal).map_err(kube::Error::SerdeError);
             let patch: Patch<()> = Patch::Json(patch.map_err(ElectionError::Write)?);
             let params = PatchParams::default();
             match timeout_at(deadline, leases.patch(&name, &params, &patch)).await {
                 Ok(Ok(lease)) => Ok(lease),
-                // A test that fails is answered as an object that is invalid.
+                // The API server answers a test that fails as it does an invalid object.
                 Ok(Err(kube::Error::Api(status))) if status.is_invalid() || status.is_not_found() => {
                     Err(RenewalError::NotOurs)
                 }
@@ -344,7 +346,8 @@ impl Elector {
         Ok(Attempt::Held)
     }
 
-    /// Writes our record over the lease that was read; refused when it has changed since.
+    /// Writes our record over the lease that was read; the API server refuses it when the lease has changed
+    /// since.
     async fn write(&mut self, mut lease: Lease) -> Result<Attempt, ElectionError> {
         lease.spec = Some(self.record(lease.spec.take()));
         let written = self
@@ -356,7 +359,7 @@ impl Elector {
         Ok(Attempt::Held)
     }
 
-    /// Our record, after another.
+    /// Our record, as the successor of another.
     fn record(&self, before: Option<LeaseSpec>) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         let before = before.unwrap_or_default();
@@ -392,15 +395,15 @@ impl Elector {
         }
     }
 
-    /// Leaves the lease without a holder, so that the next leader need not wait for it to expire.
+    /// Removes the holder from the lease, so that the next leader need not wait for the lease to expire.
     async fn hand_over(&mut self) -> Result<(), ElectionError> {
         let Some(observed) = &self.observed else {
             return Ok(());
         };
         match self.empty(observed.lease.clone()).await {
-            // A renewal that was under way has changed it.
+            // A renewal that was under way has changed the lease.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
-            // It was deleted: no replica holds it.
+            // The lease was deleted: no replica holds it.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_not_found() => return Ok(()),
             emptied => return emptied,
         }
@@ -432,7 +435,7 @@ impl Elector {
             .map_err(ElectionError::Write)
     }
 
-    /// Logs an error; one that lasts not each time.
+    /// Logs an error; one that lasts is not logged each time.
     fn warn(&self, error: &ElectionError) {
         tracing::debug!(error = %ErrorChain(error), "leader election");
         let is_unanswered = match error {
@@ -448,7 +451,7 @@ impl Elector {
         }
     }
 
-    /// The retry period and up to a fifth more, so that the replicas that wait do not all ask at once.
+    /// The retry period and up to a fifth more, so that waiting replicas do not all ask at once.
     fn pause(&self) -> Duration {
         let fraction = f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX);
         self.election
@@ -464,7 +467,7 @@ impl Observed {
         spec.holder_identity.as_ref().filter(|holder| !holder.is_empty())
     }
 
-    /// The holder of the lease, unless it is `identity`, or it has been abandoned.
+    /// The holder of the lease, unless it is `identity`, or the lease has been abandoned.
     fn other_holder(&self, identity: &str) -> Option<&str> {
         let holder = self.holder().filter(|holder| *holder != identity)?;
         let spec = self.lease.spec.as_ref()?;
@@ -474,13 +477,13 @@ impl Observed {
     }
 }
 
-/// Rounded up: others may wait longer than needed, never shorter.
+/// Rounds up: other replicas may wait longer than needed, never shorter.
 fn whole_seconds(duration: Duration) -> i32 {
     let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
     i32::try_from(seconds).unwrap_or(i32::MAX)
 }
 
-/// The standard library keys its hash maps at random; no more is needed here.
+/// A random number. The standard library keys its hash maps at random; no more is needed here.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -13,12 +13,12 @@ use axum::routing::get;
 use parking_lot::Mutex;
 use tokio::time::{Instant, interval};
 
-/// How often the watchdog says that timers run.
+/// The interval at which the watchdog beats.
 const BEAT: Duration = Duration::from_secs(1);
-/// The process is taken for stalled when timers are late by this much.
+/// How late timers have to be for the process to count as stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// What `/healthz` and `/readyz` answer from. Clones are the same.
+/// The state that `/healthz` and `/readyz` report. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Health(Arc<Inner>);
 
@@ -58,14 +58,14 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// It is not done yet, for this reason.
+    /// Sets the reason why it is not done yet.
     pub fn set_reason(&self, why: &str) {
         if let Some(waiting) = self.health.0.pending.lock().get_mut(&self.id) {
             waiting.why = Some(why.to_owned());
         }
     }
 
-    /// It is done.
+    /// Marks it as done.
     pub fn ready(&self) {
         self.health.0.pending.lock().remove(&self.id);
     }
@@ -78,7 +78,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Alive and ready, as far as is known.
+    /// A replica that is alive and ready, as far as is known.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             pending: Mutex::default(),
@@ -99,12 +99,12 @@ impl Health {
         }
     }
 
-    /// Not ready any more: the replica stops.
+    /// Makes the replica not ready: it stops.
     pub(super) fn stop(&self) {
         self.0.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Not alive any more; the first reason is kept.
+    /// Makes the replica not alive; the first reason is kept.
     pub(super) fn fail(&self, why: String) {
         self.0.failure.get_or_init(|| why);
     }

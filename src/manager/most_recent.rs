@@ -1,14 +1,14 @@
-//! Lists that are streamed by a watch, as new as those that are read in pages.
+//! Makes lists that a watch streams as new as those that are read in pages.
 
 use http::Request;
 
 use super::pages::with_query;
 
-/// What kube asks for: a list out of the API server's memory, however old that is.
+/// The version that kube requests: a list out of the API server's memory, however old that is.
 const ANY_VERSION: &str = "resourceVersion=0";
 
-/// Has a list that is streamed be as new as the store. One API server of several may be behind: a list of its
-/// would take a process that starts back to before what the one before it wrote.
+/// Requests a streamed list that is as new as the store. One API server of several may be behind: its list
+/// would take a process that starts back to before the last writes of its predecessor.
 pub(super) fn request_most_recent<B>(request: &mut Request<B>) {
     let uri = request.uri();
     let Some(query) = uri.query() else { return };

@@ -1,5 +1,6 @@
-//! How many objects a page of a list has: many where they are small, as they are as a rule, and so few where
-//! they are large that a page fits into memory even when every object is as large as the API server takes it.
+//! The number of objects in a page of a list: many where they are small, as they are as a rule, and so few
+//! where they are large that a page fits into memory even when every object is as large as the API server
+//! allows.
 //!
 //! Nothing says beforehand how large a page will be. So the answer to a page of many objects is read up to a
 //! bound and dropped beyond it, and from then on lists of this path have smaller pages. A list that
@@ -11,11 +12,11 @@ use http::uri::PathAndQuery;
 use http::{Request, Uri};
 use parking_lot::Mutex;
 
-/// A page of so many objects is taken however large it is: of 1.5 MiB each they are 24 MiB.
+/// A page of this many objects is accepted however large it is: at 1.5 MiB each they are 24 MiB.
 const MIN_PAGE: u32 = 16;
 /// The most bytes of a page of more objects. 500 ordinary InfraMachines have 4 MiB.
 pub(super) const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// How much smaller the next pages are.
+/// The factor by which the next pages are smaller.
 const STEP: u32 = 8;
 
 /// A page of a list had more bytes than are read. Lists of its path have smaller pages from now on.
@@ -26,7 +27,7 @@ pub struct PageTooLarge {
     limit: u32,
 }
 
-/// The sizes of pages, by path, where they are smaller than what is asked for.
+/// The sizes of pages, by path, where they are smaller than requested.
 #[derive(Debug, Default)]
 pub(super) struct Pages(Mutex<HashMap<String, u32>>);
 
@@ -38,8 +39,8 @@ pub(super) struct Page {
 }
 
 impl Pages {
-    /// Makes the page that a request asks for no larger than one of this path may be; the page,
-    /// if its answer is bounded.
+    /// Reduces the page that a request asks for to the size of pages of this path; returns the page if its
+    /// answer is bounded.
     pub(super) fn bound<B>(&self, request: &mut Request<B>) -> Option<Page> {
         let uri = request.uri();
         let (path, query) = (uri.path().to_owned(), uri.query()?);
@@ -66,7 +67,7 @@ impl Pages {
         (limit > MIN_PAGE).then_some(Page { path, limit })
     }
 
-    /// Has the next lists of this path come in smaller pages.
+    /// Makes the pages of the next lists of this path smaller.
     pub(super) fn too_large(&self, page: Page) -> PageTooLarge {
         let Page { path, limit } = page;
         let smaller = (limit / STEP).max(MIN_PAGE);
@@ -77,7 +78,7 @@ impl Pages {
     }
 }
 
-/// The same place with another path and query.
+/// Returns the same address with another path and query.
 pub(super) fn with_query(uri: &Uri, path_and_query: &str) -> Option<Uri> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(PathAndQuery::try_from(path_and_query).ok()?);

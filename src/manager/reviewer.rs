@@ -1,4 +1,4 @@
-//! Which callers may read the diagnostics: the API server says, by TokenReview and SubjectAccessReview.
+//! Decides which callers may read the diagnostics, by the API server's TokenReview and SubjectAccessReview.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use tokio::time::{Instant, timeout};
 
 /// How long an answer is cached: a scraper asks more often than permissions change.
 const CACHE_TTL: Duration = Duration::from_mins(1);
-/// For how long a caller that was let in does not queue with others for the next answer.
+/// How long a caller that was let in does not queue with others for the next answer.
 const ALLOWED_TTL: Duration = Duration::from_hours(1);
 /// The most answers of one kind that are cached.
 const MAX_CACHED: usize = 1024;
-/// Reviews at the same time, of each kind: a sender of made-up tokens must not flood the API server.
+/// The most concurrent reviews of each kind: a sender of made-up tokens must not flood the API server.
 const MAX_REVIEWS: usize = 2;
 /// How long a review may take.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the API server says of a request.
+/// The decision of the API server on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It may be answered.
+    /// The request may be answered.
     Allowed,
     /// The token is not valid.
     Unauthenticated,
@@ -60,14 +60,14 @@ pub(super) struct Reviewer {
     cache: Mutex<Cache>,
 }
 
-/// Answers, by what they are about.
+/// The decisions, by hash of token and path.
 #[derive(Default)]
 struct Cache {
     allowed: HashMap<Key, Instant>,
     refused: HashMap<Key, (Decision, Instant)>,
 }
 
-/// What a token and a path hash to: tokens are not kept.
+/// The hash of a token and a path: tokens are not kept.
 type Key = [u8; 32];
 
 impl Reviewer {

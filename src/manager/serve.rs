@@ -19,21 +19,21 @@ use tower::ServiceExt as _;
 use cmi_grpc::connections::{Connections, Ticket};
 use cmi_grpc::server::ServerTls;
 
-/// Connections at the same time.
+/// The most concurrent connections.
 const MAX_CONNECTIONS: usize = 256;
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the head of a request may take, from its connection on.
+/// How long the head of a request may take, from the start of its connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How much that may be: a token has a few KiB.
+/// The most bytes of the head of a request: a token has a few KiB.
 const MAX_HEADER_BYTES: usize = 32 * 1024;
 /// How long a connection may last, with the review of its token and its answer.
 const LIFETIME: Duration = Duration::from_secs(30);
 
-/// What the handshake with a client is made with.
+/// The certificate for the handshake with a client.
 #[derive(Clone)]
 pub(super) enum Tls {
-    /// A certificate of this process's own.
+    /// A certificate that this process made for itself.
     SelfSigned(TlsAcceptor),
     /// Certificates in files, which may change.
     Files(Arc<ServerTls>),
@@ -42,10 +42,10 @@ pub(super) enum Tls {
 /// Why a certificate could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// It could not be signed.
+    /// The certificate could not be signed.
     #[error("signing failed")]
     Sign(#[from] rcgen::Error),
-    /// It can't be served.
+    /// The certificate can't be served.
     #[error("the certificate can't be served")]
     Serve(#[from] rustls::Error),
 }
@@ -64,7 +64,7 @@ impl Tls {
         Ok(Self::SelfSigned(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// Nothing where the files could never be used.
+    /// The acceptor of handshakes; none where the files could never be used.
     fn acceptor(&self) -> Option<TlsAcceptor> {
         match self {
             Self::SelfSigned(acceptor) => Some(acceptor.clone()),
@@ -73,7 +73,7 @@ impl Tls {
     }
 }
 
-/// Serves for ever. Each connection is for one request, so that none is idle.
+/// Serves for ever. Each connection takes one request, so that none is idle.
 pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router) {
     let connections = Connections::new(MAX_CONNECTIONS);
     loop {

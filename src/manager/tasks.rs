@@ -20,7 +20,7 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
-    /// Waits until one of them has ended, in whatever way; for ever when there is none.
+    /// Waits until one of the tasks has ended, in whatever way; for ever when there is none.
     pub(super) async fn first_ended(&mut self) -> &'static str {
         match self.running.join_next_with_id().await {
             Some(ended) => self.name_of(ended),
@@ -28,7 +28,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until all have ended, or `grace` has passed.
+    /// Waits until all tasks have ended, or `grace` has passed.
     pub(super) async fn drain(&mut self, grace: Duration) {
         let all = async { while self.running.join_next().await.is_some() {} };
         if timeout(grace, all).await.is_err() {
@@ -39,7 +39,7 @@ impl Tasks {
         }
     }
 
-    /// Drops those that run, and waits until they are gone.
+    /// Drops the tasks that run, and waits until they are gone.
     pub(super) async fn abort(&mut self) {
         self.running.shutdown().await;
     }

@@ -1,4 +1,4 @@
-//! What is counted at each scrape, rather than kept up to date.
+//! The metrics that are counted at each scrape, rather than kept up to date.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{BreakerCount, MachineCount, MachinePhase, OrphanReason, PermitCount};
 
-/// What the drivers say that they are, name and version: the last word of each.
+/// The name and version that each driver reported last.
 pub(super) type Drivers = Mutex<BTreeMap<String, [String; 2]>>;
 /// Counts the permits of each driver.
 pub(super) type Permits = Mutex<BTreeMap<String, Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>>>;
@@ -23,7 +23,7 @@ pub(super) type Orphans = Mutex<BTreeMap<String, BTreeMap<(String, OrphanReason)
 /// Counts the machines.
 pub(super) type Machines = OnceLock<Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>>;
 
-/// Encodes what it shares with [`super::Metrics`].
+/// Encodes the value that it shares with [`super::Metrics`].
 struct Collect<T>(Arc<T>, fn(&T, DescriptorEncoder<'_>) -> fmt::Result);
 
 pub(super) fn collect<T: Send + Sync + 'static>(

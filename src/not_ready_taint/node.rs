@@ -1,4 +1,4 @@
-//! The Node in the workload cluster: the taint goes, and all else stays as it is.
+//! Removes the taint from the Node in the workload cluster, and nothing else.
 
 use http::StatusCode;
 use kube::api::Patch;
@@ -13,17 +13,17 @@ use crate::leadership::Leadership;
 use crate::workload_cluster::request::text;
 use crate::workload_cluster::{Connection, Unreachable};
 
-/// Where Nodes are.
+/// The path of Nodes.
 const NODES: &str = "/api/v1/nodes";
 /// The most taints of one key: there is one for each effect, of which there are three.
 const MAX_TAINTS: usize = 8;
 
-/// What is read of a Node: a hostile API server may answer a thousand times more.
+/// The parts of a Node that are read: a hostile API server may answer a thousand times more.
 #[derive(Debug, PartialEq, Eq)]
 struct Node {
     uid: String,
     provider_id: Option<String>,
-    /// The taints of the key, with their places.
+    /// The taints of the key, with their indices.
     taints: Vec<(usize, Value)>,
 }
 
@@ -61,7 +61,7 @@ pub async fn remove_taint(
     match answer.code {
         StatusCode::OK => Ok(Some(Progress::Removed(node.uid))),
         StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(None),
-        // A test of the patch did not hold, or what admits changes forbids this one.
+        // A test of the patch failed, or an admission rule forbids this change.
         StatusCode::UNPROCESSABLE_ENTITY if read(connection, removal).await?.as_ref() != Some(&node) => {
             Ok(None)
         }
@@ -100,7 +100,7 @@ fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
     struct Key<'a> {
         key: std::borrow::Cow<'a, str>,
     }
-    // What the parser says would quote the answer.
+    // The parser's message would quote the answer.
     let Object { metadata, spec } =
         serde_json::from_str(text).map_err(|_quotes| Unreachable::NotAnApiServer)?;
     let of_key = |taint: &RawValue| {
@@ -119,11 +119,11 @@ fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
     })
 }
 
-/// The JSON patch that removes all taints of the key and nothing else. It holds of this very Node, and of
-/// taints that stand where they stood: others may be added or removed meanwhile.
+/// The JSON patch that removes all taints of the key and nothing else. It applies to this very Node only, and
+/// to taints at the same indices: others may be added or removed meanwhile.
 fn patch(node: &Node) -> Value {
     let this_node = json!({"op": "test", "path": "/metadata/uid", "value": node.uid});
-    // From the end, so that what is removed moves none that is still to be removed.
+    // From the end, so that no removal moves a taint that is still to be removed.
     let removals = node.taints.iter().rev().flat_map(|(at, taint)| {
         let path = format!("/spec/taints/{at}");
         [

@@ -1,4 +1,4 @@
-//! Whether there is a taint to remove. Pure.
+//! Decides whether there is a taint to remove. Pure.
 
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions;
@@ -7,33 +7,33 @@ use crate::api::paused_by;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity::MachineId;
 
-/// What was read for one reconcile.
+/// The objects that were read for one reconcile.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
-    /// The Machine that owns it, when it is there.
+    /// The Machine that owns the InfraMachine, if it exists.
     pub owner: Option<&'a Machine>,
-    /// The Cluster it belongs to, when it is there.
+    /// The Cluster that the machine belongs to, if it exists.
     pub cluster: Option<&'a Cluster>,
     /// Whether the Node came back, or is another, since it was last looked at.
     pub node_changed: bool,
 }
 
-/// What is removed, and from which Node.
+/// The taint to remove, and its Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
     /// The taint's key.
     pub key: String,
     /// The Node's name.
     pub node: String,
-    /// The Node's providerID, else it is another machine's.
+    /// The providerID that the Node has to have: with another, it is another machine's.
     pub provider_id: String,
-    /// The UID of the Node from which it was removed before.
+    /// The UID of the Node from which the taint was removed before.
     pub removed_from: Option<String>,
-    /// Whether the status says that it was: nothing that follows takes that back.
+    /// Whether the status says that the taint was removed: nothing that follows takes that back.
     pub is_done: bool,
 }
 
-/// Whether the Node of a machine has to be looked at as soon as there is one. Known without its Machine.
+/// Whether the Node of a machine has to be reconciled as soon as there is one. Known without the Machine.
 pub fn awaits_removal(machine: &InfraMachine) -> bool {
     let taint = machine.spec.not_ready_taint.as_ref();
     machine.is_provisioned() && taint.is_some_and(|taint| !is_done(machine, &taint.key))
@@ -41,18 +41,18 @@ pub fn awaits_removal(machine: &InfraMachine) -> bool {
 
 /// Whether it is recorded that the taint of a key was removed, and the status says so.
 ///
-/// A record without the condition is that of a process which was killed between the two, or of a machine that
-/// was moved without its status.
+/// A record without the condition comes of a process that was killed between the two writes, or of a machine
+/// that was moved without its status.
 fn is_done(machine: &InfraMachine, key: &str) -> bool {
     removed_from(machine, key).is_some() && holds(machine, conditions::NOT_READY_TAINT_REMOVED)
 }
 
-/// What is removed from the Node of a machine, in the workload cluster of which Cluster; `None` where nothing
-/// is asked for, nothing can be done yet, or all is done.
+/// Plans the removal of a taint from the Node of a machine, in the workload cluster of the returned Cluster;
+/// `None` where nothing is asked for, nothing can be done yet, or all is done.
 ///
 /// # Guarantees
-/// The taint goes when the VM was initialized (INI-05), which is what provisioned says, and is up; not from
-/// the Node of a machine that is paused, on its way out, or that another client gave its providerID.
+/// The taint is removed when the VM is initialized (INI-05), which is what provisioned says, and is up; not
+/// from the Node of a machine that is paused, is being deleted, or got its providerID from another client.
 pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Option<(Removal, &'a Cluster)> {
     let (taint, owner, cluster) = (machine.spec.not_ready_taint.as_ref()?, seen.owner?, seen.cluster?);
     let is_up = machine.is_provisioned() && holds(machine, conditions::READY);
@@ -85,8 +85,8 @@ pub fn record(node_uid: &str, key: &str) -> String {
     format!("{node_uid}/{key}")
 }
 
-/// The UID of the Node from which the taint of this key was removed. One that was removed for another key
-/// says nothing of this one.
+/// The UID of the Node from which the taint of this key was removed. A removal for another key says nothing
+/// of this one.
 fn removed_from<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     let annotations = machine.metadata.annotations.as_ref()?;
     let (node_uid, of_key) = annotations

@@ -1,4 +1,4 @@
-//! What the status and the events of a machine say of its Node's taint. Pure.
+//! The status and the events of a machine about its Node's taint. Pure.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::apiserver::NewEvent;
 use crate::workload_cluster::Unreachable;
 use cmi_driver::ErrorChain;
 
-/// What came of it.
+/// The result of an attempt to remove the taint.
 #[derive(Debug)]
 pub enum Progress {
-    /// Removed from the Node of this UID.
+    /// The taint was removed from the Node of this UID.
     Removed(String),
-    /// Removed before, from this very Node.
+    /// The taint was removed before, from this very Node.
     RemovedBefore,
     /// The Node of this UID has no such taint.
     NotTainted(String),
@@ -30,7 +30,7 @@ pub enum Progress {
     Unreachable(Arc<Unreachable>),
 }
 
-/// The status after it.
+/// The status after an attempt.
 pub fn after(
     machine: &InfraMachine,
     removal: &Removal,
@@ -51,7 +51,7 @@ pub fn after(
     status
 }
 
-/// The event that it is worth: neither does the status show it, nor is it a repeat.
+/// The event of an attempt; none where the status shows the result, or it is a repeat.
 pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> Option<NewEvent> {
     let (state, reason, text) = condition(removal, progress);
     let status = machine.status.as_ref();

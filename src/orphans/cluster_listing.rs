@@ -1,4 +1,4 @@
-//! What the lists of a Cluster show.
+//! The results of a Cluster's lists.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ pub(super) const REQUESTER: &str = "orphans";
 pub struct ClusterListing {
     /// The Cluster.
     pub scope: Scope,
-    /// When the first list was asked for.
+    /// When the first list was requested.
     pub requested_at: Instant,
     /// Each VM once, in the order of their ids.
     pub vms: Vec<ListedMachine>,
-    /// The class in whose list each of them was: that list is whole, whatever became of others.
+    /// The class in whose list each VM was: that list is whole, whatever became of other lists.
     pub classes: Vec<Arc<ClassRef>>,
-    /// The classes whose list is not known now: nothing follows from it that a VM is in none of the others.
+    /// The classes whose list is not known now: a VM that is in no other list may be in theirs.
     pub unknown: HashSet<ClassId>,
-    /// Those of them whose list can't be made until an operator acts, and why.
+    /// The unknown classes whose list can't be made until an operator acts, and why.
     pub impossible: Vec<(ClassRef, String)>,
-    /// Why a list is missing that was asked for.
+    /// Why lists that were due are missing.
     pub failures: Vec<String>,
 }
 
@@ -49,8 +49,8 @@ impl ClusterListing {
     }
 }
 
-/// Makes the lists of a Cluster that are due. One class that fails must not keep the others from
-/// being looked at (CTL-LM-03).
+/// Makes the lists of a Cluster that are due. One class that fails must not keep the others from being listed
+/// (CTL-LM-03).
 pub async fn lists(
     client: &Client,
     driver: &ConfiguredDriver,

@@ -1,4 +1,4 @@
-//! Deleting an orphan, with one more live read immediately before the call.
+//! Deletes an orphan, after one more live read immediately before the call.
 
 use std::time::Instant;
 
@@ -49,7 +49,7 @@ enum Deletion {
     Kept,
 }
 
-/// It is no [`crate::driver_query`]: the permit is waited for, and the last look at the objects comes between
+/// Not a [`crate::driver_query`]: this waits for its permit, and the last read of the objects comes between
 /// the credentials and the call.
 async fn try_delete(
     ctx: &Context,
@@ -71,7 +71,7 @@ async fn try_delete(
     let class = listing::class(&ctx.client, driver, namespace, class);
     let class = class.await.map_err(|error| error.message())?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
-    // The last things before the call: nothing else is waited for in between but the driver's rate.
+    // These steps come last before the call: nothing is waited for in between but the driver's rate.
     let live = live::read(&ctx.client, ctx.namespace.as_deref())
         .await
         .map_err(|error| error.to_string())?;
@@ -79,8 +79,8 @@ async fn try_delete(
         requested_at: Instant::now(),
         now: Timestamp::now(),
     };
-    // A machine whose identity was taken away looks as if it had no VM. The check says so also
-    // of what was seen before it.
+    // A machine whose identity was removed looks as if it had no VM. The check also covers what was seen
+    // before it.
     if let admission::Enforcement::NotInForce(why) = ctx.policies.enforcement_since(clock.requested_at).await
     {
         return Err(why.to_string());
@@ -108,7 +108,7 @@ async fn try_delete(
         .map_err(|status| status.message().to_owned())
 }
 
-/// The class with the very tags of the VM: the driver acts on no VM that has others (DRV-20).
+/// The class with exactly the tags of the VM: the driver acts on no VM that has others (DRV-20).
 fn tagged(mut class: MachineClass, capabilities: &Capabilities, vm: &ListedMachine) -> Option<MachineClass> {
     let (cluster, machine) = (vm.cluster_id.clone()?, vm.machine_id.clone()?);
     let tag_map = class.provider_spec.object_at(&capabilities.tag_path).ok()?;

@@ -16,20 +16,20 @@ use crate::caches::NamespacedName;
 use crate::identity::{self, MachineId};
 use crate::listing::ClassRef;
 
-/// How many deletions are kept; an orphan of an older one is reported and not deleted.
+/// The number of deletions that are kept; an orphan of an older one is reported and not deleted.
 const MAX_DELETIONS: usize = 16_384;
 
 /// The deletions of InfraMachines that this process has observed, and the classes of their VMs.
 ///
 /// # Guarantees
-/// * A deletion counts where it was asked for, and not by a move. An object that is missing
-///   from a list, because a backup was restored or because the watch broke off before the
-///   deletion was seen, was not deleted.
+/// * A deletion counts only where a user asked for it, and not where a move made it. An object that is
+///   missing from a list, because a backup was restored or because the watch broke off before the deletion
+///   was seen, was not deleted.
 /// * An object that is there again, as after a restore, is not deleted.
-/// * A deletion counts only as long as identities are guarded without a break since it was seen: what was
-///   deleted may have carried the forged identity of a machine that lives.
+/// * A deletion counts only as long as identities are guarded without a break since it was seen: the deleted
+///   object may have carried the forged identity of a machine that lives.
 ///
-/// It does not outlive the process: after a restart orphans of before are reported and not deleted.
+/// The log does not outlive the process: after a restart, earlier orphans are reported and not deleted.
 #[derive(Debug, Default)]
 pub struct DeletionLog(Mutex<DeletionRecords>);
 
@@ -44,17 +44,17 @@ struct DeletionRecords {
 /// The deletion of an InfraMachine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedDeletion {
-    /// The object.
+    /// The deleted object.
     pub machine: NamespacedName,
-    /// When it was seen to be gone.
+    /// When the object was seen to be gone.
     pub at: Timestamp,
-    /// The epoch in which identities were guarded then.
+    /// The epoch in which identities were guarded at that time.
     pub during: EnforcementEpoch,
 }
 
 impl DeletionLog {
-    /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there,
-    /// as in a move; `during`, whether identities are guarded.
+    /// Records that an object is gone, as it was last known. `is_cluster_frozen` says that its Cluster is
+    /// paused or not there, as in a move; `during`, whether identities are guarded.
     pub fn record(
         &self,
         object: &DeserializeGuard<InfraMachine>,
@@ -63,7 +63,7 @@ impl DeletionLog {
         during: Option<EnforcementEpoch>,
     ) {
         let meta = object.meta();
-        // The VM of one that was moved is another's now, and force-delete leaves a VM on purpose.
+        // The VM of a moved machine belongs to another now, and force-delete leaves a VM on purpose.
         let keeps_vm = meta.annotations.as_ref().is_some_and(|all| {
             [labels::DELETE_FOR_MOVE, labels::FORCE_DELETE]
                 .iter()
@@ -87,7 +87,7 @@ impl DeletionLog {
         }
     }
 
-    /// An object is there that was not known.
+    /// Removes the deletion of an object that is there, and was not known.
     pub fn remove(&self, object: &DeserializeGuard<InfraMachine>) {
         let mut seen = self.0.lock();
         if let Some(id) = MachineId::of_metadata(object.meta())
@@ -109,12 +109,12 @@ impl DeletionLog {
         self.0.lock().classes.iter().cloned().collect()
     }
 
-    /// The list of a class was made.
+    /// Records that the list of a class was made.
     pub fn listed(&self, class: &RetainedClass) {
         self.0.lock().classes.listed(class);
     }
 
-    /// The list of a class can't be made until an operator acts. Whether that is now
+    /// Records that the list of a class can't be made until an operator acts. Returns whether that is now
     /// believed, and the class forgotten.
     pub fn unlistable(&self, class: &RetainedClass) -> bool {
         self.0.lock().classes.unlistable(class)

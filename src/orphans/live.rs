@@ -1,5 +1,5 @@
-//! Live reads of the API server: quorum reads, page by page, that no cache answers. Of
-//! each object little is kept.
+//! Live reads of the API server: quorum reads, page by page, that no cache answers. Little is kept of each
+//! object.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -19,10 +19,10 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::apiserver::{Error, pages};
 use crate::caches::cache;
 
-/// Reads what says whose VMs are, after these were listed: first the InfraMachines of all namespaces and
-/// labels, then InfraClusters and Clusters, so that a move that took away machines is seen.
+/// Reads the objects that say whose VMs are, after the VMs were listed: first the InfraMachines of all
+/// namespaces and labels, then InfraClusters and Clusters, so that a move that took away machines is seen.
 ///
-/// A provider that may only read one namespace reads that one: then nothing is deleted.
+/// A provider that may read only one namespace reads that one: then nothing is deleted.
 ///
 /// # Errors
 /// Anything that leaves the answer incomplete.
@@ -45,8 +45,8 @@ pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Erro
     Ok(Live::new(machines, &infra_clusters, &clusters, whole))
 }
 
-/// Reads what says which lists show VMs: the machines and templates of a namespace, or of all, with a
-/// label where one is asked for, and the Clusters.
+/// Reads the objects that say which lists show VMs: the machines and templates of a namespace, or of all,
+/// with a label where one is asked for, and the Clusters.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -77,7 +77,7 @@ pub async fn objects(
             "listing InfraMachineTemplates",
         )
         .await?,
-        // Whatever provider reconciles them: the ids of Clusters are written there.
+        // InfraClusters of every provider are read: the ids of Clusters are written there.
         infra_clusters: of_namespace(client, namespace, "", "listing InfraClusters").await?,
         clusters: of_namespace(client, namespace, "", "listing Clusters").await?,
     })

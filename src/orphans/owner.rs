@@ -1,4 +1,4 @@
-//! Whose is a VM that a driver lists, by what the API server has.
+//! Finds the owner of a VM that a driver lists, by what the API server has.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,23 +15,23 @@ pub use crate::caches::NamespacedName;
 use crate::identity;
 use cmi_driver::ListedMachine;
 
-/// A Cluster whose VMs are looked at.
+/// A Cluster whose VMs are scanned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     /// The Cluster.
     pub cluster: NamespacedName,
-    /// Its UID: one that came later under its name is another.
+    /// The Cluster's UID: a later Cluster of the same name is another.
     pub uid: String,
-    /// The id that drivers know it by.
+    /// The id that drivers know the Cluster by.
     pub cluster_id: String,
 }
 
-/// The id that an InfraMachine has for its VM.
+/// The id that an InfraMachine records for its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordedId {
-    /// There is or was a VM of it: any other is a second one.
+    /// The VM of this id exists or existed: any other VM of the machine is a second one.
     Confirmed(Box<str>),
-    /// It was named before the create: any VM of the machine may be the one.
+    /// The id was named before the create: any VM of the machine may be the one.
     Named(Box<str>),
 }
 
@@ -48,28 +48,28 @@ impl RecordedId {
     }
 }
 
-/// What counts of an InfraMachine for the question whose a VM is. Small: a read of a whole fleet has one for
-/// each.
+/// The parts of an InfraMachine that decide which VM it owns. Small: a read of a whole fleet has one for each
+/// machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveMachine {
     /// The object.
     pub key: NamespacedName,
-    /// Its UID, which is its identity where nothing else was written down.
+    /// The UID, which is the machine's identity where nothing else was written down.
     pub uid: Box<str>,
     /// The Cluster that it is labelled with.
     pub cluster: Option<Arc<str>>,
     /// The cluster id that it carries.
     pub cluster_id: Option<Arc<str>>,
-    /// The identity that it carries, where that is not its UID: its own or copied, since to take a copy for
-    /// an owner deletes nothing.
+    /// The identity that the machine carries, where that is not its UID: its own or a copy, since to take a
+    /// copy for an owner deletes nothing.
     pub identity: Option<Box<str>>,
-    /// Whether a VM of it may exist.
+    /// Whether a VM of the machine may exist.
     pub may_have_vm: bool,
     /// The id of its VM.
     pub provider_id: Option<RecordedId>,
-    /// Whether all of it could be read.
+    /// Whether the whole object could be read.
     pub is_readable: bool,
-    /// Whether `clusterctl move` is taking it away.
+    /// Whether `clusterctl move` is taking the machine away.
     pub is_moving: bool,
 }
 
@@ -89,7 +89,7 @@ impl CommonTexts {
 }
 
 impl LiveMachine {
-    /// What counts of an object, also of one that can't be read.
+    /// Reads the parts that count of an object, also of one that can't be parsed as a whole.
     pub fn of(object: &DeserializeGuard<InfraMachine>, common: &mut CommonTexts) -> Self {
         let meta = object.meta();
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
@@ -124,8 +124,8 @@ impl LiveMachine {
                 && self.cluster.as_deref() == Some(scope.cluster.name()))
     }
 
-    /// Whether a VM was made for it, by the VM's identity, or by its name where the
-    /// driver does not say that.
+    /// Whether a VM was made for this machine, by the VM's identity, or by its name where the driver does not
+    /// report the identity.
     fn is_owner_of(&self, scope: &Scope, vm: &ListedMachine) -> bool {
         match &vm.machine_id {
             Some(id) => self.has_identity(id),
@@ -134,22 +134,23 @@ impl LiveMachine {
     }
 }
 
-/// What counts of a Cluster and its InfraCluster.
+/// The parts of a Cluster and its InfraCluster that decide about its VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveCluster {
     /// The object.
     pub key: NamespacedName,
     /// Its UID.
     pub uid: String,
-    /// Every id that drivers may know it by: what InfraCluster and InfraMachines carry, or else its UID.
+    /// Every id that drivers may know the Cluster by: those that its InfraCluster and InfraMachines carry, or
+    /// else its UID.
     pub ids: BTreeSet<String>,
-    /// Why nothing may follow from what is seen of it now: it is paused, or on its way to
-    /// another management cluster.
+    /// Why nothing may be concluded about the Cluster's VMs now: it is paused, or on its way to another
+    /// management cluster.
     pub frozen: Option<String>,
 }
 
-/// What the API server has, read after the drivers listed their VMs: first the InfraMachines, then what may
-/// say that these were moved.
+/// The objects of the API server, read after the drivers listed their VMs: first the InfraMachines, then the
+/// objects that may say that these were moved.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     machines: Vec<LiveMachine>,
@@ -160,7 +161,7 @@ pub struct Live {
     by_identity: TextIndex,
     by_name: TextIndex,
     shared: HashMap<String, BTreeSet<NamespacedName>>,
-    /// By namespace, a machine that can't be read.
+    /// One machine that can't be read, by namespace.
     unreadable: HashMap<String, NamespacedName>,
 }
 
@@ -219,7 +220,7 @@ impl Live {
         self.whole
     }
 
-    /// The Cluster of a scope, if it still is the one that it was, with the id that the VMs carry.
+    /// The Cluster of a scope, if it is still the same one, with the id that the VMs carry.
     fn cluster(&self, scope: &Scope) -> Option<&LiveCluster> {
         let cluster = self.clusters.get(&scope.cluster)?;
         (cluster.uid == scope.uid && cluster.ids.contains(&scope.cluster_id)).then_some(cluster)
@@ -229,13 +230,13 @@ impl Live {
         index.places(text).map(|place| &self.machines[place])
     }
 
-    /// The machine that has the VM of this id, or the first of them.
+    /// The machine that records this provider id, or the first of several.
     fn of_provider_id(&self, id: &str) -> Option<&LiveMachine> {
         self.at(&self.by_provider_id, id)
             .find(|machine| machine.recorded_id() == Some(id))
     }
 
-    /// A machine of the Cluster that has the name which the VM was made for.
+    /// A machine of the Cluster that has the name that the VM was made for.
     pub fn namesake(&self, scope: &Scope, vm: &ListedMachine) -> Option<&NamespacedName> {
         let name = &vm.machine_name;
         self.at(&self.by_name, name)
@@ -316,18 +317,18 @@ fn live_cluster(
     }
 }
 
-/// What the API server says of a VM at one moment.
+/// The owner of a VM at one moment, by what the API server has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerLookup {
-    /// An InfraMachine has it.
+    /// An InfraMachine owns the VM.
     Owned(NamespacedName),
-    /// It is of a Cluster that this management cluster does not have.
+    /// The VM is of a Cluster that this management cluster does not have.
     Foreign,
-    /// Nothing may be concluded now.
+    /// Nothing may be concluded now; the text says why.
     Frozen(String),
     /// An InfraMachine has another VM, and this is a second one.
     Duplicate(NamespacedName),
-    /// No InfraMachine has it.
+    /// No InfraMachine owns the VM.
     Unowned,
 }
 
@@ -340,7 +341,7 @@ pub struct Siblings<'a> {
 }
 
 impl<'a> Siblings<'a> {
-    /// All that were listed.
+    /// Indexes all VMs that were listed.
     pub fn new(vms: &'a [ListedMachine]) -> Self {
         Self {
             vms,
@@ -349,7 +350,7 @@ impl<'a> Siblings<'a> {
         }
     }
 
-    /// How many of them were made for a machine.
+    /// How many of the VMs were made for a machine.
     fn count_of(&self, owner: &LiveMachine, scope: &Scope) -> usize {
         let identities = [owner.identity.as_deref(), Some(&*owner.uid)];
         let identified = identities.into_iter().flatten();
@@ -363,8 +364,8 @@ impl<'a> Siblings<'a> {
     }
 }
 
-/// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
-/// that does not say yet which one is its own are both in doubt.
+/// Finds the owner of a VM. `siblings` are all VMs of the scope that were listed with it: where a machine
+/// does not say yet which VM is its own, two VMs of it are both in doubt.
 pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> OwnerLookup {
     if let Some(machine) = live.of_provider_id(vm.provider_id.as_str()) {
         return OwnerLookup::Owned(machine.key.clone());

@@ -1,35 +1,35 @@
-//! May a VM that a driver lists be deleted? Pure, and total.
+//! Decides whether a VM that a driver lists may be deleted. Pure, and total.
 //!
 //! # Why no VM of a living machine is deleted
 //!
 //! A VM carries the identity `m` of one InfraMachine as a tag. The provider writes `m` into the InfraMachine
-//! before it asks the driver for the VM, and never into another object. So the InfraMachine was there before
-//! the VM. Now let a driver list the VM, and let the API server answer *afterwards*, with a quorum read, that
-//! no InfraMachine carries `m`. Then the InfraMachine is gone: an identity does not come late. What is left
-//! are the ways in which an object is missing that was not meant to end:
+//! before it asks the driver for the VM, and never into another object. So the InfraMachine existed before
+//! the VM. Now let a driver list the VM, and let the API server answer *afterwards*, in a quorum read, that
+//! no InfraMachine carries `m`. Then the InfraMachine is gone: an identity does not come late. That leaves
+//! the ways in which an object is missing although nobody meant to delete it:
 //!
 //! * A **backup** was restored that is older than the object, or the object was **moved** to another
-//!   management cluster. Neither shows a deletion that was asked for. [`KeepReason::DeletionUnseen`] keeps
+//!   management cluster. Neither is a deletion that a user asked for. [`KeepReason::DeletionUnseen`] keeps
 //!   every VM whose InfraMachine this process has not itself seen being deleted, by its user and not by a
-//!   move (see [`super::DeletionLog`]). After a restore nothing is deleted but what had been deleted before
-//!   it.
-//! * A restored backup brings an object **back** whose end this process saw. Then the live read
-//!   has it: [`OwnerLookup::Owned`].
-//! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The
-//!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`OwnerLookup::Frozen`]
-//!   and [`OwnerLookup::Foreign`] forget what was seen, so that counting begins anew. The other management
-//!   cluster, where the Cluster lives on, has seen no deletion.
-//! * A **half-done create**, one whose providerID is not written yet, or only named beforehand: its
-//!   InfraMachine carries `m`.
-//! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
-//!   and never that it is not.
+//!   move (see [`super::DeletionLog`]). After a restore, only VMs are deleted whose InfraMachine had been
+//!   deleted before it.
+//! * A restored backup brings **back** an object whose deletion this process saw. Then the live read finds
+//!   the object: [`OwnerLookup::Owned`].
+//! * The Cluster is **moving**, or was moved: at the time of the read it is paused, marked, or not here. The
+//!   Cluster is read after the InfraMachines, so that a move that took the InfraMachines is seen.
+//!   [`OwnerLookup::Frozen`] and [`OwnerLookup::Foreign`] discard earlier observations, so that counting
+//!   begins anew. The other management cluster, where the Cluster lives on, has seen no deletion.
+//! * A create is **half done**: the providerID is not written yet, or only named beforehand. The InfraMachine
+//!   carries `m`.
+//! * A **cache that is behind** plays no part: the cache can say that a VM is owned, which deletes nothing,
+//!   but never that a VM is not owned.
 //! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost
 //!   its annotations**: see [`KeepReason::Unreadable`], [`KeepReason::OtherNamespaces`], and
 //!   [`KeepReason::NameInUse`] with the providerID and the UID, each of which is enough to own a VM.
 //! * A driver that does **not list tags** proves nothing: [`KeepReason::NoIdentity`],
 //!   [`KeepReason::NoCluster`].
 //!
-//! The call that deletes carries the tag `m`, which the driver compares with the VM's own once more.
+//! The delete call carries the tag `m`, which the driver compares with the VM's own tag once more.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -45,7 +45,7 @@ use cmi_driver::ListedMachine;
 /// Why an orphan is reported and not deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeepReason {
-    /// Deleting was not asked for.
+    /// The provider runs with `--orphans=report`.
     ReportOnly,
     /// The driver does not say which machine object the VM was made for.
     NoIdentity,
@@ -53,16 +53,16 @@ pub enum KeepReason {
     NoCluster,
     /// The back end has lost the name, without which the VM can't be deleted.
     NoName,
-    /// It is not old enough.
+    /// The VM is not old enough.
     TooYoung {
-        /// How old it has to be.
+        /// The minimum age.
         least: Duration,
     },
-    /// This process has not seen the deletion of its InfraMachine.
+    /// This process has not seen the deletion of the VM's InfraMachine.
     DeletionUnseen,
-    /// A machine of the same name lives in its Cluster.
+    /// An InfraMachine of the Cluster has the name that the VM was made for.
     NameInUse(NamespacedName),
-    /// An InfraMachine in the Cluster's namespace can't be read: it may be the owner.
+    /// An InfraMachine in the Cluster's namespace can't be read, and may be the owner.
     Unreadable(NamespacedName),
     /// The owner may be in a namespace that the provider does not see.
     OtherNamespaces,
@@ -100,14 +100,14 @@ pub struct DeletionPolicy {
     /// How far apart two observations have to be: the longer of the interval and the
     /// driver's consistency window.
     pub gap: Duration,
-    /// How old an orphan has to be.
+    /// The minimum age of an orphan that is deleted.
     pub min_age: Duration,
 }
 
 /// What time it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// When the list was asked for, by the clock that only goes forward.
+    /// When the list was requested, by the monotonic clock.
     pub requested_at: Instant,
     /// The same by the calendar.
     pub now: Timestamp,
@@ -116,40 +116,40 @@ pub struct Clock {
 /// Since when a VM is known to be unowned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// When the first list that had it was asked for.
+    /// When the first list that had the VM was requested.
     pub first: Instant,
     /// The same by the calendar.
     pub since: Timestamp,
-    /// Whether a later one had it, too.
+    /// Whether a list that was requested at least the gap later had the VM, too.
     pub is_confirmed: bool,
 }
 
 /// The VMs of one scope and driver that are known to be unowned, by provider id.
 pub type Observations = HashMap<String, Observation>;
 
-/// What becomes of a listed VM.
+/// The classification of a listed VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// An InfraMachine has it.
+    /// An InfraMachine owns the VM.
     Owned(NamespacedName),
-    /// It is of a Cluster that this management cluster does not have: it is left alone,
-    /// and nothing is reported of it.
+    /// The VM is of a Cluster that this management cluster does not have: the VM is left alone, and nothing
+    /// is reported of it.
     Foreign,
-    /// Nothing may be concluded now.
+    /// Nothing may be concluded now; the text says why.
     Frozen(String),
-    /// It has no owner, and was seen so only once, or not for long enough.
+    /// The VM has no owner, but was seen so only once, or not for long enough.
     SeenOnce,
-    /// It is the second VM of a machine. It is never deleted.
+    /// The VM is the second one of a machine, and is never deleted.
     Duplicate(NamespacedName),
-    /// It has no owner. Without a reason to keep it, it may be deleted.
+    /// The VM has no owner. Without a reason to keep it, it may be deleted.
     Orphan(Vec<KeepReason>),
 }
 
-/// What becomes of every VM of a scope. `observed_deletion` says of an identity whether this process saw the
-/// deletion of its InfraMachine.
+/// Classifies every VM of a scope. `observed_deletion` says whether this process saw the deletion of the
+/// InfraMachine with an identity.
 ///
-/// A VM that is not listed any more is forgotten where the lists show that it `is_gone`: one that is in a
-/// list which failed is not.
+/// The observation of a VM that is no longer listed is dropped where `is_gone` says that the lists prove it:
+/// the VM of a list that failed is not gone.
 pub fn classify(
     scope: &Scope,
     vms: &[ListedMachine],
@@ -192,7 +192,7 @@ pub fn classify(
         .collect()
 }
 
-/// Counts an observation.
+/// Records that a VM was seen without an owner, and returns its observation.
 fn record_observation(observations: &mut Observations, id: &str, gap: Duration, clock: Clock) -> Observation {
     let observation = observations.entry(id.to_owned()).or_insert(Observation {
         first: clock.requested_at,
@@ -204,7 +204,7 @@ fn record_observation(observations: &mut Observations, id: &str, gap: Duration, 
     *observation
 }
 
-/// Whether an orphan may still be deleted, by what the API server says immediately before.
+/// Whether an orphan may still be deleted, by a live read immediately before the delete.
 pub fn may_still_be_deleted(
     scope: &Scope,
     vm: &ListedMachine,
@@ -219,8 +219,8 @@ pub fn may_still_be_deleted(
         && keep_reasons(scope, vm, live, &observed_deletion, observation, at).is_empty()
 }
 
-/// What one scan says of a VM: an orphan with what would keep it from being deleted, whatever was
-/// seen before and is asked for.
+/// Classifies a VM by one scan: an orphan comes with what would keep it from being deleted, regardless of
+/// earlier observations and of the options.
 pub fn classify_once(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> Finding {
     match owner_of(scope, vm, siblings, live) {
         OwnerLookup::Owned(key) => Finding::Owned(key),
@@ -254,7 +254,7 @@ pub fn classify_once(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>,
     }
 }
 
-/// What keeps a VM without an owner from being deleted: all that does, so that an operator sees it at once.
+/// Returns every reason to keep a VM without an owner, so that an operator sees all of them at once.
 fn keep_reasons(
     scope: &Scope,
     vm: &ListedMachine,
@@ -288,7 +288,7 @@ fn keep_reasons(
     .collect()
 }
 
-/// How old a VM is: by the back end's clock, or else for as long as it is known to be unowned.
+/// The age of a VM: by the back end's clock, or else since it is known to be unowned.
 fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     match vm.created_at {
         Some(made) => elapsed(made, clock.now).unwrap_or_default(),
@@ -296,8 +296,9 @@ fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     }
 }
 
-/// Each VM once, in the order of their ids, though several lists of a scope may have it: with the first
-/// list that has it. Where two lists say different things of it, nothing is proven.
+/// Keeps each VM once, in the order of the ids, though several lists of a scope may have it: with the first
+/// list that has it. Where two lists disagree on the name, identity or cluster of a VM, that value is
+/// dropped: nothing is proven.
 pub fn each_once<L>(mut vms: Vec<(ListedMachine, L)>) -> Vec<(ListedMachine, L)> {
     // In place: a copy would be as large as the fleet.
     vms.sort_by(|(one, _), (other, _)| one.provider_id.cmp(&other.provider_id));

@@ -17,23 +17,23 @@ use crate::listing::{ClassId, ClassRef};
 use crate::metrics::OrphanReason;
 use cmi_driver::ListedMachine;
 
-/// How often the same is reported again.
+/// The interval at which the same orphan is reported again.
 const REPEAT: Duration = Duration::from_hours(24);
-/// Events of a Cluster in one scan; how many there are besides is reported in one more.
+/// The most events of a Cluster in one scan; one more event says how many there are besides.
 const MAX_EVENTS: usize = 10;
 
-/// What is known and was reported of the VMs of a Cluster.
+/// The VMs of a Cluster that are known to be unowned, and what was reported of them.
 #[derive(Debug, Default)]
 pub struct ReportState {
-    /// Those that are known to be unowned.
+    /// The VMs that are known to be unowned.
     pub observations: Observations,
-    /// Those that were reported, by provider id: as what, and when the last time.
+    /// The VMs that were reported, by provider id: as what, and when the last time.
     reported: HashMap<String, (OrphanReason, Instant)>,
-    /// The class in whose list each of them was the last time, by provider id.
+    /// The class in whose list each VM was the last time, by provider id.
     lists: HashMap<String, ClassId>,
 }
 
-/// What is to be reported.
+/// A report of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Report {
     reason: OrphanReason,
@@ -41,7 +41,7 @@ struct Report {
 }
 
 impl ReportState {
-    /// How many there are of each kind.
+    /// The number of reported VMs of each kind.
     pub fn counts(&self) -> BTreeMap<OrphanReason, u64> {
         let mut counts = BTreeMap::new();
         for (reason, _) in self.reported.values() {
@@ -50,15 +50,15 @@ impl ReportState {
         counts
     }
 
-    /// Forgets all of it, as when the Cluster is paused.
+    /// Forgets everything, as when the Cluster is paused.
     pub fn clear(&mut self) {
         self.observations.clear();
         self.reported.clear();
         self.lists.clear();
     }
 
-    /// Says of a VM that is not listed whether it is gone: whether the list that it was in is there, or is
-    /// not asked for any more. Of a list that failed, or is not due, nothing is known.
+    /// Returns a function that says whether a VM that is not listed is gone: whether the list that had it was
+    /// made, or is not asked for any more. Nothing is known of a list that failed, or is not due.
     pub fn is_gone(&self, listed: &ClusterListing) -> impl Fn(&str) -> bool + use<> {
         let may_be_there: HashSet<String> = self
             .lists
@@ -69,7 +69,7 @@ impl ReportState {
         move |vm| !may_be_there.contains(vm)
     }
 
-    /// Takes in which list each VM is in that is known to be unowned.
+    /// Records which list has each VM that is known to be unowned.
     pub fn record_lists(&mut self, listed: &ClusterListing) {
         for id in self.observations.keys() {
             if let Some(class) = listed.class_of(id) {
@@ -78,7 +78,7 @@ impl ReportState {
         }
     }
 
-    /// All VMs that are listed have an owner. Forgets them, and those that are gone.
+    /// Forgets the listed VMs, which all have an owner, and those that are gone.
     pub fn all_owned(&mut self, listed: &ClusterListing) {
         let is_gone = self.is_gone(listed);
         let is_listed = |id: &str| listed.class_of(id).is_some();
@@ -86,14 +86,14 @@ impl ReportState {
         self.forget();
     }
 
-    /// Forgets what is not known to be unowned any more.
+    /// Forgets the VMs that are not known to be unowned any more.
     fn forget(&mut self) {
         let observations = &self.observations;
         self.reported.retain(|id, _| observations.contains_key(id));
         self.lists.retain(|id, _| observations.contains_key(id));
     }
 
-    /// What is new of these VMs, or was reported long ago. Those that are neither orphans nor
+    /// Returns what is new of these VMs, or was reported long ago. VMs that are neither orphans nor
     /// duplicates any more are forgotten.
     fn new_reports(
         &mut self,
@@ -196,8 +196,8 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
     }
 }
 
-/// Reports that a list of deleted machines can't be made, and will not be tried again: what they may have
-/// left behind is not found.
+/// Reports that a list of deleted machines can't be made, and will not be tried again: VMs that they may have
+/// left behind are not found.
 pub async fn record_abandoned_list(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -217,7 +217,7 @@ pub async fn record_abandoned_list(
     record_event(ctx, scope, reason::ORPHAN_SCAN_INCOMPLETE, text).await;
 }
 
-/// Records an event on the InfraCluster, or on the Cluster where that is not ours.
+/// Records an event on the InfraCluster, or on the Cluster where the InfraCluster is not ours.
 pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, text: String) {
     let event = NewEvent {
         warning: true,

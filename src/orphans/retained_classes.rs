@@ -6,21 +6,22 @@ use std::collections::{BTreeMap, VecDeque};
 use super::scope::RetainedClass;
 use crate::caches::NamespacedName;
 
-/// The most that are remembered of a Cluster.
+/// The most classes that are remembered of a Cluster.
 const MAX_PER_CLUSTER: usize = 32;
 /// The most bytes that are remembered of all Clusters.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// What a class costs beside its provider spec.
 const BESIDE: usize = 1024;
-/// So many scans in a row have to find that the list can't be made: a Secret that is
-/// replaced is away for a moment.
+/// The number of scans in a row that have to find that the list can't be made: a Secret that is replaced is
+/// away for a moment.
 const MAX_FAILURES: u8 = 2;
 
 /// The classes of deleted machines, as many of each Cluster as there is room for.
 ///
 /// # Guarantees
-/// * What one Cluster has does not push out what another has, as long as there is room for both. Where there
-///   is not, it goes from the namespace that holds the most: a tenant with many classes loses its own.
+/// * The classes of one Cluster do not push out those of another, as long as there is room for both. Where
+///   there is not, classes of the namespace that holds the most are forgotten: a tenant with many classes
+///   loses its own.
 /// * A class whose list can't be made is forgotten, and kept again when another machine of it is deleted.
 #[derive(Debug, Default)]
 pub(super) struct RetainedClasses {
@@ -73,14 +74,15 @@ impl RetainedClasses {
         self.by_cluster.values().flatten().map(|entry| &entry.class)
     }
 
-    /// The list of a class was made.
+    /// Records that the list of a class was made.
     pub fn listed(&mut self, class: &RetainedClass) {
         if let Some(entry) = self.find(class) {
             entry.failures = 0;
         }
     }
 
-    /// The list of a class can't be made. Whether that was so often enough, and the class is forgotten.
+    /// Records that the list of a class can't be made. Returns whether that was so often enough, and the
+    /// class is forgotten.
     pub fn unlistable(&mut self, class: &RetainedClass) -> bool {
         let Some(entry) = self.find(class) else {
             return false;
@@ -120,8 +122,7 @@ impl RetainedClasses {
         }
     }
 
-    /// The Cluster that holds the most of the namespace that holds the most; of several the
-    /// one with the oldest class.
+    /// The largest Cluster of the namespace that holds the most; of several, the one with the oldest class.
     fn largest(&self) -> Option<NamespacedName> {
         let mut of_namespaces: BTreeMap<&str, usize> = BTreeMap::new();
         let bytes = |of_cluster: &VecDeque<Entry>| of_cluster.iter().map(Entry::bytes).sum::<usize>();

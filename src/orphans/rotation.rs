@@ -1,4 +1,4 @@
-//! Which lists a scan makes where there are more than it may make.
+//! Chooses the lists of a scan where there are more than it may make.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -9,21 +9,21 @@ use crate::listing::ClassId;
 /// The most lists of a scan and driver.
 pub(super) const MAX_LISTS: usize = 512;
 
-/// Which lists a scan makes.
+/// Chooses the lists of each scan.
 ///
 /// # Guarantees
-/// Each namespace has the same share as long as it has something to list, and each Cluster the same of
-/// that: many classes of one take longer to be looked at, and those of the others do not. What was not
-/// looked at for longest comes first.
+/// Each namespace has the same share as long as it has something to list, and each Cluster the same share of
+/// that: many classes of one Cluster take longer to be listed, and those of the others do not. The classes
+/// that were not listed for longest come first.
 #[derive(Debug, Default)]
 pub(super) struct Rotation {
     scan: u64,
-    /// When each was listed the last time.
+    /// When each class was listed the last time.
     listed: HashMap<(NamespacedName, ClassId), u64>,
 }
 
 impl Rotation {
-    /// The lists that this scan makes, at most so many.
+    /// Returns the lists that this scan makes, at most `most`.
     pub fn next(&mut self, watched: &[WatchedCluster], most: usize) -> HashSet<(NamespacedName, ClassId)> {
         self.scan += 1;
         let mut by_namespace: BTreeMap<&str, Vec<(usize, u64, &NamespacedName, ClassId)>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Which lists show the VMs of which Cluster.
+//! Finds the lists that show the VMs of each Cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::identity::{self, Role};
 use crate::listing::{ClassId, ClassRef};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
-/// The class of a deleted machine: its list shows the VM that may have been left behind, also when it
-/// was the last of its class.
+/// The class of a deleted machine: its list shows the VM that may have been left behind, also when the
+/// machine was the last of its class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RetainedClass {
     /// The configured driver.
@@ -32,30 +32,30 @@ pub struct RetainedClass {
 pub struct WatchedCluster {
     /// The Cluster.
     pub scope: Scope,
-    /// Whether it is paused, as far as is known: then nothing is asked.
+    /// Whether the Cluster is paused, as far as is known: then the driver is not asked.
     pub is_paused: bool,
-    /// The lists.
+    /// The classes to list.
     pub classes: BTreeSet<ClassRef>,
-    /// Those of them that only deleted machines had.
+    /// The ids of the classes that only deleted machines had.
     pub retained: BTreeSet<ClassId>,
 }
 
-/// The objects that say what to list. They may be out of date: what follows from a list
-/// is classified by a live read.
+/// The objects that say what to list. They may be out of date: the result of a list is classified by a live
+/// read.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     /// Clusters of Cluster API.
     pub clusters: Vec<Arc<Cluster>>,
     /// Our clusters.
     pub infra_clusters: Vec<Arc<DeserializeGuard<InfraCluster>>>,
-    /// Our machines, each unpacked when it is looked at: a whole fleet of them would take many times what a
-    /// cache does.
+    /// Our machines, each unpacked only when it is read: a whole fleet of unpacked machines would take many
+    /// times what a cache does.
     pub infra_machines: Vec<CachedMachine>,
     /// Our templates.
     pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
 }
 
-/// For each Cluster the id that one of its machines was given, where there is one.
+/// Returns for each Cluster the id that one of its machines was given, where there is one.
 async fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, String> {
     let mut ids = HashMap::new();
     for (index, machine) in machines.iter().enumerate() {
@@ -72,13 +72,13 @@ async fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, Stri
 /// A class of a Cluster's machines.
 type ClusterClass = (NamespacedName, ClassRef);
 
-/// The classes of the machines of a driver, as far as they are known from the last scan: of a fleet at rest
-/// no machine is unpacked again.
+/// The classes of the machines of a driver, as known from the last scan: no machine of a fleet at rest is
+/// unpacked again.
 #[derive(Debug, Default)]
 pub struct MachineClasses(ByVersion<JsonPointer, ClusterClass>);
 
 impl MachineClasses {
-    /// The classes of the machines that a driver has, or is about to make, each once.
+    /// Returns the classes of the machines that a driver has, or is about to make, each once.
     pub async fn update(
         &mut self,
         machines: &[CachedMachine],
@@ -97,10 +97,10 @@ impl MachineClasses {
     }
 }
 
-/// The Clusters that use a driver, each with its lists: the classes of its machines, of deleted machines,
-/// and of its templates, so that a Cluster without machines is looked after as well.
+/// Returns the Clusters that use a driver, each with its lists: the classes of its machines, of deleted
+/// machines, and of its templates, so that a Cluster without machines is scanned as well.
 ///
-/// `resolve` says which driver a template gets, by what it names and its namespace.
+/// `resolve` returns the driver that a template gets, by the driver that it names and its namespace.
 pub async fn watched(
     objects: &Objects,
     driver: &str,
@@ -111,7 +111,7 @@ pub async fn watched(
 ) -> Vec<WatchedCluster> {
     let scopes = scopes(objects).await;
     let mut found: BTreeMap<&NamespacedName, BTreeSet<ClassRef>> = BTreeMap::new();
-    // Whether it was not known before.
+    // Returns whether the class was not known before.
     let mut add = |cluster: &NamespacedName, class: ClassRef| {
         let Some((key, (scope, _))) = scopes.get_key_value(cluster) else {
             return false;
@@ -219,8 +219,8 @@ fn class_of_machine(
     Some((cluster, ClassRef::of_machine(machine, tag_path)?))
 }
 
-/// The class of the machines that a template makes, as workers: which of them run the
-/// control plane is not its to say.
+/// The class of the machines that a template makes, as workers: the template does not say which of them run
+/// the control plane.
 fn class_of_template(
     template: &InfraMachineTemplate,
     cluster_id: &str,
@@ -250,8 +250,8 @@ fn clusters_of_template<'a>(
     })
 }
 
-/// Whether a list of one class shows what a list of the other does: the same account and spec, but for what
-/// differs among the machines of a template.
+/// Whether a list of one class shows what a list of the other does: both have the same account and spec, but
+/// for what differs among the machines of a template.
 fn is_alike(one: &ClassRef, other: &ClassRef, tag_path: &JsonPointer) -> bool {
     let bare = |class: &ClassRef| {
         let mut spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
@@ -269,8 +269,8 @@ fn cluster_of(class: &ClassRef, tag_path: &JsonPointer) -> Option<String> {
     Some(id.to_owned())
 }
 
-/// Removes the tag of one machine, wherever it stands: where a driver wants its tags may not be known. An
-/// adopted VM has the tag of another, and is of the class of its siblings all the same.
+/// Removes the machine tag of a spec, wherever it stands: where a driver wants its tags may not be known. An
+/// adopted VM has the tag of another machine, and is of the class of its siblings all the same.
 pub fn remove_identity(spec: &mut Map<String, Value>) {
     spec.remove(tags::MACHINE);
     for value in spec.values_mut() {

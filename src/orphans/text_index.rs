@@ -1,17 +1,17 @@
-//! Finds things of a large list by their texts, at 16 bytes for each.
+//! Finds the items of a large list by their texts, at 16 bytes for each text.
 
 use std::hash::{BuildHasher as _, RandomState};
 
-/// The places of things by a text of theirs. It keeps no text: what it finds has to be compared.
+/// The indices of items by a text of theirs. The index keeps no text: what it finds has to be compared.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TextIndex {
     hashes: RandomState,
-    /// The hash of the text, and the place; in that order.
+    /// The hash of the text and the index of the item, sorted.
     places: Vec<(u64, usize)>,
 }
 
 impl TextIndex {
-    /// The places of all of these, each by up to two texts.
+    /// Indexes all items, each by up to two texts.
     pub(super) fn new<'a, T>(all: &'a [T], texts: impl Fn(&'a T) -> [Option<&'a str>; 2]) -> Self {
         let hashes = RandomState::new();
         let count = all.iter().map(|one| texts(one).into_iter().flatten().count());
@@ -24,7 +24,7 @@ impl TextIndex {
         Self { hashes, places }
     }
 
-    /// Where the text may be.
+    /// The indices of the items that may have this text.
     pub(super) fn places<'a>(&'a self, text: &str) -> impl Iterator<Item = usize> + use<'a> {
         let wanted = self.hashes.hash_one(text);
         let first = self.places.partition_point(|(hash, _)| *hash < wanted);

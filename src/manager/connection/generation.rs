@@ -1,4 +1,4 @@
-//! The connections of a time, and what comes after them.
+//! The current connections, and their replacement.
 //!
 //! A server whose storage hangs still answers pings. Behind one address there may be others that are well,
 //! but HTTP/2 leads every request over the connection that there is. Over HTTP/1.1, a request that is given
@@ -17,12 +17,12 @@ use super::{Connector, Http, http};
 pub(super) struct Connections {
     connector: Connector,
     current: RwLock<Arc<Generation>>,
-    /// How long a request waits at least, of which it counts that it was given up.
+    /// The least wait of a request after which it counts that the request was given up.
     stalled_after: Duration,
 }
 
-/// Watches have a connection of their own: they take streams for as long as they last, of which a server
-/// allows a connection so many, and what is not read of them is not to take room from answers.
+/// The connections of a time. Watches have one of their own: they take streams for as long as they last, of
+/// which a server allows a connection so many, and what is not read of them must not take room from answers.
 struct Generation {
     requests: Connection,
     watches: Connection,
@@ -37,21 +37,21 @@ struct Connection {
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// It is answered as soon as it is done.
+    /// The request is answered as soon as it is done.
     Request,
-    /// Its answer lasts.
+    /// The answer of the request lasts.
     Watch,
 }
 
-/// A request whose answer has not begun. If it is dropped so, after long enough, and no other of its
-/// connection was answered meanwhile, the next request gets a new connection. What is under way goes on over
-/// the old one, which is closed after it.
+/// A request whose answer has not begun. If it is dropped in this state, after long enough, and no other
+/// request of its connection was answered meanwhile, the next request gets a new connection. Requests under
+/// way go on over the old one, which is closed after them.
 pub(super) struct Unanswered {
     connections: Arc<Connections>,
     generation: Arc<Generation>,
     purpose: Purpose,
     sent: Instant,
-    /// How many answers there were when it was sent; none once it is answered.
+    /// The number of answers when the request was sent; none once it is answered.
     answers: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ impl Connections {
         }
     }
 
-    /// The connection for a request that is sent now.
+    /// Returns the connection for a request that is sent now.
     pub(super) fn send(self: &Arc<Self>, purpose: Purpose) -> Unanswered {
         let generation = Arc::clone(&self.current.read());
         let answers = generation.of(purpose).answers.load(Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Connections {
         }
     }
 
-    /// Replaces these connections, unless that was done.
+    /// Replaces these connections, unless they have been replaced.
     fn replace(&self, stalled: &Arc<Generation>) {
         let mut current = self.current.write();
         if Arc::ptr_eq(&current, stalled) {
@@ -113,7 +113,7 @@ impl Unanswered {
         &self.generation.of(self.purpose).http
     }
 
-    /// The answer has begun.
+    /// Records that the answer has begun.
     pub(super) fn answered(mut self) {
         self.answers = None;
         let connection = self.generation.of(self.purpose);
