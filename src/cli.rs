@@ -73,16 +73,17 @@ enum Command {
     Version,
 }
 
-/// Why a command did not succeed.
+/// Why a command failed.
 #[derive(Debug)]
 enum CommandError {
-    /// Flags, environment or files have to change.
+    /// The user has to change flags, environment or files.
     Misconfigured(anyhow::Error),
-    /// It was tried.
+    /// The command was tried and failed.
     Failed(anyhow::Error),
 }
 
-/// `?` says that it was tried; [`ResultExt::misconfigured`] before it, that something has to change first.
+/// `?` makes a failure of what was tried; [`ResultExt::misconfigured`] before it, an error that the user has
+/// to fix first.
 impl<E: Into<anyhow::Error>> From<E> for CommandError {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
@@ -171,7 +172,7 @@ fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
     threads.misconfigured()
 }
 
-/// Runs a command that logs to its end; what it has left running is not waited for.
+/// Runs a command that logs, to its end; tasks that it leaves running are not waited for.
 fn block_on(
     log: &LogArgs,
     future: impl Future<Output = Result<(), CommandError>>,

@@ -1,5 +1,5 @@
-//! What is installed beside the provider and follows from its code: definitions of the
-//! API, permissions, policies.
+//! The manifests that are installed beside the provider and follow from its code: definitions of the API,
+//! permissions, policies.
 //!
 //! The files under `config/` that say so in their first line are the output of this module, and a test
 //! compares them. Everything is printed ready to apply, with final names and in [`NAMESPACE`].
@@ -19,7 +19,7 @@ pub use crds::definitions;
 pub const NAMESPACE: &str = "capcmi-system";
 /// Prefix of the names of all objects that are installed.
 pub const NAME_PREFIX: &str = "capcmi-";
-/// Label by which clusterctl knows what belongs to a provider.
+/// Label by which clusterctl knows the objects of a provider.
 pub const PROVIDER_LABEL: &str = "cluster.x-k8s.io/provider";
 /// Value of [`PROVIDER_LABEL`].
 pub const PROVIDER: &str = "infrastructure-capcmi-cmi";
@@ -45,7 +45,7 @@ pub enum Part {
 impl Part {
     /// Every part of each installation, in the order in which they are applied.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Rbac, Self::Policy];
-    /// Those that an administrator has to ask for.
+    /// The parts that an administrator has to ask for.
     pub const OPTIONAL: [Self; 2] = [Self::Remediation, Self::VolumeDrain];
 
     /// Folder in `config/`.
@@ -112,16 +112,16 @@ pub fn policies() -> Result<Vec<serde_json::Value>, Error> {
     policies::objects()
 }
 
-/// An object could not be written down.
+/// An object that could not be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is no JSON.
+    /// The object can't be expressed as JSON.
     #[error("a generated object can't be expressed as JSON; please report this with the version of capcmi")]
     Json(#[from] serde_json::Error),
-    /// It is no YAML.
+    /// The object can't be expressed as YAML.
     #[error("a generated object can't be expressed as YAML; please report this with the version of capcmi")]
     Yaml(#[from] serde_saphyr::ser::Error),
-    /// It can't be read as YAML.
+    /// The object can't be read as YAML.
     #[error("a generated object can't be read as YAML; please report this with the version of capcmi")]
     Read(#[from] serde_saphyr::Error),
 }

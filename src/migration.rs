@@ -1,10 +1,10 @@
-//! From machine-controller-manager (group `machine.sapcloud.io`) to Cluster API: its objects are read, a plan
-//! says what is made in their place, and their VMs are adopted.
+//! Migrates machine-controller-manager (group `machine.sapcloud.io`) to Cluster API: reads its objects, plans
+//! which objects replace them, and adopts their VMs.
 //!
-//! [`source`] and [`mod@plan`] are pure; [`controller`] says whether the old controller runs, and
-//! [`health_checks`](mod@health_checks) what might have Machines deleted before their VMs are adopted;
+//! [`source`] and [`mod@plan`] are pure. [`controller`] tells whether the old controller runs, and
+//! [`health_checks`](mod@health_checks) finds what might have Machines deleted before their VMs are adopted.
 //! [`write`](mod@write) makes the objects, in an order that lets Cluster API's controllers neither make nor
-//! delete a machine on the way; [`undo`](mod@undo) takes them back, and leaves the VMs.
+//! delete a machine on the way; [`undo`](mod@undo) deletes them again, and leaves the VMs.
 
 pub mod controller;
 pub mod error;

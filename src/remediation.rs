@@ -1,14 +1,15 @@
-//! InfraMachineRemediation: a VM whose Machine is unhealthy is restarted, so often, and then the Machine is
-//! left to its owner, which replaces it. Cluster API's contract of external remediation: a MachineHealthCheck
-//! makes the object, with the name of the Machine, and deletes it when the Machine is healthy.
+//! InfraMachineRemediation: the provider restarts a VM whose Machine is unhealthy, as often as the strategy
+//! says, and then leaves the Machine to its owner, which replaces it. This is Cluster API's contract of
+//! external remediation: a MachineHealthCheck makes the object, with the name of the Machine, and deletes it
+//! when the Machine is healthy.
 //!
-//! There is no finalizer: nothing is left to be done when the object goes.
+//! There is no finalizer: nothing is left to do when the object is deleted.
 //!
 //! # Guarantees
 //! * A VM is restarted no more often than the strategy says, whenever the provider ends and wherever the
-//!   object is moved to: each restart is written down before the driver is called. It is taken back only
-//!   where it is certain that none was made.
-//! * Only a VM is restarted that this provider has made for this Machine, by an identity that may be trusted.
+//!   object is moved to: each restart is recorded before the driver is called. The record is taken back only
+//!   where it is certain that no restart was made.
+//! * The provider restarts only a VM that it has made for this Machine, by an identity that may be trusted.
 
 mod answer;
 mod execute;
@@ -34,11 +35,11 @@ use crate::caches::{Cache, Caches};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::reconciler::{Action, Enqueue, Reconciler, Requeue};
 
-/// What every reconcile works with.
+/// The context of every reconcile.
 pub struct Context {
     /// Writes and live reads.
     pub client: Client,
-    /// What is watched besides.
+    /// The other watched objects.
     pub caches: Caches,
     /// The remediations.
     pub remediations: Cache<DeserializeGuard<InfraMachineRemediation>>,
@@ -50,7 +51,7 @@ pub struct Context {
     pub policies: Arc<AdmissionPolicies>,
     /// Failures and metrics.
     pub reconciler: Reconciler,
-    /// Has a remediation reconciled.
+    /// Enqueues a remediation.
     pub enqueue: Enqueue,
 }
 

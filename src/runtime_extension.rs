@@ -1,13 +1,13 @@
-//! Cluster API's Runtime Extension for updates in place: it asks whether a machine can get a new spec without
-//! being replaced, and has the VM brought there.
+//! Cluster API's Runtime Extension for updates in place: Cluster API asks whether a machine can get a new
+//! spec without being replaced, and has the VM updated to it.
 //!
-//! The extension itself calls no driver to change a VM. [`hooks`] reads and answers, [`spec_changes`] and
+//! The extension itself calls no driver to change a VM. [`hooks`] parses and answers, [`spec_changes`] and
 //! [`progress`] decide, and the reconciler of InfraMachines does the update, as it does one by hand.
 //!
 //! # Guarantees
 //! * Fail closed: a field that is not known to be updatable is not patched, so that Cluster API replaces the
 //!   machine. Where the driver can't be asked, the answer is a failure, after which Cluster API asks again.
-//! * A replica that does not lead calls no driver and writes nothing. It answers what can be read.
+//! * A replica that does not lead calls no driver and writes nothing. It answers only what it can read.
 
 mod hooks;
 mod progress;
@@ -46,19 +46,18 @@ use crate::hot_update::in_place;
 use crate::leadership::Leadership;
 use cmi_driver::{Capabilities, ErrorChain};
 
-/// What a request may have: two MachineSets and four templates, of which those for bootstrapping are the
-/// largest.
+/// The largest request: two MachineSets and four templates, of which those for bootstrapping are the largest.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
-/// How long a request may take to come.
+/// How long a request body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long it may wait until others are answered: Cluster API does not wait much longer.
+/// How long a request may wait for its turn: Cluster API does not wait much longer.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(6);
-/// Requests at a time, each of which may have [`MAX_BYTES`] in memory.
+/// Concurrent requests, each of which may take [`MAX_BYTES`] of memory.
 const MAX_REQUESTS: usize = 8;
 /// The name under which the extension asks for a driver's capabilities.
 const REQUESTER: &str = "the Runtime Extension";
 
-/// What every request is answered with.
+/// The context of every request.
 #[derive(Clone)]
 pub struct Context {
     /// Reads InfraMachines, and writes the annotation that asks for an update.
@@ -67,26 +66,27 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
     /// Whether this replica may write, and ask drivers.
     pub leadership: Leadership,
-    /// The only namespace that is looked at; all without it.
+    /// The only namespace whose objects are answered for; `None` for all.
     pub namespace: Option<String>,
-    /// The value of the label `cluster.x-k8s.io/watch-filter` of what is looked at; any without it.
+    /// The value of the label `cluster.x-k8s.io/watch-filter` of the objects that are answered for; `None`
+    /// for any.
     pub watch_filter: Option<String>,
 }
 
-/// Bounds what all requests take together.
+/// Limits all requests together.
 struct Server {
     context: Context,
     requests: Semaphore,
 }
 
-/// Answers the hooks at their paths.
+/// Serves the hooks at their paths.
 pub fn router(context: Context) -> Router {
     let server = Server {
         context,
         requests: Semaphore::new(MAX_REQUESTS),
     };
     Router::new()
-        // Without a limit: Cluster API does not start while it gets no answer.
+        // Without the limit: Cluster API does not start while it gets no answer.
         .route(&Hook::Discovery.path(), post(discovery))
         .route(&Hook::CanUpdateMachineSet.path(), post(can_update_machine_set))
         .route(&Hook::CanUpdateMachine.path(), post(can_update_machine))
@@ -116,7 +116,8 @@ async fn update_machine(State(server): State<Arc<Server>>, body: Body) -> Respon
 impl Server {
     /// Reads a request and answers it.
     async fn serve<Q: DeserializeOwned>(&self, body: Body, run: impl AsyncFnOnce(Q) -> Value) -> Response {
-        // From before it is read until it is answered: that bounds what all of them have in memory.
+        // The permit is held from before the request is read until it is answered: that limits the memory of
+        // all requests.
         let Ok(_permit) = timeout(WAIT_TIMEOUT, self.requests.acquire()).await else {
             return Unread::TooMany.into_response();
         };
@@ -134,7 +135,7 @@ async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Unread> {
     serde_json::from_slice(&bytes).map_err(Unread::Unreadable)
 }
 
-/// Too much differs from what ended too early: axum hands both on as one error.
+/// Distinguishes a body that is too large from one that ended too early: axum returns both as one error.
 fn unread(error: axum::Error) -> Unread {
     match error.source() {
         Some(source) if source.is::<LengthLimitError>() => Unread::TooLarge,
@@ -157,7 +158,7 @@ enum Unread {
     Unreadable(serde_json::Error),
 }
 
-/// What a parser says quotes what it has read, of which a request may have a lot.
+/// Shortens a parser's message: it quotes the input, of which a request may have a lot.
 fn brief(error: &serde_json::Error) -> String {
     const MAX_CHARS: usize = 256;
     error.to_string().chars().take(MAX_CHARS).collect()
@@ -176,12 +177,12 @@ impl IntoResponse for Unread {
     }
 }
 
-/// Whether what is asked about can get the desired spec without being replaced: which fields can, as a patch
-/// of what is there. Cluster API replaces the machine where that leaves a difference.
+/// Answers whether the current objects can get the desired spec without being replaced: the fields that can,
+/// as a patch of the current ones. Cluster API replaces the machine where the patch leaves a difference.
 async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>) -> Value {
     let (current, desired) = (request.current.infrastructure(), request.desired.infrastructure());
     if !current.is_ours::<T>() || !desired.is_ours::<T>() {
-        // Of another provider: nothing is patched, and so nothing updated in place.
+        // An object of another provider: nothing is patched, and so nothing updated in place.
         return patched::<T>(&json_patch::Patch::default());
     }
     let (namespace, object) = (&current.metadata.namespace, &current.metadata.name);
@@ -205,7 +206,7 @@ async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>
     }
 }
 
-/// What has to change, and what of it needs no new machine; else why that is not known.
+/// The changes, and which of them need no new machine; else why that is not known.
 async fn changes<T: Objects>(
     context: &Context,
     current: &Infrastructure,
@@ -218,7 +219,7 @@ async fn changes<T: Objects>(
     let name = current.metadata.annotations.driver.as_deref().or(named);
     let capabilities = capabilities(context, name, &current.metadata.namespace).await?;
     let changes = SpecChanges::between(&old, &new, &capabilities);
-    // To say that it takes new machines would cost an old one before the first new one fails.
+    // To answer that it takes new machines would cost an old one before the first new one fails.
     if let Some(why) = changes.refusal() {
         return Err(format!("no machine can be made from the new spec: {why}"));
     }
@@ -226,7 +227,7 @@ async fn changes<T: Objects>(
     Ok((changes, patch))
 }
 
-/// Whether this process looks at an object, and no other one with other flags.
+/// Whether this process, and no other one with other flags, answers for an object.
 fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
     let metadata = &object.metadata;
     if let Some(only) = context
@@ -248,7 +249,7 @@ fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
     }
 }
 
-/// What the driver can do, from a driver that answers now. Else why it is not known: never a guess.
+/// The capabilities of a driver that answers now; else why they are not known: never a guess.
 async fn capabilities(
     context: &Context,
     name: Option<&str>,
@@ -281,7 +282,7 @@ async fn capabilities(
     }
 }
 
-/// Has the VM brought to the desired spec, and says how far that is.
+/// Requests the update of the VM to the desired spec, and answers how far it has come.
 async fn update(context: &Context, request: &UpdateMachineRequest) -> Value {
     let wanted = &request.desired.infrastructure_machine;
     if !wanted.is_ours::<CanUpdateMachineObjects>() {
@@ -305,7 +306,7 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
     let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
     let machines = kube::Api::<InfraMachine>::namespaced(context.client.clone(), namespace);
     let action = "reading the InfraMachine to update";
-    // Not from a cache: one that is behind would say that a spec is applied which is yet to come.
+    // Reads the live object: a cache that is behind would say that a spec is applied which is yet to come.
     let live = machines
         .get(name)
         .await
@@ -322,7 +323,7 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
     Ok(progress)
 }
 
-/// Lets the reconciler update the VM to the spec as it is now.
+/// Requests that the reconciler updates the VM to the current spec.
 async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine) -> Result<(), Error> {
     let name = live.metadata.name();
     let body = serde_json::json!({"metadata": {
@@ -339,7 +340,7 @@ async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine)
     }
 }
 
-/// Whether an object is one of this provider's.
+/// Whether an object belongs to this provider's group.
 fn is_of_group(api_version: &str) -> bool {
     api_version.split('/').next() == Some(GROUP)
 }

@@ -46,7 +46,7 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// Of a command that prints what it was asked for: by default, warnings alone go beside that.
+    /// The arguments for a command that prints its result: by default, only warnings are logged beside that.
     #[must_use]
     pub fn of_command(&self) -> Self {
         let is_default = self.verbosity == 0 && self.log_level.as_deref().is_none_or(str::is_empty);
@@ -73,21 +73,21 @@ enum LogFormat {
 /// Why logs can't be written.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// It is no filter.
+    /// The filter can't be parsed.
     #[error("`{filter}` is no log filter")]
     Filter {
-        /// What was given.
+        /// The filter as given.
         filter: String,
-        /// What is wrong with it.
+        /// The error of the parser.
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },
-    /// Logs are written already.
+    /// Logging was started before.
     #[error("logging was started before")]
     Started(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Starts to log, panics as well.
+/// Starts logging, of panics as well.
 ///
 /// # Errors
 /// [`TelemetryError`] when the filter is none, or logging was started before.
@@ -97,7 +97,7 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // A line that nothing reads any more is lost: to report that it is would end the process.
+        // A line that nothing reads any more is lost: reporting the loss would end the process.
         .log_internal_errors(false);
     match args.logging_format {
         LogFormat::Text => logs.try_init(),
@@ -108,8 +108,8 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
     Ok(())
 }
 
-/// A panic as any other line of the log: one that JSON is made of stays whole. Of one in a driver's call the
-/// place has to do, since what it says may hold the secrets of the call (OPS-11).
+/// Logs a panic like any other line: a JSON line stays whole. For a panic in a driver's call only the place
+/// is logged, since the message may hold the secrets of the call (OPS-11).
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let message = if cmi_driver::is_in_call() {
         "not shown: it may hold what the driver's call was given"

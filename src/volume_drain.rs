@@ -1,16 +1,16 @@
-//! Volumes of a Node whose Machine is deleted: its pods with persistent volumes are evicted one after the
-//! other (CTL-05), each when the volumes of the one before have left the Node. gather → plan → execute and
-//! publish.
+//! Drains the volumes of a Node whose Machine is deleted: pods with persistent volumes are evicted one after
+//! the other (CTL-05), each when the volumes of the one before have left the Node. gather → plan → execute
+//! and publish.
 //!
-//! Cluster API drains Nodes by itself, all pods at once, and waits until all volumes are detached. This comes
-//! before that, where a machine asks for it by an annotation: a pre-drain hook on the Machine has Cluster API
-//! wait until the provider takes it away.
+//! Cluster API drains Nodes by itself, all pods at once, and waits until all volumes are detached. The volume
+//! drain comes before that, where a machine asks for it by an annotation: a pre-drain hook on the Machine has
+//! Cluster API wait until the provider removes the hook.
 //!
 //! # Guarantees
-//! * The hook goes in the end, whatever becomes of the workload cluster, the driver or the pods.
-//! * Which pod was evicted, when, and for which volumes it is waited is written down before the eviction, so
-//!   that a process that is killed in between, and the target of a move, go on where it was.
-//! * Where the provider runs without the feature, it sets no hook, and takes away those that are left.
+//! * The hook is removed in the end, whatever becomes of the workload cluster, the driver or the pods.
+//! * The evicted pod, the time, and the volumes that the drain waits for are recorded before the eviction, so
+//!   that a process that is killed in between, and the target of a move, go on from there.
+//! * Where the provider runs without the feature, it sets no hook, and removes those that are left.
 
 mod drain_rules;
 mod end;
@@ -46,35 +46,35 @@ use crate::leadership::Leadership;
 use crate::reconciler::{Action, Enqueue, Reconciler, Requeue};
 use crate::workload_cluster::WorkloadClusters;
 
-/// Failures further apart than this are not of one outage.
+/// Failures further apart than this belong to different outages.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
 
-/// What every reconcile works with.
+/// The context of every reconcile.
 pub struct Context {
-    /// Whether machines may ask for it; else hooks are only taken away.
+    /// Whether machines may ask for a volume drain; else hooks are only removed.
     pub enabled: bool,
     /// Writes and live reads.
     pub client: Client,
-    /// What is watched.
+    /// The watched objects.
     pub caches: Caches,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// Where the Nodes are.
+    /// The workload clusters, which have the Nodes.
     pub workload_clusters: Arc<WorkloadClusters>,
-    /// Whether this replica may change what is in a workload cluster.
+    /// Whether this replica may change objects in a workload cluster.
     pub leadership: Leadership,
     /// Events.
     pub events: Events,
     /// Failures and metrics.
     pub reconciler: Reconciler,
-    /// Has a Machine reconciled.
+    /// Enqueues a Machine.
     pub enqueue: Enqueue,
-    /// Since when the workload clusters of Machines, by UID, can't be visited.
+    /// Since when the workload clusters of Machines, by UID, have been unreachable.
     pub outages: Outages,
 }
 
-/// Since when workload clusters can't be visited, by the UID of the Machine. In memory: what a process that
-/// starts does not know is bounded by the time that the whole drain may take.
+/// Since when workload clusters have been unreachable, by the UID of the Machine. In memory: the time limit
+/// of the whole drain bounds what a process that starts does not know.
 #[derive(Debug, Default)]
 pub struct Outages(Mutex<HashMap<String, Instant>>);
 
@@ -97,7 +97,7 @@ impl Outages {
 }
 
 impl Context {
-    /// Whether a Machine has to be looked at when it changes, or when its InfraMachine or Cluster does.
+    /// Whether a change of a Machine, or of its InfraMachine or Cluster, enqueues the Machine.
     pub fn concerns(&self, machine: &Machine) -> bool {
         has_hook(machine)
             || self.enabled && gather::cached_infra(self, machine).is_some_and(|infra| is_requested(&infra))
@@ -110,7 +110,7 @@ pub fn has_hook(machine: &Machine) -> bool {
     annotations.is_some_and(|all| all.contains_key(labels::VOLUME_DRAIN_HOOK))
 }
 
-/// Whether an InfraMachine asks for a drain, or says how one went.
+/// Whether an InfraMachine asks for a volume drain, or shows how one went.
 pub fn is_requested(infra: &DeserializeGuard<InfraMachine>) -> bool {
     infra
         .0

@@ -1,8 +1,8 @@
-//! Workload clusters: their API servers, by the kubeconfig that Cluster API keeps of each.
+//! Workload clusters: visits to their API servers, by the kubeconfig that Cluster API keeps of each.
 //!
-//! A client lives for one visit. A workload cluster is its user's: it may be away for weeks, answer never, or
-//! answer without end. So a visit has a deadline, answers have a size, and a cluster has few visits at a time
-//! and none before the back-off of the last that failed is over.
+//! A client lives for one visit. A workload cluster is its user's: it may be unreachable for weeks, never
+//! answer, or answer without end. So a visit has a deadline, answers have a size limit, and a cluster has few
+//! visits at a time, and none before the back-off of the last failure is over.
 
 mod connection;
 mod kubeconfig;
@@ -30,30 +30,31 @@ pub use self::kubeconfig::InvalidKubeconfig;
 const MAX_VISITS: usize = 2;
 /// How long a visit may take, the connection included.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// When a cluster is visited again that had no room for a visit.
+/// When a cluster that had no room for a visit is visited again.
 const BUSY: Duration = Duration::from_secs(1);
-/// A visit that took longer leads to a back-off as one that failed: it holds a worker that others wait for.
+/// A visit that took longer leads to a back-off, as a failed one does: it holds a worker that others wait
+/// for.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// When the machine of this UID is looked at again, for which its workload cluster had no room.
+/// When the machine of this UID is reconciled again, after its workload cluster had no room for a visit.
 pub fn busy_wait(uid: &str) -> Duration {
     BUSY.mul_f64(0.5 + retry::jitter(uid, 0))
 }
 
-/// The workload clusters, as one management cluster knows them.
+/// The workload clusters of one management cluster.
 pub struct WorkloadClusters {
     management: Client,
     known: Mutex<HashMap<String, State>>,
 }
 
-/// What is known of one workload cluster. There is none of one that answers and is not visited.
+/// The state of one workload cluster. A cluster that answers and is not visited has none.
 #[derive(Clone, Debug, Default)]
 struct State {
     visits: usize,
     last_failure: Option<FailedVisit>,
 }
 
-/// Why the last visit failed, and when there is another.
+/// Why the last visit failed, and when the next one may begin.
 #[derive(Clone, Debug)]
 struct FailedVisit {
     cause: Arc<Unreachable>,
@@ -86,10 +87,10 @@ pub enum Unreachable {
         /// Kubernetes' word for it.
         reason: String,
     },
-    /// What answers is no API server.
+    /// The server that answered is no API server.
     #[error("what answers in place of the API server of the workload cluster is none")]
     NotAnApiServer,
-    /// The API server answered, and took its time.
+    /// The API server answered, but took too long.
     #[error("the API server of the workload cluster took longer than {} s to answer", SLOW.as_secs())]
     Slow,
     /// No answer came.
@@ -98,7 +99,7 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// The reason of a condition.
+    /// The reason for a status condition.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Secret(_) | Self::Kubeconfig { .. } => reason::INVALID_KUBECONFIG,
@@ -109,14 +110,14 @@ impl Unreachable {
     }
 }
 
-/// What came of a visit.
+/// The result of a visit.
 #[derive(Debug)]
 pub enum Visit<T> {
-    /// It was made.
+    /// The visit was made.
     Made(T),
-    /// It was not made: so many are under way.
+    /// The visit was not made: too many are under way.
     Busy,
-    /// It failed, or was not made because the last one failed.
+    /// The visit failed, or was not made because the last one failed.
     Failed {
         /// Why.
         cause: Arc<Unreachable>,
@@ -126,7 +127,7 @@ pub enum Visit<T> {
 }
 
 impl WorkloadClusters {
-    /// Finds the kubeconfigs in this management cluster.
+    /// Reads the kubeconfigs from this management cluster.
     pub fn new(management: Client) -> Self {
         Self {
             management,
@@ -136,8 +137,8 @@ impl WorkloadClusters {
 
     /// Visits the API server of a workload cluster.
     ///
-    /// An error of `visit` is one of the whole workload cluster: what one object is answered, `visit` has to
-    /// tell from it.
+    /// An error of `visit` counts against the whole workload cluster: `visit` itself has to tell it from the
+    /// answer about a single object.
     ///
     /// # Errors
     /// The API server of the management cluster can't be asked for the kubeconfig.
@@ -180,7 +181,7 @@ impl WorkloadClusters {
         }
     }
 
-    /// A place among the visitors of a workload cluster, else what came of the visit.
+    /// Admits a visitor to a workload cluster, or returns the result of the visit.
     fn admit<T>(&self, uid: &str, now: Instant) -> Result<Visitor<'_>, Visit<T>> {
         let mut known = self.known.lock();
         let state = known.entry(uid.to_owned()).or_default();
@@ -205,7 +206,7 @@ impl WorkloadClusters {
         let state = known.entry(uid.to_owned()).or_default();
         let count = state.last_failure.as_ref().map_or(0, |failure| failure.count);
         let count = match &state.last_failure {
-            // Another visit that began before the same outage was noticed.
+            // Another visit that began before this outage was noticed.
             Some(failure) if failure.until > now => count,
             Some(_) | None => count.saturating_add(1),
         };

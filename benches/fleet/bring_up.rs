@@ -1,4 +1,4 @@
-//! A fleet comes up, idles, is listed anew, and its provider is restarted; beside the floors.
+//! A fleet comes up, idles, is relisted, and its provider is restarted; beside the floors.
 
 use std::time::{Duration, Instant};
 
@@ -187,7 +187,7 @@ impl Bench {
         Ok((replica, run))
     }
 
-    /// What a provider costs that has nothing to do.
+    /// Measures a provider that has nothing to do.
     async fn idle(&self, replica: &Measured) -> Result<Rest> {
         let (requests, usage) = (Requests::read(&self.admin).await?, replica.usage()?);
         let calls = replica.driver_calls().await?;

@@ -7,10 +7,10 @@ use super::Args;
 use super::bring_up::Bench;
 use super::report::Run;
 
-/// What is expected, beside this file.
+/// The expected counts, beside this file.
 const EXPECTED: &str = include_str!("counts.json");
 
-/// Brings a fleet up at each place of the driver, and fails where a count is another than expected.
+/// Brings a fleet up at each place of the driver, and fails where a count differs from the expected one.
 pub async fn check(args: &Args) -> Result<()> {
     let expected: Value = serde_json::from_str(EXPECTED).context("reading counts.json")?;
     for place in &args.places {

@@ -23,7 +23,7 @@ use super::measure::Measured;
 use super::requests::Target;
 use super::{CONCURRENCY, bare};
 
-/// Which client is a floor.
+/// The client of a floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// kube's client over HTTP/1, with typed caches, as the provider does it.
@@ -36,7 +36,7 @@ impl Kind {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Kube, Self::Bare];
 
-    /// What the table calls it.
+    /// The name in the table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kube => "kube client, HTTP/1",
@@ -64,7 +64,7 @@ pub struct Client {
     pub writes: u8,
 }
 
-/// Set for the process that is a floor.
+/// The environment variable that is set for the process of a floor.
 const MARK: &str = "CAPCMI_BENCH_FLOOR";
 
 impl Client {
@@ -86,7 +86,7 @@ impl Client {
         }))
     }
 
-    /// What it does; ends when it is killed.
+    /// Runs the floor until the process is killed.
     pub async fn run(self) -> Result<()> {
         match self.kind {
             Kind::Kube => run(&self).await?,

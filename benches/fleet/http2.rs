@@ -1,4 +1,4 @@
-//! HTTP/2 on one connection, below any Kubernetes client: what is known to cost the least.
+//! HTTP/2 on one connection, below any Kubernetes client: the cheapest known way.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -78,7 +78,7 @@ impl Connection {
         })
     }
 
-    /// A write, whose answer is metadata, and is not read but for its end.
+    /// A write. Its answer is metadata, of which only the end is read.
     pub async fn write(&self, method: Method, path: &str, body: &impl serde::Serialize) -> Result<()> {
         let answer = self
             .send(method, path, METADATA_ALONE, serde_json::to_vec(body)?)
@@ -86,7 +86,7 @@ impl Connection {
         drain(answer.into_body()).await
     }
 
-    /// A write, and the metadata that it is answered with.
+    /// A write that returns the metadata of its answer.
     pub async fn write_and_read(
         &self,
         method: Method,
@@ -99,7 +99,7 @@ impl Connection {
         Ok(answer.into_body().collect().await?.to_bytes())
     }
 
-    /// A read, whose answer is not parsed.
+    /// A read whose answer is not parsed.
     pub async fn read(&self, path: &str) -> Result<()> {
         let answer = self
             .send(Method::GET, path, "application/json", Vec::new())

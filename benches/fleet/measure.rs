@@ -71,12 +71,12 @@ impl Measured {
         }
     }
 
-    /// What it has used.
+    /// The usage of the process.
     pub fn usage(&self) -> Result<Usage> {
         Usage::of(self.pid)
     }
 
-    /// Its peak is from now on.
+    /// Resets the peak of its memory.
     pub fn forget_peak(&self) -> Result<()> {
         let path = format!("/proc/{}/clear_refs", self.pid);
         std::fs::write(&path, "5").with_context(|| format!("writing {path}"))
@@ -142,7 +142,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Finds them.
+    /// Finds the processes.
     pub fn of(management: &ManagementCluster) -> Result<Self> {
         let folder = management.folder().path();
         let certificates = format!("--cert-dir={}", folder.join("management").join(".").display());
@@ -170,7 +170,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// That of two processes together.
+    /// The usage of two processes together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -180,7 +180,7 @@ impl Usage {
         }
     }
 
-    /// The same without the CPU time of before.
+    /// The same usage without the CPU time of `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -240,7 +240,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Reads the API server's own count.
+    /// Reads the API server's own counters.
     pub async fn read(admin: &Client) -> Result<Self> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = admin

@@ -20,7 +20,7 @@ pub const ELECTED: &[&str] = &[
     "--leader-elect-resource-namespace=capcmi-system",
 ];
 
-/// A management cluster without core, with what is shipped installed.
+/// A management cluster without core, with the shipped manifests installed.
 pub async fn management_cluster() -> Result<ManagementCluster> {
     let manifests = capcmi::manifests::stream(&capcmi::manifests::Part::ALL)?;
     ManagementCluster::builder()

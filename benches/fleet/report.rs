@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use super::measure::{Requests, Usage};
 
-/// What one round of a contestant came to.
+/// The result of one round of a contestant.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     /// Machines.
     pub size: usize,
-    /// From the start of the process until all machines were provisioned.
+    /// The time from the start of the process until all machines were provisioned.
     pub took: Duration,
-    /// Of the process, or of several together.
+    /// The usage of the process, or of several together.
     pub usage: Usage,
-    /// Of the plugin, if there is one.
+    /// The usage of the plugin, if there is one.
     pub plugin: Option<Usage>,
-    /// Of the API server and of etcd.
+    /// The usage of the API server and of etcd.
     pub control_plane: [Usage; 2],
-    /// At the API server.
+    /// The requests to the API server.
     pub requests: Requests,
-    /// On the driver.
+    /// The calls of the driver.
     pub driver_calls: Option<u64>,
     /// What it cost when nothing was to do, when all was listed anew, and at a restart.
     pub rest: Vec<Rest>,
@@ -37,9 +37,9 @@ pub struct Rest {
     /// Of the process, in the window; at a restart, from its start. The peak is of the idle provider's whole
     /// life, and of a relist alone.
     pub usage: Usage,
-    /// At the API server.
+    /// The requests to the API server.
     pub requests: Requests,
-    /// On the driver.
+    /// The calls of the driver.
     pub driver_calls: u64,
 }
 
@@ -197,7 +197,7 @@ pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// The middle one, or between the two that are; 0 of none.
+/// The median; 0 of no values.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len() / 2;
@@ -208,7 +208,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     }
 }
 
-/// The figure that so many of a hundred do not exceed.
+/// The percentile.
 pub fn percentile(figures: &[f64], percent: usize) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What a bare client sends for a machine: as much as the provider does.
+//! The requests of a bare client for a machine: as many as the provider makes.
 
 use capcmi::api::v1alpha1::InfraMachine;
 use jiff::Timestamp;

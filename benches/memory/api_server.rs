@@ -42,7 +42,7 @@ struct State {
 }
 
 impl ApiServer {
-    /// One with so many machines.
+    /// A server with so many machines.
     pub fn new(part: Part, size: usize) -> Self {
         Self(Arc::new(State {
             part,
@@ -53,7 +53,7 @@ impl ApiServer {
         }))
     }
 
-    /// A client of it.
+    /// A client of the server.
     pub fn client(&self) -> Client {
         let this = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -78,7 +78,7 @@ impl ApiServer {
         let before = *self.0.lists.borrow();
         let mut lists = self.0.lists.subscribe();
         self.0.expired.send_replace(true);
-        // The sender lives as long as this.
+        // The sender lives as long as this server.
         let _ = lists.wait_for(|now| *now >= before + KINDS).await;
         self.watches(2 * WATCHED).await;
     }

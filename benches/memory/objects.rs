@@ -129,7 +129,7 @@ pub fn infra_machine(index: usize) -> Value {
     })
 }
 
-/// Those that a MachineDeployment's Machines and InfraMachines have.
+/// The labels of a MachineDeployment's Machines and InfraMachines.
 fn labels(cluster_name: &str) -> Value {
     json!({
         "cluster.x-k8s.io/cluster-name": cluster_name, "cluster.x-k8s.io/deployment-name": "workers",
@@ -137,7 +137,7 @@ fn labels(cluster_name: &str) -> Value {
     })
 }
 
-/// Its Machine, whose Node is healthy.
+/// The Machine of an InfraMachine, whose Node is healthy.
 pub fn machine(index: usize) -> Value {
     let (cluster, name) = (index / OF_A_CLUSTER, format!("workers-5d8f9c7b4d-{index:06}"));
     let (namespace, cluster_name) = (format!("team-{cluster:03}"), format!("cluster-{cluster:03}"));

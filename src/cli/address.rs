@@ -39,7 +39,7 @@ impl fmt::Display for BindAddress {
 }
 
 impl BindAddress {
-    /// Listens there.
+    /// Listens on the address.
     pub(super) async fn bind(&self) -> anyhow::Result<TcpListener> {
         let bound = if self.host.is_empty() {
             // Without IPv6 in the kernel, IPv4 is all of them.

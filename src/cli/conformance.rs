@@ -77,7 +77,7 @@ enum Required {
 }
 
 impl Required {
-    /// As the last lines of the report have it.
+    /// The level in the words of the last lines of the report.
     const fn name(self) -> &'static str {
         match self {
             Self::Published => "cmi.v1: yes",
@@ -86,7 +86,7 @@ impl Required {
         }
     }
 
-    /// Why the exit code is not 0, if it is not.
+    /// Why the exit code is not 0, if so.
     fn unmet(self, report: &Report) -> Option<String> {
         let is_met = match self {
             Self::Published => report.compliance(Layer::Published) == Compliance::Yes,
@@ -101,7 +101,7 @@ impl Required {
         let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
         let top = report.layers.last().filter(|_| report.passed);
         match top {
-            // Nothing binding is broken: what is asked for is more than was tried.
+            // No binding rule is broken: the level asked for needs more than was tried.
             Some(top) => format!(
                 "{target} is `{}`, and --require asks for `{}`; that takes {}",
                 report::compliance(top),
@@ -125,7 +125,7 @@ enum BuiltIn {
     Simulated,
 }
 
-/// A line per case, as it ends.
+/// Prints a line for each case, as it ends.
 #[derive(Default)]
 struct Lines {
     /// What the run may have made, once it has begun.

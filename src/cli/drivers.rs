@@ -32,10 +32,10 @@ pub(super) struct CheckArgs {
     offline: bool,
 }
 
-/// Drivers that are ready to be called, and how they are used.
+/// The drivers that are ready to be called, and their settings.
 pub(super) type BuiltDrivers = Vec<(Settings, Arc<dyn Driver>)>;
 
-/// Reads the file and builds its drivers; asks them nothing.
+/// Reads the file and builds its drivers; makes no call.
 pub(super) fn load(path: &Path) -> Result<BuiltDrivers, CommandError> {
     configured(path)?
         .into_iter()
@@ -129,7 +129,7 @@ fn check_file(path: &Path) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Whether a driver is ready, and what it says of itself, in a line.
+/// Whether a driver is ready, and what it declares, in one line.
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, String)> {
     let permit = driver.acquire(Priority::Upkeep, "check").await;
     let Introspection {

@@ -1,4 +1,4 @@
-//! The file that says which drivers there are.
+//! The file that configures the drivers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -118,10 +118,10 @@ impl TryFrom<String> for CallName {
     }
 }
 
-/// Reads and checks the file.
+/// Parses and validates the file.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// The errors, each with its place.
 pub(super) fn load(path: &Path) -> Result<Vec<DriverConfig>, DriversFileError> {
     let text = std::fs::read_to_string(path).map_err(|source| DriversFileError::Read {
         path: path.to_owned(),

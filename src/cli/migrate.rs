@@ -300,7 +300,7 @@ async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<
     }
 }
 
-/// Why a Cluster takes up no machines.
+/// Why a Cluster can't take machines.
 fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
     if cluster.metadata.deletion_timestamp.is_some() {
         Some("is being deleted, and would take the VMs with it")

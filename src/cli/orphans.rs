@@ -62,7 +62,7 @@ struct Row {
     machine_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at: Option<Timestamp>,
-    /// What more is to be known: the owner, or what keeps an orphan from being deleted.
+    /// A note: the owner, or what prevents the deletion of an orphan.
     why: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     Err(anyhow::anyhow!("not everything could be looked at: {failures}").into())
 }
 
-/// What is printed where there are no rows.
+/// The text that is printed where there are no rows.
 const fn none(all: bool) -> &'static str {
     if all {
         "The drivers list no VM of the Clusters that are here."

@@ -40,7 +40,7 @@ pub(super) struct PluginArgs {
 
 /// The longest `keepaliveSeconds`: longer than any call.
 const MAX_KEEPALIVE: u32 = 3600;
-/// The time between two attempts to connect to a plugin that is waited for.
+/// The interval of attempts to connect to a plugin that is waited for.
 const KNOCK: Duration = Duration::from_millis(100);
 
 /// What a key of the drivers file is on the command line; the longer ones first.
@@ -116,7 +116,7 @@ impl PluginArgs {
     }
 }
 
-/// What is wrong with the configuration that the flags make, in the words of the command line.
+/// Says what is wrong with the configuration that the flags make, in the words of the command line.
 fn with_flags(error: &ConfigError) -> String {
     FLAGS.iter().fold(error.to_string(), |message, (key, flag)| {
         message.replace(key, flag)

@@ -243,8 +243,8 @@ pub(super) async fn reading_client(kubeconfig: Option<PathBuf>) -> Result<(Clien
     Ok((manager::reading_client(config).misconfigured()?, namespace))
 }
 
-/// The Lease of a provider: one for all replicas that look at the same objects. Those that look at others
-/// must not stand by for them.
+/// The name of the Lease of a provider: one for all replicas that look at the same objects. Replicas that
+/// look at others must not stand by for them.
 fn lease(namespace: &str, watch_filter: &str) -> String {
     if namespace.is_empty() && watch_filter.is_empty() {
         return LEASE.to_owned();
@@ -337,7 +337,7 @@ impl WorkArgs {
     }
 }
 
-/// The pod's name, as a rule; only an operator reads it.
+/// The host name, which is the pod's name as a rule; only an operator reads it.
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

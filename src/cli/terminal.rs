@@ -1,5 +1,5 @@
-//! What a command writes for its user. A terminal or a pipe that is gone, as with `| head`, ends no command:
-//! what it has begun, it finishes.
+//! Output of a command for its user. A closed terminal or pipe, as with `| head`, ends no command: it
+//! finishes what it has begun.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ fn harmless(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Control characters, and those that change the direction of what follows.
+/// Whether a character is a control character, or changes the direction of the text after it.
 fn is_command(letter: char) -> bool {
     let changes_direction = matches!(
         letter,
@@ -36,7 +36,7 @@ fn is_command(letter: char) -> bool {
     letter.is_control() || changes_direction
 }
 
-/// In the notation of JSON, which stays the same JSON.
+/// Escapes characters in the notation of JSON, so that JSON stays the same JSON.
 fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_escaped) {
         return Cow::Borrowed(text);

@@ -3,7 +3,7 @@
 use garde::Validate;
 use serde::de::DeserializeOwned;
 
-/// Reads and checks a file.
+/// Reads and validates a file.
 ///
 /// # Errors
 /// What is wrong, and where. A snippet of the file is not shown: a secret may stand

@@ -1,4 +1,5 @@
-//! ValidatingAdmissionPolicies: what a schema can't say, without a webhook and its certificates.
+//! ValidatingAdmissionPolicies: the rules that a schema can't express, without a webhook and its
+//! certificates.
 
 use serde_json::{Value, json};
 
@@ -8,8 +9,8 @@ use crate::api::{
     labels::{self, RESERVED_ANNOTATIONS, VmExistence},
 };
 
-/// What Cluster API's topology controller puts on an object that it sends as a dry run
-/// to see what would change.
+/// The annotation that Cluster API's topology controller puts on an object that it sends as a dry run to see
+/// what would change.
 const TOPOLOGY_DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
 
 /// Every file of `config/policy` but the kustomization.
@@ -146,10 +147,10 @@ fn reserved_annotations() -> PolicySpec {
     }
 }
 
-/// The providerID says which VM is whose as well, and the driver is asked for what it names: it comes from
+/// The providerID identifies a VM as well, and the driver is asked for the VM that it names: it comes from
 /// the driver, or with a moved object from the administrator. Cluster API reads it and never writes it.
 ///
-/// Of an id that was named before the VM was made, the status alone says that there is the VM: no create is
+/// Where the id was named before the VM was made, the status alone says that the VM exists: no create is
 /// waited for then, and none is made any more.
 fn provider_id() -> PolicySpec {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
@@ -260,7 +261,7 @@ fn reserved() -> String {
     format!("[{}]", quoted.join(", "))
 }
 
-/// There is nothing before a CREATE.
+/// The object before the write; a CREATE has none.
 fn before(expression: &str, nothing: &str) -> String {
     format!("oldObject == null ? {nothing} : {expression}")
 }

@@ -1,7 +1,7 @@
 //! The only place that says what each role may do, and why.
 //!
-//! The provider's rules are what it uses and nothing else: a test can compare the verbs in an audit log with
-//! [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
+//! The provider's rules are the verbs that it uses and nothing else: a test can compare the verbs in an audit
+//! log with [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
 
 use crate::api::{GROUP, cluster_api};
 
@@ -23,7 +23,7 @@ pub struct Rule {
 pub const IDENTITY: &str = "identity";
 
 const READ: &[&str] = &["get", "list", "watch"];
-/// What a cache takes.
+/// The verbs that a cache needs.
 const WATCH: &[&str] = &["list", "watch"];
 const KINDS: &[&str] = &[
     "inframachines",

@@ -124,7 +124,7 @@ fn metadata(kind: &str, name: &str) -> Value {
     metadata
 }
 
-/// With the strictest of the Pod Security Standards, which the provider's Pod keeps.
+/// The namespace, with the strictest of the Pod Security Standards, which the provider's Pod keeps.
 fn namespace() -> Result<String, Error> {
     let restricted = |mode: &str| (format!("pod-security.kubernetes.io/{mode}"), json!("restricted"));
     let mut labels: Map<String, Value> = ["enforce", "audit", "warn"].map(restricted).into_iter().collect();

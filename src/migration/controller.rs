@@ -1,7 +1,8 @@
 //! Whether machine-controller-manager runs, as far as its Leases tell.
 //!
-//! That it is stopped no Lease proves: one of its two controllers may have none, and one that is restarted
-//! over and over has one that has expired. So the operator has to say it, and a Lease can only gainsay it.
+//! No Lease proves that it is stopped: one of its two controllers may have no Lease, and the Lease of a
+//! controller in a crash loop has expired. So the operator has to confirm that it is stopped, and a Lease can
+//! only contradict the operator.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,24 +17,25 @@ use super::error::WriteError;
 
 /// The Leases of machine-controller-manager, and of the controller of a provider.
 const LEASES: [&str; 2] = ["machine-controller-manager", "machine-controller"];
-/// How long a Lease is looked at: it is renewed every two seconds, whatever the clocks of both sides say.
+/// How long a Lease is observed: its holder renews it every two seconds, whatever the clocks of both sides
+/// say.
 const LOOK: Duration = Duration::from_secs(6);
 
-/// machine-controller-manager, which the operator says is stopped, and its objects.
+/// The objects of a machine-controller-manager that the operator says is stopped.
 #[derive(Clone)]
 pub struct Stopped {
-    /// The cluster with its objects.
+    /// The client of the cluster with the objects.
     pub(super) client: Client,
-    /// Their namespace.
+    /// The namespace of the objects.
     pub(super) namespace: String,
     leases: Leases,
 }
 
 impl Stopped {
-    /// Looks at the Leases for a while.
+    /// Observes the Leases for a while.
     ///
     /// # Errors
-    /// One is held or changes, or they can't be listed.
+    /// A Lease is held or changes, or the Leases can't be listed.
     pub async fn at(client: &Client, namespace: &str) -> Result<Self, WriteError> {
         let leases = Leases::read(client, namespace).await?;
         let seen = Self {
@@ -49,10 +51,10 @@ impl Stopped {
         Ok(seen)
     }
 
-    /// Looks at the Leases again.
+    /// Reads the Leases again.
     ///
     /// # Errors
-    /// One is held or has changed since it was first read, or they can't be listed.
+    /// A Lease is held or has changed since it was first read, or the Leases can't be listed.
     pub async fn confirm(&self) -> Result<(), WriteError> {
         let now = Leases::read(&self.client, &self.namespace).await?;
         self.refuse(now.held(Timestamp::now()))?;
@@ -67,7 +69,7 @@ impl Stopped {
     }
 }
 
-/// What its Leases say, by name.
+/// The specs of the Leases, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Leases(BTreeMap<String, LeaseSpec>);
 
@@ -86,7 +88,7 @@ impl Leases {
         Ok(Self(own.collect()))
     }
 
-    /// One that is held, by the clock of this process.
+    /// The name of a Lease that is held, by the clock of this process.
     fn held(&self, now: Timestamp) -> Option<&str> {
         let mut all = self.0.iter();
         all.find(|(_, lease)| is_held(lease, now))
@@ -97,7 +99,7 @@ impl Leases {
         self.0.values().any(has_holder)
     }
 
-    /// One that is not any more as it was.
+    /// The name of a Lease that differs from what was read before.
     fn changed<'a>(&self, now: &'a Self) -> Option<&'a str> {
         let mut all = now.0.iter();
         all.find(|(name, lease)| self.0.get(*name) != Some(*lease))

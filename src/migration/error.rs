@@ -1,6 +1,6 @@
 //! Why a migration stops.
 
-/// Why a migration stopped. What was made stays, and the next run goes on from there.
+/// Why a migration stopped. The objects that were made stay, and the next run goes on from there.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The API server refused or could not be reached.
@@ -11,7 +11,7 @@ pub enum WriteError {
         /// Why not.
         source: kube::Error,
     },
-    /// Objects of others are in the way.
+    /// Objects of others have the needed names.
     #[error(
         "objects of these names are there already, and no migration has made them: {0}; rename or delete them"
     )]
@@ -27,13 +27,13 @@ pub enum WriteError {
         /// The Machines that are not its own.
         left: String,
     },
-    /// The old controller would delete what is migrated.
+    /// The old controller runs, and would delete what is migrated.
     #[error(
         "machine-controller-manager runs: the Lease {0} is held or changes, and it would delete VMs that are \
             migrated; scale it and its provider's controller to 0, wait a minute, and run the command again"
     )]
     Running(String),
-    /// What was made is not what would be made.
+    /// The objects of an earlier run differ from what is planned now.
     #[error(
         "what an earlier run has made differs from what is planned now, so that machines would be replaced \
             or deleted, or be made from what is old: {0}; run the command with the flags and files of the \
@@ -41,32 +41,32 @@ pub enum WriteError {
             way; for machines that have come since, scale the new objects up to their number first"
     )]
     Differs(String),
-    /// Machines came after their group was done.
+    /// Machines that came after their group was migrated.
     #[error(
         "machine-controller-manager has run since: these Machines are not marked as migrated, and what keeps \
             them was migrated before without them: {0}; take their ownerReferences away to migrate each on \
             its own, or mark one that Cluster API has deleted since with infrastructure.capcmi.io/migrated-to"
     )]
     Late(String),
-    /// VMs that the provider does not see.
+    /// VMs that the provider has not adopted.
     #[error(
         "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; \
             check that it runs, repair what it says, and run the command again, which goes on from here"
     )]
     NotAdopted(String),
-    /// The way back was begun.
+    /// An undo was begun and has not ended.
     #[error(
         "a migration is being undone, of which these are left: {0}; end that with --undo, with which it goes \
             on where it stopped, and then migrate again"
     )]
     BeingUndone(String),
-    /// Cluster API goes on working on what is to be deleted.
+    /// Core has not paused the objects that are about to be deleted.
     #[error(
         "Cluster API's core manager has not paused {0}; check that it runs and nothing takes the pause away, \
             and run the command again, which goes on from here"
     )]
     NotPaused(String),
-    /// Something else deletes what is to be released.
+    /// Another deletes an object that is to be released.
     #[error(
         "{0} is being deleted, and its VM with it: let that end, take the Machine of \
             machine-controller-manager away whose VM has gone, and run the command again, which goes on from \
@@ -76,7 +76,7 @@ pub enum WriteError {
     /// A machine was changed between the read and the release.
     #[error("{0}; change it back, and run the command again, which goes on from here")]
     Changed(String),
-    /// The object is written all the time.
+    /// Another keeps writing the object.
     #[error(
         "InfraMachine {0} is written again and again by another, so that it can't be deleted as it was \
             looked at; it may carry the annotation {annotation} by now; run the command again, which goes on \
@@ -84,34 +84,34 @@ pub enum WriteError {
         annotation = crate::api::labels::FORCE_DELETE
     )]
     Contended(String),
-    /// Machines would go with what keeps them.
+    /// A keeper owns Machines that the garbage collector would delete with it.
     #[error(
         "{keeper} has {kept}, which no migration has made, and which would be deleted with it: delete them, \
             or take their ownerReferences away, and run the command again, which goes on from here"
     )]
     Keeps {
-        /// What is to be deleted.
+        /// The object that is to be deleted.
         keeper: String,
-        /// What it owns.
+        /// The objects that it owns.
         kept: String,
     },
-    /// The annotation that keeps the VM was refused or taken away.
+    /// Another refuses or removes the annotation that keeps the VM.
     #[error(
         "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, \
             so it was left; find out what takes the annotation away, and run the command again",
         annotation = crate::api::labels::FORCE_DELETE
     )]
     NotForced(String),
-    /// Objects that stay although they are deleted.
+    /// Objects that were deleted and have not gone.
     #[error(
         "these objects are deleted and have not gone, but no VM was touched: {0}; check that the provider \
             runs and what holds them, and run the command again, which goes on from here"
     )]
     NotGone(String),
-    /// An object that can't be sent.
+    /// An object that can't be encoded.
     #[error("{name} can't be put together")]
     Encode {
-        /// Which.
+        /// Its name.
         name: String,
         /// Why not.
         source: serde_json::Error,
@@ -119,12 +119,12 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// Whether another has written the object meanwhile.
+    /// Whether the write lost to a concurrent one (409).
     pub(super) fn is_conflict(&self) -> bool {
         self.is_answered(409)
     }
 
-    /// Whether the object is not there.
+    /// Whether the object does not exist (404).
     pub(super) fn is_not_found(&self) -> bool {
         self.is_answered(404)
     }

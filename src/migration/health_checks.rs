@@ -1,4 +1,5 @@
-//! MachineHealthChecks of the target. One that sees a Machine before its VM is adopted may have it deleted.
+//! MachineHealthChecks of the target. A MachineHealthCheck that sees a Machine before its VM is adopted may
+//! have it deleted.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use super::write::MigrationProgress;
 use crate::api::{cluster_api, labels};
 use crate::apiserver::dynamic;
 
-/// The MachineHealthChecks that are at work on Machines of groups that are not done.
+/// The MachineHealthChecks that are active on Machines of groups that are not done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HealthChecks {
     /// All of them; as a rule there are none.
     Known(Vec<HealthCheck>),
-    /// The API server does not say: why not.
+    /// The API server did not list them: why not.
     Unknown(String),
 }
 
@@ -41,8 +42,9 @@ struct Spec {
     selector: LabelSelector,
 }
 
-/// Looks for them. An operator need not be permitted to, and a management cluster need not have the kind in
-/// this version: what stands in no write's way is reported, and is no error.
+/// Lists the active MachineHealthChecks. An operator need not have the permission, and a management cluster
+/// need not serve the kind in this version: since no write depends on the result, both are reported and are
+/// no error.
 ///
 /// # Errors
 /// The API server can't be reached, or fails.
@@ -78,7 +80,8 @@ fn machines(migration: &Migration, progress: &MigrationProgress) -> Vec<Labels> 
         .collect()
 }
 
-/// What a MachineHealthCheck is at work on; one whose selector can't be read may select all.
+/// Returns the report of a MachineHealthCheck that is active on any of these Machines. A selector that can't
+/// be read counts as one that selects all.
 fn at_work(check: &DynamicObject, machines: &[Labels], target: &Destination) -> Option<HealthCheck> {
     if check.annotations().contains_key(labels::PAUSED) {
         return None;

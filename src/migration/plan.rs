@@ -1,4 +1,4 @@
-//! What is made in the place of the objects of machine-controller-manager. Pure.
+//! The plan of the objects that replace those of machine-controller-manager. Pure.
 
 mod class;
 mod groups;
@@ -21,28 +21,30 @@ use super::source::{McmClassKey, McmMachineSpec, Source, class_key};
 use crate::api::ObjectMetaExt as _;
 use cmi_driver::{Capabilities, MachineClass};
 
-/// Annotation of everything that a migration writes: what it was made in the place of.
+/// Annotation of every object that a migration writes: the original that it replaces.
 pub const MIGRATED_FROM: &str = "infrastructure.capcmi.io/migrated-from";
-/// Annotation of what was migrated: where its machines are now.
+/// Annotation of every migrated original: where its machines are now.
 pub const MIGRATED_TO: &str = "infrastructure.capcmi.io/migrated-to";
-/// Annotation of the MachineDeployment, or else the MachineSet, of a group that is not done: the last thing
-/// that is written takes it away. A pause or a user's own annotation would not tell.
+/// Annotation of the MachineDeployment, or else the MachineSet, of a group that is not done; the last write
+/// of the group removes it. A pause or a user's own annotation would not tell.
 pub const UNFINISHED: &str = "infrastructure.capcmi.io/migration-unfinished";
-/// Annotation of what the way back has paused and is about to delete: a migration does not go on meanwhile.
+/// Annotation of the objects that an undo has paused and is about to delete: a migration does not go on
+/// meanwhile.
 pub const UNDOING: &str = "infrastructure.capcmi.io/migration-being-undone";
 /// Annotation of Cluster API: a MachineSet adopts Machines and makes none.
 pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-create";
 
-/// What the operator has to say.
+/// The choices of the operator.
 #[derive(Clone, Debug)]
 pub struct Destination {
     /// The namespace of the Cluster.
     pub namespace: String,
     /// The Cluster that the machines become part of.
     pub cluster: String,
-    /// The driver that has the VMs.
+    /// The driver that manages the VMs.
     pub driver: String,
-    /// The Secret with the bootstrap data of machines that are made later, in place of those of the classes.
+    /// The Secret with the bootstrap data of machines that are made later, instead of the bootstrap data of
+    /// the classes.
     pub bootstrap_secret: Option<String>,
     /// Whether a class may name a Secret of another namespace.
     pub secrets_of_other_namespaces: bool,
@@ -54,8 +56,8 @@ impl Destination {
         format!("{}/{}", self.namespace, self.cluster)
     }
 
-    /// The value of [`MIGRATED_FROM`]. Names alone would take equal ones of two namespaces or Clusters, or of
-    /// two times, for one another.
+    /// The value of [`MIGRATED_FROM`]. Names alone would confuse objects of the same name in two namespaces
+    /// or Clusters, or at two times.
     fn marker(&self, kind: &str, namespace: &str, name: &str, uid: &str) -> String {
         let uid = if uid.is_empty() {
             String::new()
@@ -72,7 +74,7 @@ impl Destination {
     }
 }
 
-/// What something is made in the place of.
+/// The object that is replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Original {
     /// Its kind.
@@ -105,9 +107,9 @@ pub struct Object {
     pub kind: &'static str,
     /// Its name.
     pub name: String,
-    /// What is worth knowing of it, for an operator.
+    /// A note for the operator.
     pub note: String,
-    /// The whole of it.
+    /// The whole object.
     pub body: Value,
 }
 
@@ -129,23 +131,23 @@ impl Object {
     }
 }
 
-/// What is made in the place of one class.
+/// The objects that replace one class.
 #[derive(Clone, Debug)]
 pub struct Class {
     /// Which.
     pub key: McmClassKey,
     /// Secrets and template.
     pub objects: Vec<Object>,
-    /// What machine-controller-manager hands to the driver with every call but a create.
+    /// The class that machine-controller-manager hands to the driver with every call but a create.
     pub mcm_class: MachineClass,
     /// Whether an earlier run has marked it as migrated.
     pub is_marked: bool,
 }
 
-/// Machines that belong together.
+/// Machines of one owner.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// What they are in the place of, as `MachineDeployment workers`.
+    /// The original owner, as `MachineDeployment workers`.
     pub from: String,
     /// The classes of its machines.
     pub classes: BTreeSet<McmClassKey>,
@@ -155,15 +157,15 @@ pub struct Group {
     pub set: Option<Object>,
     /// The MachineDeployment that adopts the MachineSet, if there is one.
     pub deployment: Option<Object>,
-    /// What is not carried over.
+    /// What is not carried over, for the operator.
     pub notes: Vec<String>,
-    /// What is marked as migrated: what keeps the machines first, where anything does.
+    /// The originals to mark as migrated: first the object that keeps the machines, where there is one.
     pub originals: Vec<Original>,
 }
 
 impl Group {
-    /// Whether what keeps the machines, or the one Machine, is marked: an earlier run has made all there is
-    /// to make, and what is gone was deleted since.
+    /// Whether the original that keeps the machines, or the one Machine, is marked: an earlier run has made
+    /// every object, and those that are missing were deleted since.
     pub fn is_marked(&self) -> bool {
         self.originals.first().is_some_and(|keeper| keeper.is_marked)
     }
@@ -174,12 +176,12 @@ impl Group {
         originals.any(|original| original.kind == "Machine" && original.name == machine && original.is_marked)
     }
 
-    /// What holds the others, and says whether the group is done.
+    /// The object that holds the others, and says whether the group is done.
     pub fn head(&self) -> Option<&Object> {
         self.deployment.as_ref().or(self.set.as_ref())
     }
 
-    /// Its InfraMachines, or its Machines.
+    /// The objects of one kind: InfraMachines or Machines.
     pub fn of_kind(&self, kind: &'static str) -> impl Iterator<Item = &Object> {
         self.machines.iter().filter(move |object| object.kind == kind)
     }
@@ -191,30 +193,30 @@ impl Group {
     }
 }
 
-/// All that is made.
+/// All objects of a migration.
 #[derive(Clone, Debug)]
 pub struct Migration {
-    /// In the place of the classes.
+    /// Those that replace the classes.
     pub classes: Vec<Class>,
-    /// In the place of the machines.
+    /// Those that replace the machines.
     pub groups: Vec<Group>,
 }
 
-/// What a class comes to.
+/// A class, converted for this provider.
 struct Converted {
     /// The provider spec without the tags that the provider sets.
     spec: Map<String, Value>,
-    /// Those tags, as the VMs carry them.
+    /// The tags that the provider sets, as the VMs carry them.
     carried: Map<String, Value>,
     failure_domain: Option<String>,
     credentials: Option<String>,
     bootstrap: String,
 }
 
-/// What is made, or everything that stands in the way.
+/// Plans the migration, or returns every problem that prevents it.
 ///
 /// # Errors
-/// Each says what is wrong where, and what to do.
+/// Each problem says what is wrong where, and what to do.
 pub fn plan(
     source: &Source,
     target: &Destination,
@@ -283,7 +285,7 @@ fn is_marked(source: &Source, key: &McmClassKey) -> bool {
     mark.is_some()
 }
 
-/// What was migrated to another Cluster: two of them would have its VMs.
+/// Originals that were migrated to another Cluster: both Clusters would manage their VMs.
 fn marked_by_others(source: &Source, target: &Destination) -> Vec<String> {
     let machines = source.machines.iter().map(|found| ("Machine", &found.metadata));
     let sets = source.sets.iter().map(|found| ("MachineSet", &found.metadata));

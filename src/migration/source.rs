@@ -1,4 +1,4 @@
-//! What is read of machine-controller-manager. Pure.
+//! The objects of machine-controller-manager that a migration reads. Pure.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Its API group.
+/// The API group of machine-controller-manager.
 pub const GROUP: &str = "machine.sapcloud.io";
-/// The version that is read.
+/// The API version that is read.
 pub const VERSION: &str = "v1alpha1";
 /// The kind of a class that holds the provider spec as it is.
 pub const CLASS: &str = "MachineClass";
 
-/// Its objects.
+/// The objects of machine-controller-manager.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
     /// Machines, each of which has a VM.
@@ -30,7 +30,7 @@ pub struct Source {
     pub secrets: BTreeMap<(String, String), SecretData>,
 }
 
-/// The decoded values of a Secret. They are not printed.
+/// The decoded values of a Secret. Debug output leaves them out.
 #[derive(Clone, Default)]
 pub struct SecretData(pub BTreeMap<String, Vec<u8>>);
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for SecretData {
     }
 }
 
-/// Which class is meant.
+/// A reference to a class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct McmClassKey {
@@ -57,23 +57,23 @@ pub struct McmClassKey {
 pub struct McmMachine {
     /// Name, namespace, owners.
     pub metadata: ObjectMeta,
-    /// What is used of its spec.
+    /// The fields of its spec that are used.
     #[serde(default)]
     pub spec: McmMachineSpec,
-    /// What is used of its status.
+    /// The fields of its status that are used.
     #[serde(default)]
     pub status: McmMachineStatus,
 }
 
-/// What is used of a Machine's status.
+/// The fields of a Machine's status that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct McmMachineStatus {
-    /// What the driver wants back with the next call; empty where it wants nothing.
+    /// The state that the driver wants back with the next call; empty where it wants none.
     pub last_known_state: String,
 }
 
-/// What is used of a Machine's spec, and of that in the template of a set.
+/// The fields of a Machine's spec, and of that in the template of a set, that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct McmMachineSpec {
@@ -99,7 +99,7 @@ pub struct McmTemplate {
 pub struct McmMachineSet {
     /// Name, namespace, owners.
     pub metadata: ObjectMeta,
-    /// What is used of its spec.
+    /// The fields of its spec that are used.
     #[serde(default)]
     pub spec: McmSetSpec,
 }
@@ -109,18 +109,18 @@ pub struct McmMachineSet {
 pub struct McmMachineDeployment {
     /// Name and namespace.
     pub metadata: ObjectMeta,
-    /// What is used of its spec.
+    /// The fields of its spec that are used.
     #[serde(default)]
     pub spec: McmSetSpec,
 }
 
-/// What is used of the spec of a MachineSet or MachineDeployment.
+/// The fields of the spec of a MachineSet or MachineDeployment that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct McmSetSpec {
-    /// How many machines there are to be.
+    /// The number of machines.
     pub replicas: i64,
-    /// What they are made from.
+    /// The template of its machines.
     pub template: McmTemplate,
     /// How it is rolled.
     pub strategy: McmStrategy,
@@ -152,11 +152,11 @@ pub struct McmRollingUpdate {
 }
 
 impl Source {
-    /// Takes up an object; lists are taken apart. What is of another kind is left out, and so is every object
-    /// of another namespace where one is given.
+    /// Adds an object, or each object of a list. Objects of other kinds are left out, and so are those of
+    /// another namespace where one is given.
     ///
     /// # Errors
-    /// What of it can't be read.
+    /// The part of it that can't be read.
     pub fn add(&mut self, object: Value, namespace: Option<&str>) -> Result<(), String> {
         let kind = text(&object, "/kind");
         if let Some(items) = object.get("items").and_then(Value::as_array) {
@@ -192,7 +192,7 @@ impl Source {
         Ok(())
     }
 
-    /// Takes up a class of any kind.
+    /// Adds a class of any kind.
     pub fn add_class(&mut self, kind: &str, object: Value) {
         let name = text(&object, "/metadata/name");
         if let Value::Object(fields) = object {
@@ -200,8 +200,7 @@ impl Source {
         }
     }
 
-    /// Whether a MachineSet is one of those without machines that a MachineDeployment keeps of former
-    /// templates.
+    /// Whether a MachineSet is one without machines that a MachineDeployment keeps for a former template.
     fn is_old(&self, set: &McmMachineSet) -> bool {
         let owner = |meta: &ObjectMeta, kind: &str| {
             let mut owners = meta.owner_references.iter().flatten();
@@ -242,7 +241,7 @@ pub fn class_key(kind: &str, name: &str) -> McmClassKey {
     }
 }
 
-/// A text in an object, or nothing.
+/// The text at a place in an object; empty where there is none.
 pub fn text(object: &Value, pointer: &str) -> String {
     let found = object.pointer(pointer).and_then(Value::as_str);
     found.unwrap_or_default().to_owned()

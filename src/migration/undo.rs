@@ -1,4 +1,4 @@
-//! The way back: what a migration has made is deleted, and the VMs stay as they are.
+//! The undo of a migration: it deletes the objects that the migration has made, and the VMs stay as they are.
 
 mod class;
 mod release;
@@ -20,29 +20,29 @@ use super::write::{self, OF_INFRA_MACHINES, differences_at, is_made_from, marker
 use crate::api::{self, cluster_api, conditions, labels};
 use crate::apiserver::dynamic;
 
-/// What the driver says of the VM of a Machine of machine-controller-manager.
+/// The answer of the driver about the VM of a Machine of machine-controller-manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vm {
-    /// It sees it.
+    /// The driver sees the VM.
     Present,
-    /// It does not see it.
+    /// The driver does not see the VM.
     Absent,
-    /// It could not say, in words.
+    /// The driver could not answer: why not.
     Unknown(String),
 }
 
 /// What is left of a migration.
 #[derive(Debug, Default)]
 pub struct MigratedObjects {
-    /// What the migration has made, by kind and name.
+    /// The objects that the migration has made, by kind and name.
     made: BTreeMap<(&'static str, String), DynamicObject>,
-    /// Objects of the needed names that it has not made.
+    /// Objects of the needed names that the migration has not made.
     foreign: Vec<String>,
     /// Machines that Cluster API has made for what was migrated, with the group.
     later: Vec<(String, String)>,
     /// MachineSets of a migrated MachineDeployment that make Machines, with the group.
     rolled_out: Vec<(String, String)>,
-    /// InfraMachines of the migration whose Machine of machine-controller-manager is not there any more.
+    /// InfraMachines of the migration whose Machine of machine-controller-manager no longer exists.
     without_original: Vec<String>,
 }
 
@@ -130,7 +130,7 @@ impl MigratedObjects {
         })
     }
 
-    /// Whether it is there.
+    /// Whether the object exists.
     pub fn has(&self, object: &Object) -> bool {
         self.get(object).is_some()
     }
@@ -139,13 +139,14 @@ impl MigratedObjects {
         self.made.get(&(object.kind, object.name.clone()))
     }
 
-    /// The provider spec with its tags by which the provider knows the VM of an InfraMachine that is there.
+    /// The applied provider spec of an InfraMachine that exists: its tags are those by which the provider
+    /// knows the VM.
     pub fn applied_spec(&self, object: &Object) -> Option<&str> {
         let applied = self.get(object)?.annotations().get(labels::APPLIED_PROVIDER_SPEC);
         applied.map(String::as_str)
     }
 
-    /// Whether nothing of the migration is there, nor a mark of it.
+    /// Whether neither an object of the migration nor a mark of it is left.
     pub fn is_nothing(&self, migration: &Migration) -> bool {
         let of_groups = migration.groups.iter().flat_map(|group| &group.originals);
         let has_mark = of_groups.into_iter().any(|original| original.is_marked)
@@ -217,7 +218,7 @@ impl MigratedObjects {
     }
 }
 
-/// What became of an object that the migration has made.
+/// How an object that the migration has made has changed since.
 fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     let what = object.to_string();
     let annotations = found.annotations();
@@ -277,7 +278,7 @@ fn is_planned(planned: &[Object], kind: &str, name: &str) -> bool {
         .any(|object| object.kind == kind && object.name == name)
 }
 
-/// How the marker of an InfraMachine begins that came from a Machine of the namespaces of this migration.
+/// The prefixes of the markers of InfraMachines that came from a Machine of the namespaces of this migration.
 fn machines_begin(migration: &Migration) -> BTreeSet<String> {
     let of_groups = migration.groups.iter().flat_map(Group::objects);
     let markers = of_groups.map(|object| marker(&object.body));
@@ -307,12 +308,12 @@ async fn list(
     all.map_err(|error| WriteError::api(format!("listing the {kind}s"), error))
 }
 
-/// The API of the objects that are like this one.
+/// The API of objects of this kind and namespace.
 fn api_of(client: &Client, object: &Object) -> Api<DynamicObject> {
     write::api(client, &object.body)
 }
 
-/// Deletes the object that was found, and none that has come in its place; whether it was still there.
+/// Deletes the object that was found, and no successor of its name; returns whether it still existed.
 async fn delete_found(client: &Client, object: &Object, found: &DynamicObject) -> Result<bool, WriteError> {
     let params = DeleteParams {
         preconditions: Some(Preconditions {

@@ -1,4 +1,4 @@
-//! Makes the objects of a [`Migration`], each once, whatever of it was made before.
+//! Makes the objects of a [`Migration`], each once, whichever of them an earlier run has made.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,30 +17,30 @@ use super::source::{GROUP, VERSION, condition, text};
 use crate::api::labels;
 use crate::apiserver::dynamic;
 
-/// How long core gets to take over Machines or to pause one more, and the provider to adopt one more VM or
-/// to let go of it.
+/// How long core gets to take over Machines or to pause one more, and how long the provider gets to adopt one
+/// more VM or to let go of it.
 const TAKE_OVER: Duration = Duration::from_mins(2);
 /// Between two looks at what is left.
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
-/// What is there already.
+/// The progress of earlier runs.
 #[derive(Debug, Default)]
 pub struct MigrationProgress {
-    /// Kind and name of what an earlier run has made.
+    /// The objects that an earlier run has made, by kind and name.
     made: BTreeSet<(&'static str, String)>,
-    /// The groups that are done, by what they are in the place of.
+    /// The groups that are done, by their original owner.
     done: BTreeSet<String>,
-    /// Machines of groups that are done of which nothing is there: they came later, or were deleted since.
+    /// Machines of done groups of which no object exists: they came later, or were deleted since.
     unknown: BTreeSet<String>,
 }
 
 impl MigrationProgress {
-    /// Whether an earlier run has made it.
+    /// Whether an earlier run has made the object.
     pub fn has(&self, object: &Object) -> bool {
         self.made.contains(&(object.kind, object.name.clone()))
     }
 
-    /// Whether a group is done: what became of its objects since is Cluster API's affair.
+    /// Whether a group is done: later changes of its objects are Cluster API's affair.
     pub fn is_done(&self, group: &Group) -> bool {
         self.done.contains(&group.from)
     }
@@ -55,7 +55,7 @@ impl MigrationProgress {
         names.filter(|name| self.unknown.contains(*name))
     }
 
-    /// Whether anything is left to be made.
+    /// Whether every group is done.
     pub fn is_complete(&self, migration: &Migration) -> bool {
         migration.groups.iter().all(|group| self.is_done(group))
     }
@@ -67,10 +67,10 @@ impl MigrationProgress {
     }
 }
 
-/// Looks for what an earlier run has made. `marks` says whether the old objects can be marked as migrated.
+/// Reads what earlier runs have made. `marks` says whether the old objects can be marked as migrated.
 ///
 /// # Errors
-/// What is in the way, or the API server's.
+/// Whatever prevents the migration, or an error of the API server.
 pub async fn progress(
     client: &Client,
     migration: &Migration,
@@ -136,7 +136,7 @@ pub async fn progress(
     Ok(progress)
 }
 
-/// What has to be as planned, so that core makes, deletes and rolls no machine.
+/// The fields that must be as planned, so that core makes, deletes and rolls no machine.
 const OF_SETS: [&str; 11] = [
     "/spec/clusterName",
     "/spec/replicas",
@@ -158,14 +158,14 @@ pub(super) const OF_INFRA_MACHINES: [&str; 4] = [
     "/spec/providerSpec",
     "/spec/secretRef/name",
 ];
-/// What has to be as planned, so that machines that are made later are like those that there are.
+/// The fields that must be as planned, so that machines that are made later are like the existing ones.
 const OF_TEMPLATES: [&str; 3] = [
     "/spec/template/spec/driver",
     "/spec/template/spec/providerSpec",
     "/spec/template/spec/secretRef/name",
 ];
 
-/// Where what an earlier run has made is not what this one would make.
+/// The differences between an object that an earlier run has made and the planned one.
 pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
     match object.kind {
         "MachineDeployment" | "MachineSet" => differences_at(&OF_SETS, object, live),
@@ -176,7 +176,7 @@ pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
     }
 }
 
-/// Which values of a Secret are not as planned, by their names alone.
+/// The keys of a Secret whose values are not as planned; the values are left out.
 fn differences_of_secrets(object: &Object, live: &Value) -> Vec<String> {
     let data = |of: &Value| {
         of.get("data")
@@ -194,9 +194,9 @@ fn differences_of_secrets(object: &Object, live: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Which of these places are not as planned.
+/// The fields among `places` that are not as planned.
 pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> Vec<String> {
-    // What is not said is what the API server may write out.
+    // The API server may add the zero value of a field that is not given.
     let said = |value: Option<&Value>| {
         let nothing = [json!(null), json!(""), json!(0), json!([]), json!({})];
         value.filter(|value| !nothing.contains(value)).cloned()
@@ -219,7 +219,7 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
         .into_iter()
         .flatten()
     {
-        // Others are of no matter.
+        // Labels of others do not matter.
         if live.pointer(labels).and_then(|labels| labels.get(label)) != Some(wanted) {
             all.push(format!("{object}: the template has no label {label}: {wanted}"));
         }
@@ -302,7 +302,7 @@ pub async fn write(
     Ok(())
 }
 
-/// Sees that what core is about to work on is as planned.
+/// Ensures that the objects that core is about to reconcile are as planned.
 async fn unchanged(client: &Client, group: &Group) -> Result<(), WriteError> {
     let mut differ = Vec::new();
     for object in group.deployment.iter().chain(&group.set) {
@@ -317,8 +317,8 @@ async fn unchanged(client: &Client, group: &Group) -> Result<(), WriteError> {
     Err(WriteError::Differs(differ.join("; ")))
 }
 
-/// Waits until the provider has adopted the VM of every InfraMachine: a Machine without is replaced as soon
-/// as Cluster API may.
+/// Waits until the provider has adopted the VM of every InfraMachine: Cluster API replaces a Machine without
+/// a VM as soon as it may.
 async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
     let infra: Vec<_> = group.of_kind("InfraMachine").collect();
     let Some(first) = infra.first() else {
@@ -330,7 +330,7 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
     let left = async || {
         let all = api(client, &first.body).list(&of_cluster).await;
         let all = all.map_err(|error| WriteError::api("listing the InfraMachines", error))?;
-        // One that is gone has been deleted by an operator.
+        // An operator has deleted an InfraMachine that no longer exists.
         let own = all
             .iter()
             .filter(|found| names.contains(found.name_any().as_str()));
@@ -341,7 +341,7 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
     until_none(PAUSE, left, |left| WriteError::NotAdopted(left.join("; "))).await
 }
 
-/// Waits until nothing is left. What is late is more than [`TAKE_OVER`] without one less.
+/// Waits until nothing is left. It times out once [`TAKE_OVER`] passes without one less.
 pub(super) async fn until_none(
     pause: Duration,
     mut left: impl AsyncFnMut() -> Result<Vec<String>, WriteError>,
@@ -375,10 +375,10 @@ pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
     Some(format!("{name} ({why})"))
 }
 
-/// Lets core work on what has all its Machines.
+/// Lets core reconcile a group whose Machines are all there.
 async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
     let all = [UNFINISHED, DISABLE_MACHINE_CREATE, labels::PAUSED];
-    // What was not set by the migration stays.
+    // An annotation that the migration did not set stays.
     let own = |key: &&str| head.body["metadata"]["annotations"].get(*key).is_some();
     let none: Map<_, _> = all
         .into_iter()
@@ -428,7 +428,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
             let found = api(client, &machine.body).get_opt(&machine.name).await;
             let found =
                 found.map_err(|error| WriteError::api(format!("reading Machine {}", machine.name), error))?;
-            // One that is gone has been deleted by an operator.
+            // An operator has deleted a Machine that no longer exists.
             let owners = found.iter().flat_map(kube::ResourceExt::owner_references);
             let is_owned = owners
                 .into_iter()
@@ -437,7 +437,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
                 left.push(machine.name.clone());
             }
         }
-        // Its MachineDeployment would make another one before core has seen it.
+        // The MachineDeployment would make another MachineSet before core has seen this one.
         if group.machines.is_empty() && !is_seen(client, set).await? {
             left.push("the MachineSet itself, which it has not seen".to_owned());
         }
@@ -455,7 +455,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
     }
 }
 
-/// Whether core has worked on it as it is now.
+/// Whether core has observed the current generation of the object.
 async fn is_seen(client: &Client, set: &Object) -> Result<bool, WriteError> {
     let found = read(client, set).await?;
     Ok(found.is_some_and(|found| {
@@ -504,7 +504,7 @@ pub(super) async fn unmark_one(
     }
 }
 
-/// What keeps the machines comes last: it says that all of the group is done.
+/// The original that keeps the machines comes last: its mark says that the whole group is done.
 async fn mark_group(client: &Client, namespace: &str, group: &Group, to: &str) -> Result<(), WriteError> {
     let left = group
         .originals
@@ -536,7 +536,7 @@ fn old_api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
     dynamic(client, namespace, GROUP, VERSION, kind)
 }
 
-/// The mark of an object, if it is there and has one.
+/// The mark of an object, if the object exists and has one.
 async fn mark_of(
     api: &Api<DynamicObject>,
     kind: &str,
@@ -564,7 +564,7 @@ async fn set_mark(
     patched.map(drop).map_err(|error| WriteError::api(action, error))
 }
 
-/// Whether what was found is what a migration has made of an object, and not another of its name.
+/// Whether the found object is the one that a migration has made, and not another of its name.
 pub(super) fn is_made_from(found: &DynamicObject, object: &Object) -> bool {
     found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body))
 }

@@ -1,4 +1,4 @@
-//! What the answer of RestartMachine says of the VM. Pure.
+//! The meaning of the answer of RestartMachine for the VM. Pure.
 
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Code, Status};
@@ -6,13 +6,13 @@ use cmi_driver::{Code, Status};
 /// Whether the VM was restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartResult {
-    /// It is restarting.
+    /// The VM is restarting.
     Made,
-    /// It may be restarting, now or later: the restart counts.
+    /// The VM may be restarting, now or later: the restart counts.
     MayBeMade,
-    /// It is as it was, and stays so: no restart counts.
+    /// The VM is as it was, and stays so: no restart counts.
     NotMade,
-    /// It can't be restarted at all.
+    /// The VM can't be restarted at all.
     NotPossible,
 }
 
@@ -35,7 +35,7 @@ impl RestartResult {
             // It is restarting already.
             Code::Aborted => Self::Made,
             Code::PermissionDenied | Code::Unauthenticated | Code::ResourceExhausted => Self::NotMade,
-            // UNAVAILABLE may be the word of a proxy that lost the plugin, or of a connection that broke.
+            // UNAVAILABLE may come from a proxy that lost the plugin, or from a connection that broke.
             Code::Canceled
             | Code::Unknown
             | Code::DeadlineExceeded

@@ -1,4 +1,4 @@
-//! The restart: the one call of a driver.
+//! The restart: the only call of a driver.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::reconciler::{Requeue, upkeep_permit};
 use crate::retry::{self, Stage};
 use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
-/// Restarts the VM, as far as that may be done now, and says how it went.
+/// Restarts the VM, as far as that may be done now, and publishes the outcome.
 ///
 /// It is no [`crate::driver_query`]: between the permit and the call it locks the VM and writes the restart
 /// down.
@@ -83,7 +83,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     Ok(outcome.requeue)
 }
 
-/// Writes down restarts of which the record was wrong, and says how it stands.
+/// Records corrected restarts, and publishes the outcome.
 pub async fn correct(
     gathered: &Gathered,
     ctx: &Context,
@@ -96,7 +96,8 @@ pub async fn correct(
     Ok(outcome.requeue)
 }
 
-/// The class for the call, when it may be made and would leave this process; else what is to be reported.
+/// The class for the call, when the call may be made and would leave this process; else the outcome to
+/// publish.
 async fn prepared(
     gathered: &Gathered,
     ctx: &Context,
@@ -133,7 +134,7 @@ async fn prepared(
     }
 }
 
-/// Writes down which restarts there were, over the version that was read.
+/// Patches the record of restarts, on the resource version that was read.
 async fn write_record(
     ctx: &Context,
     namespace: &str,
@@ -149,7 +150,7 @@ async fn write_record(
     written.map_err(|error| Error::api("noting that the VM is restarted", error))
 }
 
-/// What came of the call.
+/// The outcome of the call.
 fn outcome(
     remediation: &InfraMachineRemediation,
     record: Record,

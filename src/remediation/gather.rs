@@ -1,4 +1,4 @@
-//! What one reconcile looks at: caches, and the Machine as it is at the API server.
+//! The inputs of one reconcile: caches, and the Machine as the API server has it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,17 +20,17 @@ use crate::reconciler::waker;
 
 /// What was read.
 pub struct Gathered {
-    /// The remediation, as the cache has it now.
+    /// The remediation, as cached now.
     pub remediation: InfraMachineRemediation,
-    /// What a plan is made from.
+    /// The inputs of the plan.
     pub observed: Observed,
     /// The driver that has the VM, where one is configured.
     driver: Option<Arc<ConfiguredDriver>>,
-    /// A moment after all was read but the driver's state.
+    /// A moment after every read but that of the driver's state.
     pub read_before: Instant,
 }
 
-/// Reads.
+/// Reads the inputs of a reconcile.
 pub async fn gather(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Gathered, Error> {
     let remediation = cached(queued, ctx);
     let namespace = remediation.metadata.namespace().to_owned();
@@ -80,14 +80,14 @@ impl Gathered {
     }
 }
 
-/// What the cache holds now: since it was queued, our own last write may have arrived.
+/// The remediation as cached now: since it was queued, our own last write may have arrived.
 fn cached(queued: &InfraMachineRemediation, ctx: &Context) -> InfraMachineRemediation {
     let found = ctx.remediations.current(&queued.metadata);
     let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
     current.unwrap_or(queued).clone()
 }
 
-/// The Machine of this name and UID, if it is there: one of the same name that came later is another.
+/// The Machine of this name and UID, if it exists: a later Machine of the same name is another one.
 pub async fn machine_of(
     ctx: &Context,
     namespace: &str,
@@ -109,7 +109,7 @@ pub async fn machine_of(
         .map_err(|source| Error::Encode { action, source })
 }
 
-/// Machines with all that they hold.
+/// The API of Machines with all of their fields.
 pub fn machines(ctx: &Context, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(ctx.client.clone(), namespace, &ApiResource::erase::<Machine>(&()))
 }

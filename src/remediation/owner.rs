@@ -12,14 +12,15 @@ use crate::api::cluster_api::{self, ObjectReference};
 pub const HEALTH_CHECK_SUCCEEDED: &str = "HealthCheckSucceeded";
 /// Whether the Machine's owner has remediated it, which means replaced.
 pub const OWNER_REMEDIATED: &str = "OwnerRemediated";
-/// Whether another than the owner has.
+/// Whether another than the owner has remediated the Machine.
 pub const EXTERNALLY_REMEDIATED: &str = "ExternallyRemediated";
 /// What Cluster API says of the Machine's Node.
 const NODE_HEALTHY: &str = "NodeHealthy";
 /// The reason by which the owner knows that it is its turn.
 const WAITING_FOR_REMEDIATION: &str = "WaitingForRemediation";
 
-/// What is read of a Machine. It is read for each reconcile and not cached: few are remediated at a time.
+/// The fields of a Machine that are read. It is read for each reconcile and not cached: few are remediated at
+/// a time.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct RemediatedMachine {
     /// Its metadata.
@@ -32,7 +33,7 @@ pub struct RemediatedMachine {
     pub status: RemediatedMachineStatus,
 }
 
-/// What is read of its spec.
+/// The fields of the spec that are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RemediatedMachineSpec {
@@ -44,7 +45,7 @@ pub struct RemediatedMachineSpec {
     pub bootstrap: cluster_api::Bootstrap,
 }
 
-/// What is read of its status.
+/// The fields of the status that are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RemediatedMachineStatus {
@@ -88,14 +89,14 @@ impl RemediatedMachine {
             .all(|type_| self.status_of(type_) == Some("False"))
     }
 
-    /// Whether the MachineHealthCheck has just found it healthy: it deletes the remediation before it says
-    /// so.
+    /// Whether the MachineHealthCheck has just found the Machine healthy: it deletes the remediation before
+    /// it says so.
     pub fn is_healthy(&self) -> bool {
         self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("True")
     }
 
-    /// Whether a MachineHealthCheck says that it is unhealthy. Says none so, `clusterctl move` has lost it,
-    /// or the remediation was made by hand.
+    /// Whether a MachineHealthCheck says that the Machine is unhealthy. Where none says so, `clusterctl move`
+    /// has lost the condition, or the remediation was made by hand.
     pub fn is_unhealthy(&self) -> bool {
         self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("False")
     }
@@ -153,7 +154,7 @@ impl RemediatedMachine {
     }
 }
 
-/// Sets a condition; its time moves with its status alone.
+/// Sets a condition; its transition time changes only with its status.
 fn set(
     all: &mut Vec<Map<String, Value>>,
     type_: &str,
@@ -190,7 +191,7 @@ fn set(
     }
 }
 
-/// A time as conditions have it.
+/// A time in the format of conditions.
 fn seconds(now: Timestamp) -> String {
     now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,4 +1,4 @@
-//! What has to be done for a remediation. Pure and total.
+//! The plan for a remediation. Pure and total.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,12 +65,12 @@ impl Owner {
     }
 }
 
-/// What has to be done.
+/// What to do about a remediation.
 #[derive(Debug, PartialEq)]
 pub enum Plan {
-    /// Nothing, and nothing is written.
+    /// Do nothing, and write nothing.
     NoOp,
-    /// Nothing before then; what is shown stays.
+    /// Do nothing before then; the status stays as it is.
     Later(Requeue),
     /// Paused; the status says by what.
     Pause(String),
@@ -93,9 +93,9 @@ pub struct RemediationState {
     pub reason: String,
     /// In words.
     pub message: String,
-    /// What is to be reported of it on the Machine, if anything is.
+    /// The verdict to publish on the Machine, if any.
     pub verdict: Option<OwnerRemediation>,
-    /// When it is looked at again.
+    /// When the remediation is reconciled again.
     pub requeue: Requeue,
 }
 
@@ -104,7 +104,7 @@ pub struct RemediationState {
 pub struct Restart {
     /// The restarts with this one.
     pub record: Record,
-    /// Those before it.
+    /// The restarts before it.
     pub before: Record,
     /// The id of the VM.
     pub provider_id: ProviderId,
@@ -118,7 +118,7 @@ struct Vm {
     spec: ProviderSpec,
 }
 
-/// What has to be done for a remediation.
+/// Plans what to do about a remediation.
 pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan {
     if remediation.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
@@ -157,7 +157,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     if machine.metadata.deletion_timestamp.is_some() || machine.is_left_to_its_owner() {
         return left_to_owner(remediation);
     }
-    // It is about to be deleted, or the Machine is about to be called unhealthy: both wake it.
+    // The remediation is about to be deleted, or the Machine about to be called unhealthy: both enqueue it.
     if machine.is_healthy() {
         return Plan::Later(Requeue::OnChange);
     }
@@ -250,7 +250,7 @@ pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Tim
     }
 }
 
-/// The restart of this number may or may not have been carried out.
+/// The outcome when it is unknown whether the restart of this number was made.
 pub fn unanswered(
     remediation: &InfraMachineRemediation,
     record: Record,
@@ -306,7 +306,7 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
     })
 }
 
-/// A Machine without a VM that could be restarted has as much time for one as a restart gets.
+/// Gives a Machine that has no VM to restart as much time to get one as a restart gets.
 fn without_vm(
     remediation: &InfraMachineRemediation,
     machine: &RemediatedMachine,
@@ -483,7 +483,7 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     if InPlaceUpdate::of(infra) == InPlaceUpdate::NotRequested {
         return Err("another updates the VM in place, and may not be interrupted");
     }
-    // What is not the provider's own is left alone.
+    // A VM that is not the provider's own is left alone.
     if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
         return Err("the VM was not made by this provider");
     }

@@ -54,7 +54,7 @@ fn failure_event(outcome: &RemediationState) -> NewEvent {
     }
 }
 
-/// Says that it is paused, and by what.
+/// Publishes that the remediation is paused, and by what.
 pub async fn publish_pause(
     remediation: &InfraMachineRemediation,
     ctx: &Context,
@@ -68,7 +68,8 @@ pub async fn publish_pause(
     write(remediation, &remediation.metadata, ctx, &status).await
 }
 
-/// Says that it is not paused any more, where it says that it is. What else is shown stays.
+/// Publishes that the remediation is no longer paused, where its status says that it is. The rest of the
+/// status stays.
 pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Context) -> Result<(), Error> {
     let Some(mut status) = remediation.status.clone() else {
         return Ok(());

@@ -30,7 +30,7 @@ impl Record {
         }
     }
 
-    /// With one more.
+    /// The record with one more restart.
     pub fn and_one_at(self, now: Timestamp) -> Self {
         Self {
             count: self.count.saturating_add(1),
@@ -44,7 +44,7 @@ impl Record {
         self.issued_at.is_some_and(ahead)
     }
 
-    /// The same, as if the last restart had been asked for now.
+    /// The record as if the last restart had been asked for now.
     pub fn issued_now(self, now: Timestamp) -> Self {
         Self {
             issued_at: Some(now),
@@ -52,7 +52,7 @@ impl Record {
         }
     }
 
-    /// The annotations that say so, as a merge patch.
+    /// The annotations of the record, as a merge patch.
     pub fn annotations(self) -> Value {
         let count = (self.count > 0).then(|| self.count.to_string());
         json!({

@@ -1,4 +1,5 @@
-//! The hooks on the wire: `hooks.runtime.cluster.x-k8s.io/v1alpha1`, and only the fields that are used.
+//! The wire format of the hooks: `hooks.runtime.cluster.x-k8s.io/v1alpha1`, and only the fields that are
+//! used.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -13,24 +14,24 @@ use super::{brief, is_of_group};
 
 /// Group and version of every hook.
 const API_VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
-/// How long Cluster API waits for an answer. None waits for a driver's back end.
+/// How long Cluster API waits for an answer. No answer waits for a driver's back end.
 const TIMEOUT_SECONDS: u32 = 10;
 
-/// What is served.
+/// A hook of the extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Which hooks are served.
+    /// Lists the hooks that are served.
     Discovery,
     /// Whether the machines of a MachineSet can get the spec of another one.
     CanUpdateMachineSet,
-    /// Whether a machine of a control plane can.
+    /// Whether a machine of a control plane can get another spec.
     CanUpdateMachine,
-    /// Bring a machine to the spec that it has got.
+    /// Updates a machine to the spec that it has got.
     UpdateMachine,
 }
 
 impl Hook {
-    /// What a discovery names.
+    /// The hooks that a discovery names.
     const HANDLED: [Self; 3] = [
         Self::CanUpdateMachineSet,
         Self::CanUpdateMachine,
@@ -57,7 +58,7 @@ impl Hook {
         }
     }
 
-    /// Where Cluster API calls it.
+    /// The path at which Cluster API calls the hook.
     pub fn path(self) -> String {
         let hook = self.name().to_lowercase();
         match self.handler() {
@@ -67,8 +68,8 @@ impl Hook {
     }
 }
 
-/// What every answer has: whether the hook is answered, with a message that may be empty, or can't be now, so
-/// that Cluster API asks again.
+/// The common fields of every answer: success, with a message that may be empty, or failure, so that Cluster
+/// API asks again.
 pub fn response(hook: Hook, result: Result<&str, &str>) -> Value {
     let (status, message) = match result {
         Ok(message) => ("Success", message),
@@ -82,7 +83,7 @@ pub fn response(hook: Hook, result: Result<&str, &str>) -> Value {
     response
 }
 
-/// The answer to Discovery: all that is served.
+/// The answer to Discovery: all hooks that are served.
 pub fn discovered() -> Value {
     let handlers = Hook::HANDLED.into_iter().filter_map(|hook| {
         Some(json!({
@@ -98,8 +99,8 @@ pub fn discovered() -> Value {
     response
 }
 
-/// The most that a spec may have, as JSON: the API takes 64 KiB of a provider spec, of which Go writes some
-/// bytes as six. What is read of JSON takes many times as much memory.
+/// The largest spec, as JSON: the API takes 64 KiB of a provider spec, of which Go writes some bytes as six.
+/// Parsed JSON takes many times as much memory.
 const MAX_SPEC_BYTES: usize = 512 * 1024;
 
 /// An infrastructure object, or a template of one, of any provider.
@@ -114,7 +115,7 @@ pub struct Infrastructure {
     pub kind: String,
     /// Which one.
     pub metadata: Metadata,
-    /// Its spec, with what this provider's version does not know, as it was sent.
+    /// Its spec as it was sent, with the fields that this provider's version does not know.
     spec: Box<RawValue>,
 }
 
@@ -135,7 +136,7 @@ pub struct Metadata {
     pub labels: Labels,
 }
 
-/// Of the annotations, those that are looked at.
+/// The annotations that are read.
 #[derive(Debug, Default, Deserialize)]
 pub struct Annotations {
     /// [`crate::api::labels::DRIVER`]
@@ -143,7 +144,7 @@ pub struct Annotations {
     pub driver: Option<String>,
 }
 
-/// Of the labels, those that are looked at.
+/// The labels that are read.
 #[derive(Debug, Default, Deserialize)]
 pub struct Labels {
     /// [`crate::api::labels::WATCH_FILTER`]
@@ -152,7 +153,7 @@ pub struct Labels {
 }
 
 impl Infrastructure {
-    /// Whether it is of the kind that is asked about, and this provider's.
+    /// Whether it is an object of this provider, and of the kind that the hook is about.
     pub fn is_ours<T: Objects>(&self) -> bool {
         is_of_group(&self.api_version) && self.kind == T::KIND
     }
@@ -184,12 +185,12 @@ impl Infrastructure {
     }
 }
 
-/// A question whether what is there can become what is desired.
+/// The question whether the current objects can become the desired ones.
 #[derive(Debug, Deserialize)]
 pub struct CanUpdateRequest<T> {
-    /// What is there.
+    /// The current objects.
     pub current: T,
-    /// What it is to become.
+    /// The desired objects.
     pub desired: T,
 }
 
@@ -197,7 +198,7 @@ pub struct CanUpdateRequest<T> {
 pub trait Objects {
     /// The kind of the infrastructure object.
     const KIND: &'static str;
-    /// Where in it the spec of the InfraMachine is, and what a patch may change.
+    /// The path of the InfraMachine's spec in it, which is all that a patch may change.
     const SPEC: &'static Pointer;
     /// The question.
     const HOOK: Hook;
@@ -223,7 +224,7 @@ pub fn patched<T: Objects>(patch: &json_patch::Patch) -> Value {
     response
 }
 
-/// What CanUpdateMachineSet is about.
+/// The objects of CanUpdateMachineSet.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CanUpdateMachineSetObjects {
@@ -231,7 +232,7 @@ pub struct CanUpdateMachineSetObjects {
     infrastructure_machine_template: Infrastructure,
 }
 
-/// What is read of a MachineSet: whether its machines have a bootstrap configuration.
+/// The field of a MachineSet that is read: whether its machines have a bootstrap configuration.
 #[derive(Debug, Deserialize)]
 struct MachineSet {
     spec: MachineSetSpec,
@@ -265,7 +266,7 @@ struct ConfigRef {
     name: String,
 }
 
-/// What CanUpdateMachine is about.
+/// The objects of CanUpdateMachine.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CanUpdateMachineObjects {
@@ -300,16 +301,16 @@ impl Objects for CanUpdateMachineObjects {
         &self.infrastructure_machine
     }
 
-    /// Those of a control plane have one each.
+    /// Every machine of a control plane has one.
     fn has_bootstrap_config(&self) -> bool {
         true
     }
 }
 
-/// What has to be brought where.
+/// A request to update a machine.
 #[derive(Debug, Deserialize)]
 pub struct UpdateMachineRequest {
-    /// The objects as they have to be.
+    /// The desired objects.
     pub desired: UpdateMachineObjects,
 }
 
@@ -321,7 +322,7 @@ pub struct UpdateMachineObjects {
     pub infrastructure_machine: Infrastructure,
 }
 
-/// The answer to UpdateMachine: how far it is, or why that is not known.
+/// The answer to UpdateMachine: the progress, or why it is not known.
 ///
 /// A failure of the driver is no failure of the call: Cluster API shows the message of one that goes on in
 /// the Machine's condition `Updating`, and that of a failure in its log alone.

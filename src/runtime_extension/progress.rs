@@ -1,4 +1,4 @@
-//! How far an update in place is. Pure.
+//! The progress of an update in place. Pure.
 
 use std::time::Duration;
 
@@ -6,28 +6,28 @@ use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::hot_update::InPlaceUpdate;
 
-/// Before a look at what is done within moments.
+/// The poll interval where the update is done within moments.
 const SHORT_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Before a look at what takes longer, or waits for an operator.
+/// The poll interval where the update takes longer, or waits for an operator.
 const LONG_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How far an update in place is.
+/// The progress of an update in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The VM has the desired spec: the reconciler says so of this spec of this object.
     Done,
-    /// The reconciler is not asked for it yet.
+    /// The reconciler has not been asked for the update yet.
     NotRequested,
-    /// It goes on.
+    /// The update goes on.
     Updating {
-        /// What it waits for; the same text for as long as that is the same.
+        /// What the update waits for; the same text for as long as that is the same.
         message: String,
         /// When to look again.
         retry_after: Duration,
     },
 }
 
-/// How far the update of a machine, as it is now, to a spec is.
+/// The progress of a machine's update to a spec.
 pub fn progress(live: &InfraMachine, desired: &InfraMachineSpec) -> Progress {
     if live.metadata.deletion_timestamp.is_some() {
         return in_progress("the machine is being deleted", LONG_POLL_INTERVAL);
@@ -52,7 +52,7 @@ pub fn progress(live: &InfraMachine, desired: &InfraMachineSpec) -> Progress {
     }
 }
 
-/// What holds it up, as the status says.
+/// What holds the update up, by the status conditions.
 fn hindrance(live: &InfraMachine) -> Option<String> {
     let shown = &live.status.as_ref()?.conditions;
     if conditions::is_true(shown, conditions::PAUSED) {

@@ -1,4 +1,4 @@
-//! Which differences of two specs of InfraMachines need no new machine. Pure.
+//! Tells which differences between two specs of InfraMachines need no new machine. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,25 +10,25 @@ use serde_json::{Map, Value};
 use crate::hot_update::Changes;
 use cmi_driver::{Capabilities, JsonPointer, ProviderSpec};
 
-/// The field that the driver knows.
+/// The field that the driver interprets.
 const PROVIDER_SPEC: &str = "providerSpec";
 /// Fields that only the provider reads, each time that it needs them.
 const READ_WHEN_NEEDED: [&str; 2] = ["creationTimeoutSeconds", "shutdownTimeoutSeconds"];
 
-/// The differences of two specs.
+/// The differences between two specs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpecChanges(Vec<SpecChange>);
 
 /// A field that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpecChange {
-    /// Where.
+    /// The place of the field.
     pub place: Place,
-    /// What is there.
+    /// The old value.
     pub old: Option<Value>,
-    /// What is to be there.
+    /// The new value.
     pub new: Option<Value>,
-    /// What that takes.
+    /// How the change is made.
     pub strategy: UpdateStrategy,
 }
 
@@ -41,14 +41,14 @@ pub enum Place {
     ProviderSpec(JsonPointer),
 }
 
-/// What a change takes.
+/// How a change is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateStrategy {
     /// The machine keeps its VM.
     InPlace,
-    /// A new machine, for this reason.
+    /// The machine is replaced, for this reason.
     Replace(String),
-    /// No machine can have it, for this reason.
+    /// No machine can have the new spec, for this reason.
     Refused(String),
 }
 
@@ -61,8 +61,8 @@ impl SpecChanges {
         })
     }
 
-    /// What differs, and what that takes at a driver with these capabilities. Of a field that is not known,
-    /// nothing is known: it takes a new machine.
+    /// The differences, and how each is made at a driver with these capabilities. An unknown field needs a
+    /// new machine.
     pub fn between(old: &Map<String, Value>, new: &Map<String, Value>, capabilities: &Capabilities) -> Self {
         let fields: BTreeSet<_> = old.keys().chain(new.keys()).map(String::as_str).collect();
         let mut changes = Vec::new();
@@ -95,21 +95,21 @@ impl SpecChanges {
         self.0.is_empty()
     }
 
-    /// Whether no difference takes a new machine.
+    /// Whether no difference needs a new machine.
     pub fn are_in_place(&self) -> bool {
         self.iter()
             .all(|change| change.strategy == UpdateStrategy::InPlace)
     }
 
-    /// Whether a VM of the old provider spec can become one of the new.
+    /// Whether a VM of the old provider spec can become one of the new one.
     fn keeps_the_vm(&self) -> bool {
         self.iter().all(|change| {
             matches!(change.place, Place::Field(_)) || change.strategy == UpdateStrategy::InPlace
         })
     }
 
-    /// What makes the old spec, which is at `prefix` of an object, into the new one as far as no new machine
-    /// is needed.
+    /// A patch of the old spec, which is at `prefix` of an object, that makes every change which needs no new
+    /// machine.
     pub fn patch(&self, old: &Map<String, Value>, new: &Map<String, Value>, prefix: &Pointer) -> Patch {
         let mut operations = Vec::new();
         let mut patched = provider_spec(old);
@@ -122,7 +122,7 @@ impl SpecChanges {
                 Place::ProviderSpec(place) => put(&mut patched.0, place, change.new.as_ref()),
             }
         }
-        // Cluster API compares strictly: a field without a value is not one that is missing.
+        // Cluster API compares strictly: a field without a value differs from a missing one.
         let patched = if self.keeps_the_vm() {
             new.get(PROVIDER_SPEC).cloned()
         } else {
@@ -135,7 +135,7 @@ impl SpecChanges {
     }
 }
 
-/// A value for a field, in place of what is there; or nothing, to take that away.
+/// Sets a field, or removes it where there is no value.
 fn operation(prefix: &Pointer, field: &str, value: Option<Value>) -> PatchOperation {
     let mut path: PointerBuf = prefix.to_buf();
     path.push_back(field);
@@ -155,7 +155,7 @@ impl fmt::Display for Place {
 }
 
 impl fmt::Display for SpecChanges {
-    /// For a log: the first places, and what each takes.
+    /// Formats the first places for a log, and how each is changed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MAX_NAMED: usize = 10;
         for (number, SpecChange { place, strategy, .. }) in self.iter().take(MAX_NAMED).enumerate() {
@@ -210,7 +210,7 @@ fn of_provider_spec(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capab
     all
 }
 
-/// One that is not there is empty.
+/// The provider spec; a missing one is empty.
 fn provider_spec(spec: &Map<String, Value>) -> ProviderSpec {
     let given = spec.get(PROVIDER_SPEC).and_then(Value::as_object);
     ProviderSpec(given.cloned().unwrap_or_default())
@@ -223,7 +223,7 @@ fn at<'a>(object: &'a Map<String, Value>, place: &JsonPointer) -> Option<&'a Val
     })
 }
 
-/// Puts a value where a difference was found, or takes it away. All above it is there in both.
+/// Sets the value at a place where a difference was found, or removes it. Its parents exist in both.
 fn put(object: &mut Map<String, Value>, place: &JsonPointer, value: Option<&Value>) {
     let Some((last, above)) = place.segments().split_last() else {
         return;

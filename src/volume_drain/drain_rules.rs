@@ -1,5 +1,5 @@
-//! MachineDrainRules, by which Cluster API skips, orders or waits for pods. Pods that one may concern are
-//! left to it. Pure.
+//! MachineDrainRules, by which Cluster API skips, orders or waits for pods. Pods that a rule may concern are
+//! left to Cluster API. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt as _};
 use serde::Deserialize;
 
-/// What is read of a MachineDrainRule.
+/// The fields of a MachineDrainRule that are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct MachineDrainRule {
@@ -29,8 +29,8 @@ struct Drain {
     order: i32,
 }
 
-/// Machines or pods. That their Cluster or namespace has labels as well is not looked at: a rule may concern
-/// more than it does, and a pod too many is left to Cluster API.
+/// A selection of Machines or pods. The label selectors of their Cluster or namespace are not evaluated: a
+/// rule may then concern more than it does, and a pod too many is left to Cluster API.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Selected {
@@ -51,8 +51,7 @@ impl Selected {
 pub struct DrainRules(Vec<MachineDrainRule>);
 
 impl DrainRules {
-    /// Those of all rules that may apply to a Machine with these labels, and say more than that its pods are
-    /// evicted.
+    /// The rules that may apply to a Machine with these labels, and say more than that its pods are evicted.
     pub fn of_machine(all: Vec<MachineDrainRule>, labels: &Labels) -> Self {
         let mut all = all;
         all.retain(|MachineDrainRule { spec }| {
@@ -62,18 +61,18 @@ impl DrainRules {
         Self(all)
     }
 
-    /// A rule for all pods, where it is not known which there are.
+    /// A rule for all pods, for when the rules are not known.
     pub fn unknown() -> Self {
         Self(vec![MachineDrainRule::default()])
     }
 
-    /// Whether one may concern a pod with these labels.
+    /// Whether a rule may concern a pod with these labels.
     pub fn may_concern(&self, labels: &Labels) -> bool {
         self.0.iter().any(|rule| may_be_one_of(&rule.spec.pods, labels))
     }
 }
 
-/// Without a selector it is all of them.
+/// Whether a selection may include an object with these labels. Without a selector it includes all of them.
 fn may_be_one_of(selected: &[Selected], labels: &Labels) -> bool {
     selected.is_empty() || selected.iter().any(|selected| selected.may_be(labels))
 }

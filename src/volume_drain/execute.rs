@@ -1,4 +1,4 @@
-//! The writes to the Machine, what is done in the workload cluster, and the one call of a driver.
+//! The writes to the Machine, the requests to the workload cluster, and the only call of a driver.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use crate::wall_clock::{elapsed, until};
 use crate::workload_cluster::{self, Unreachable, Visit};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
 
-/// How often a Node is looked at while a pod is waited for: the longer that takes, the more rarely.
+/// The poll interval of a Node while the drain waits for a pod: it grows with the wait.
 const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// When it is tried again to evict a pod that a budget protects.
+/// When the eviction of a pod that a budget protects is tried again.
 const BLOCKED: Duration = Duration::from_secs(5);
 /// When the driver is asked again for the ids of volumes, unless it asks for longer.
 const DRIVER_FAILED: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Err
 /// Lets Cluster API go on. What is to be reported of it is reported before: the object may be gone then.
 pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Result<Requeue, Error> {
     let (_, name, uid) = observed.machine_names();
-    // Not even a status that is refused holds the deletion up.
+    // Not even a refused status holds the deletion up.
     if let Err(error) = publish::publish(observed, ctx, status::ended(end).as_ref()).await {
         tracing::warn!(machine = name, %error, "how the drain ended is not shown");
     }
@@ -63,7 +63,7 @@ pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Resul
     Ok(Requeue::After(LONG_WAIT))
 }
 
-/// Writes the hook of this very Machine; whether that is permitted.
+/// Patches the hook of this very Machine; returns whether that is permitted.
 async fn write_hook(observed: &Observed, ctx: &Context, value: &Value) -> Result<bool, Error> {
     let (namespace, name, uid) = observed.machine_names();
     let body = json!({"metadata": {
@@ -172,8 +172,7 @@ async fn evict_next(
     }
 }
 
-/// Makes sure that the InfraMachine is as it was planned with: a cache that is behind lacks the last
-/// eviction.
+/// Ensures that the InfraMachine is as the plan saw it: a cache that is behind lacks the last eviction.
 async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
     let action = "reading which pod was evicted last";
     let namespace = infra.metadata.namespace();
@@ -199,7 +198,7 @@ async fn record_timeout(infra: &InfraMachine, ctx: &Context, before: PreviousEvi
     }
 }
 
-/// The workload cluster can't be visited: shown, and tried again as long as it may be.
+/// Publishes that the workload cluster is unreachable, and tries again as long as the limits allow.
 async fn publish_unreachable(
     infra: &InfraMachine,
     ctx: &Context,
@@ -217,12 +216,12 @@ fn busy_requeue(uid: &str) -> Requeue {
     Requeue::After(workload_cluster::busy_wait(uid))
 }
 
-/// A wait that ends when the whole drain has to be over.
+/// Limits a wait to the deadline of the whole drain.
 fn until_deadline(target: &DrainTarget, wait: Duration) -> Duration {
     wait.min(until(target.deadline, Timestamp::now()).max(MIN_POLL_INTERVAL))
 }
 
-/// When a pod that is waited for is looked at again.
+/// When a pod that the drain waits for is looked at again.
 fn poll_interval(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Duration {
     let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
     let elapsed = elapsed(begun, now).unwrap_or_default();
@@ -233,13 +232,13 @@ fn poll_interval(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Dur
     until_deadline(target, wait)
 }
 
-/// The ids that a driver finds.
+/// The volume ids that a driver finds.
 enum Ids {
-    /// These, or none where it has nothing to say: Kubernetes' own names are looked for in any case.
+    /// These ids, or none where the driver knows none: Kubernetes' own names are looked for in any case.
     Known(Vec<String>),
-    /// Others call the driver.
+    /// Other calls hold the permits of the driver.
     Busy,
-    /// It could not say this time.
+    /// The driver failed this time.
     Failed(Status),
 }
 

@@ -1,4 +1,4 @@
-//! What one reconcile looks at: caches, and the Machine at the API server when it is deleted.
+//! The inputs of one reconcile: caches, and the Machine as the API server has it when it is deleted.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,10 +17,11 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, pages};
 
-/// The most MachineDrainRules of a namespace that are looked at.
+/// The most MachineDrainRules of a namespace that are read.
 const MAX_RULES: usize = 64;
 
-/// Reads; `None` of a Machine that is gone, or never has to do with this.
+/// Reads the inputs of a reconcile; `None` for a Machine that is gone, or that the volume drain does not
+/// concern.
 pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Observed>, Error> {
     let Some(machine) = ctx.caches.machines.current(&queued.metadata) else {
         return Ok(None);
@@ -38,7 +39,7 @@ pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Observed>,
     let is_others = matches!(infra, Infra::Unknown);
     let live = if is_waiting && (ctx.enabled || is_others) {
         match live(ctx, &machine).await {
-            // Without the feature there is no right to it, and another replica looks after this machine.
+            // Without the feature the permission is missing, and another replica manages this machine.
             Err(Error::Api { source, .. }) if is_others && is_forbidden(&source) => None,
             read => read?,
         }
@@ -73,7 +74,7 @@ pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeG
     (owner == machine.metadata.uid.as_deref()).then_some(found)
 }
 
-/// Whether an InfraMachine that is not cached is gone: it may be another replica's to look after.
+/// Whether an InfraMachine that is not cached is gone: another replica may manage it.
 async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<Infra, Error> {
     let infra = &machine.spec.infrastructure_ref;
     if !infra.is_to::<InfraMachine>() {
@@ -108,7 +109,7 @@ async fn live(ctx: &Context, machine: &Machine) -> Result<Option<DrainedMachine>
     }
 }
 
-/// The rules for the drain of a Machine. Where they can't be read, or are too many, each pod may have one.
+/// The rules for the drain of a Machine. Where they can't be read, or are too many, each pod may have a rule.
 async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -> Result<DrainRules, Error> {
     let path = format!(
         "/apis/{}/v1beta2/namespaces/{namespace}/machinedrainrules",
@@ -129,7 +130,7 @@ async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -
             let labels = machine.metadata.labels.clone().unwrap_or_default();
             Ok(DrainRules::of_machine(rules, &labels))
         }
-        // A version of Cluster API without them.
+        // This version of Cluster API has no MachineDrainRules.
         Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(DrainRules::default()),
         Err(kube::Error::Api(refusal)) if refusal.code == 403 => {
             tracing::error!(

@@ -7,26 +7,26 @@ use jiff::SignedDuration;
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 
-/// How long it is waited for the volumes of a pod, where the annotation names no time.
+/// How long the drain waits for the volumes of a pod, where the annotation names no time.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(2);
-/// The longest that it may name.
+/// The longest time that the annotation may name.
 pub const MAX_TIMEOUT: Duration = Duration::from_hours(1);
 /// The most characters of a value that are shown.
 const MAX_SHOWN: usize = 64;
 
-/// What the annotation says.
+/// The value of the annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptIn {
     /// Nothing, or `false`.
     No,
     /// Wait this long for the volumes of each pod.
     Yes(Duration),
-    /// What is no time: the beginning of it.
+    /// The value is no time: its beginning.
     Invalid(String),
 }
 
 impl OptIn {
-    /// What the annotation of a machine says.
+    /// Parses the annotation of a machine.
     pub fn of(infra: &InfraMachine) -> Self {
         let annotations = infra.metadata.annotations.as_ref();
         let Some(value) = annotations.and_then(|all| all.get(labels::VOLUME_DRAIN)) else {
@@ -42,8 +42,8 @@ impl OptIn {
         }
     }
 
-    /// How long to wait for the volumes of a pod. A mistake in the time takes nothing from the protection
-    /// that was asked for.
+    /// How long the drain waits for the volumes of a pod. An invalid time keeps the protection that was asked
+    /// for.
     pub fn timeout(&self) -> Option<Duration> {
         match self {
             Self::No => None,

@@ -1,4 +1,4 @@
-//! What has to be done about the hook of a Machine. Pure.
+//! The plan for the hook of a Machine. Pure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use crate::wall_clock::until;
 
 /// What was read for one reconcile.
 pub struct Observed {
-    /// Whether machines may ask for it.
+    /// Whether machines may ask for a volume drain.
     pub enabled: bool,
-    /// The Machine, as it is cached.
+    /// The Machine, as cached.
     pub machine: Arc<Machine>,
-    /// What it refers to.
+    /// The InfraMachine that it refers to.
     pub infra: Infra,
-    /// The Cluster it belongs to, when it is there.
+    /// The Cluster that it belongs to, when it exists.
     pub cluster: Option<Arc<Cluster>>,
-    /// The Machine at the API server; only of one that is deleted and has the hook.
+    /// The Machine as the API server has it; only when it is deleted and has the hook.
     pub live: Option<DrainedMachine>,
-    /// The rules for its drain, as far as they are read with it.
+    /// The rules for its drain, when they are read with it.
     pub rules: Option<DrainRules>,
-    /// For how long the workload cluster has been away.
+    /// For how long the workload cluster has been unreachable.
     pub outage: Option<Duration>,
     /// The wall clock.
     pub now: Timestamp,
@@ -47,7 +47,7 @@ pub enum Infra {
     Gone,
     /// It can't be read.
     Unreadable,
-    /// It is another provider's, another replica's, or another Machine's.
+    /// It belongs to another provider, another replica, or another Machine.
     Unknown,
 }
 
@@ -67,7 +67,7 @@ impl Observed {
     }
 }
 
-/// What counts of a Machine that is deleted.
+/// The fields of a deleted Machine that are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct DrainedMachine {
@@ -122,7 +122,7 @@ struct LiveCondition {
 }
 
 impl LiveCondition {
-    /// Whether it says that Cluster API waits for a pre-drain hook, this one or another.
+    /// Whether the condition says that Cluster API waits for a pre-drain hook, this one or another.
     fn waits_for_pre_drain_hook(&self) -> bool {
         self.type_ == "Deleting" && self.status == "True" && self.reason == "WaitingForPreDrainHook"
     }
@@ -142,7 +142,7 @@ impl DrainedMachine {
         asked.map_or(MAX_DRAIN, |seconds| MAX_DRAIN.min(Duration::from_secs(seconds)))
     }
 
-    /// When the drain has to be over, and how long that is; nothing before Cluster API waits for it.
+    /// When the drain has to be over, and how long it may take; `None` before Cluster API waits for the hook.
     fn deadline(&self) -> Option<(Timestamp, Duration)> {
         self.waiting_since().map(|since| self.limit_from(since))
     }
@@ -160,7 +160,7 @@ impl DrainedMachine {
         said.or_else(shown).map(|Time(since)| *since)
     }
 
-    /// When a drain that begins then has to be over, and how long that is.
+    /// When a drain that begins at `since` has to be over, and how long it may take.
     fn limit_from(&self, since: Timestamp) -> (Timestamp, Duration) {
         let limit = self.limit();
         let time = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
@@ -175,16 +175,16 @@ impl DrainedMachine {
     }
 }
 
-/// What has to be done.
+/// What to do about the hook of a Machine.
 #[derive(Debug)]
 pub enum Plan<'a> {
-    /// Nothing, or nothing before something changes.
+    /// Do nothing, at least until something changes.
     NoOp,
-    /// Nothing before this much time has passed.
+    /// Do nothing before this much time has passed.
     Wait(Duration),
-    /// The hook is as it has to be: this is all there is to say.
+    /// The hook is as it has to be: publish only the condition.
     Publish(Option<DrainCondition>),
-    /// The Machine gets the hook.
+    /// Set the hook on the Machine.
     SetHook,
     /// The hook is taken away.
     RemoveHook(End),
@@ -197,19 +197,19 @@ pub enum Plan<'a> {
 pub struct DrainTarget {
     /// Its name.
     pub node: String,
-    /// Its providerID, else it is another machine's.
+    /// Its providerID; a Node with another one belongs to another machine.
     pub provider_id: String,
     /// How long to wait for the volumes of a pod.
     pub timeout: Duration,
-    /// The eviction before.
+    /// The last eviction, if any.
     pub last: Option<Eviction>,
     /// When the whole drain has to be over.
     pub deadline: Timestamp,
-    /// What Cluster API has to say about pods.
+    /// The MachineDrainRules about its pods.
     pub rules: DrainRules,
 }
 
-/// What has to be done about the hook of a Machine.
+/// Plans what to do about the hook of a Machine.
 ///
 /// # Guarantees
 /// * The hook is set only where it is asked for, and never on a Machine that is being deleted: Cluster API

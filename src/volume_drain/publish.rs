@@ -1,4 +1,4 @@
-//! The writes to the InfraMachine: how the drain goes, and which pod is evicted.
+//! The writes to the InfraMachine: the condition of the drain, and the record of the evicted pod.
 
 use jiff::Timestamp;
 use kube::api::Api;
@@ -13,7 +13,8 @@ use crate::api::{ObjectMetaExt as _, conditions, labels};
 use crate::apiserver::{Error, NewEvent, patch_annotations, publish_status};
 use crate::identity;
 
-/// Publishes how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
+/// Publishes the condition of the drain on the InfraMachine of a Machine, if it has one; without a report,
+/// removes the condition.
 pub async fn publish(
     observed: &Observed,
     ctx: &Context,
@@ -25,7 +26,7 @@ pub async fn publish(
     }
 }
 
-/// The same on this version of an InfraMachine.
+/// Publishes the condition on this version of an InfraMachine.
 pub async fn publish_on(
     infra: &InfraMachine,
     ctx: &Context,
@@ -50,8 +51,8 @@ pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent
     ctx.events.record_failure(infra, driver, condition, event).await;
 }
 
-/// Writes down which pod is evicted, on the version of the object that the plan was made from, and reads it
-/// as it is then.
+/// Patches the record of the evicted pod, on the resource version that the plan was made from, and returns
+/// the InfraMachine as written.
 pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) -> Result<InfraMachine, Error> {
     let action = "writing down which pod is evicted";
     let text = serde_json::to_string(eviction).map_err(|source| Error::Encode { action, source })?;

@@ -1,5 +1,5 @@
-//! Which pod was evicted last, as an annotation of the InfraMachine keeps it. It is written before the
-//! eviction, so that no crash evicts the next one too soon, and into the metadata, so that `clusterctl move`
+//! The last eviction, as an annotation of the InfraMachine records it. The annotation is written before the
+//! eviction, so that no crash evicts the next pod too soon, and into the metadata, so that `clusterctl move`
 //! takes it along. Pure.
 
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 
-/// The most volumes that are waited for at a time. A cache keeps no longer annotation.
+/// The most volumes that a drain waits for at a time. A cache keeps no longer annotation.
 pub const MAX_VOLUMES: usize = 24;
 /// The most characters of a pod's namespace and name.
 const MAX_NAME: usize = 180;
@@ -24,11 +24,11 @@ pub struct Eviction {
     pub pod: String,
     /// The pod's UID.
     pub uid: String,
-    /// When it was asked for.
+    /// When the eviction was asked for.
     pub evicted_at: Timestamp,
     /// How long the pod may take to end.
     pub grace_seconds: u32,
-    /// Whether the API server refused it, though its dry run had let the pod pass.
+    /// Whether the API server refused the eviction, though its dry run had let the pod pass.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
     /// The hashes of the names under which `node.status.volumesAttached` had its volumes. A name may be
@@ -37,7 +37,7 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    /// Of a pod, for these of the volumes that are attached to its Node.
+    /// An eviction of a pod, with those of its volumes that are attached to its Node.
     pub fn new(pod: &str, uid: &str, evicted_at: Timestamp, grace_seconds: u32, attached: &[&str]) -> Self {
         Self {
             pod: pod.chars().take(MAX_NAME).collect(),
@@ -49,7 +49,7 @@ impl Eviction {
         }
     }
 
-    /// The same one, which the API server refused.
+    /// The same eviction, refused by the API server.
     pub fn refused(self) -> Self {
         Self {
             refused: true,
@@ -57,14 +57,14 @@ impl Eviction {
         }
     }
 
-    /// What the annotation says. One that this provider did not write says nothing: the next pod is evicted
+    /// Parses the annotation. One that this provider did not write is ignored: the next pod is evicted
     /// without a wait.
     pub fn of(infra: &InfraMachine) -> Option<Self> {
         let annotations = infra.metadata.annotations.as_ref()?;
         serde_json::from_str(annotations.get(labels::VOLUME_DRAIN_EVICTION)?).ok()
     }
 
-    /// Those of the attached volumes that it is waited for.
+    /// The attached volumes that this eviction waits for.
     pub fn awaited<'a>(&self, attached: &'a [String]) -> Vec<&'a str> {
         let awaited = attached.iter().filter(|name| self.volumes.contains(&hash(name)));
         awaited.map(String::as_str).collect()

@@ -1,4 +1,4 @@
-//! What the status and the events of a machine say of the drain of its volumes. Pure.
+//! The conditions and events of a machine about its volume drain. Pure.
 
 use jiff::Timestamp;
 
@@ -15,7 +15,7 @@ use cmi_driver::ErrorChain;
 /// The most volumes that a message names.
 const MAX_NAMED: usize = 8;
 
-/// What the condition says.
+/// The contents of the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainCondition {
     /// Whether all volumes have left.
@@ -46,7 +46,7 @@ impl DrainCondition {
     }
 }
 
-/// What is wrong with the annotation.
+/// The condition for an invalid annotation.
 pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
     let OptIn::Invalid(value) = opt_in else {
         return None;
@@ -60,7 +60,7 @@ pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
     Some(DrainCondition::warning(reason::INVALID_VOLUME_DRAIN, message))
 }
 
-/// The Machine may not be written.
+/// The condition when the Machine may not be written.
 pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
     let message = if is_to_be_set {
         format!(
@@ -78,7 +78,7 @@ pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
     DrainCondition::warning(reason::HOOK_NOT_PERMITTED, message)
 }
 
-/// A pod was evicted, and its volumes have not left.
+/// The condition while the volumes of an evicted pod have not left.
 pub fn waiting(waiting: &Waiting) -> DrainCondition {
     let volumes = named(&waiting.volumes);
     let for_what = match (waiting.is_there, waiting.volumes.is_empty()) {
@@ -94,25 +94,25 @@ pub fn waiting(waiting: &Waiting) -> DrainCondition {
     DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
-/// A pod is evicted now.
+/// The condition when a pod is evicted now.
 pub fn evicting(pod: &str, left: usize) -> DrainCondition {
     let message = format!("the pod {pod} is evicted; {left} pods with volumes are left, with it");
     DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
-/// No pod may be evicted now.
+/// The condition when no pod may be evicted now.
 pub fn blocked(pod: &str, why: &str, left: usize) -> DrainCondition {
     let message =
         format!("{left} pods with volumes are left, and none may be evicted; the first, {pod}: {why}");
     DrainCondition::progress(reason::WAITING_FOR_DISRUPTION_BUDGET, message)
 }
 
-/// The driver could not be asked for the ids of volumes.
+/// The condition when the driver could not be asked for the ids of volumes.
 pub fn driver_failed(code: &str, message: &str) -> DrainCondition {
     DrainCondition::progress(code, message.to_owned())
 }
 
-/// The workload cluster can't be visited.
+/// The condition when the workload cluster is unreachable.
 pub fn unreachable(cause: &Unreachable) -> DrainCondition {
     let minutes = MAX_OUTAGE.as_secs() / 60;
     let message = format!(
@@ -122,7 +122,7 @@ pub fn unreachable(cause: &Unreachable) -> DrainCondition {
     DrainCondition::warning(cause.reason(), message)
 }
 
-/// An event that the volumes of a pod were not waited for any longer.
+/// The event when the drain stops waiting for the volumes of a pod.
 pub fn timed_out(waiting: &Waiting) -> NewEvent {
     let what = if waiting.volumes.is_empty() {
         "it is still there".to_owned()
@@ -137,7 +137,7 @@ pub fn timed_out(waiting: &Waiting) -> NewEvent {
     }
 }
 
-/// How it ended; nothing where there is nothing to be reported.
+/// The condition of how the drain ended; `None` where there is nothing to publish.
 pub fn ended(end: &End) -> Option<DrainCondition> {
     let left = "Cluster API drains the Node by itself";
     Some(match end {
@@ -195,7 +195,7 @@ fn shown(infra: &InfraMachine) -> Option<&str> {
     conditions::get(conditions, conditions::VOLUMES_DRAINED).map(|shown| shown.reason.as_str())
 }
 
-/// The status that says it, or says nothing of it.
+/// The status with this condition, or without it.
 pub fn after(infra: &InfraMachine, report: Option<&DrainCondition>, now: Timestamp) -> InfraMachineStatus {
     let mut status = infra.status.clone().unwrap_or_default();
     match report {
@@ -212,7 +212,7 @@ pub fn after(infra: &InfraMachine, report: Option<&DrainCondition>, now: Timesta
     status
 }
 
-/// The event that it is worth: what is not shown yet, and no step of many.
+/// The event for a condition that is new, and is a warning or the end of the drain.
 pub fn event(infra: &InfraMachine, report: &DrainCondition) -> Option<NewEvent> {
     let is_new = shown(infra) != Some(report.reason.as_str());
     let is_end = report.state == ConditionStatus::True || report.reason == reason::VOLUME_DRAIN_SKIPPED;

@@ -1,4 +1,4 @@
-//! Which pod of a Node is evicted next, and whether it is time. Pure.
+//! Chooses which pod of a Node is evicted next, and whether it is time. Pure.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct Pod {
     pub priority: i32,
     /// How long it may take to end.
     pub grace_seconds: u32,
-    /// Whether it is not evicted: a DaemonSet's, a static one, one that Cluster API skips.
+    /// Whether it is never evicted: a DaemonSet's pod, a static one, one that Cluster API skips.
     pub is_excluded: bool,
     /// Whether it is being deleted.
     pub is_leaving: bool,
@@ -38,23 +38,23 @@ impl Pod {
     }
 }
 
-/// What a drain has to do next.
+/// The next step of a drain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// No pod with volumes is left to be evicted.
     Done(PreviousEviction),
     /// The volumes of the pod that was evicted last have not left the Node.
     Wait(Waiting),
-    /// One of these, the first that may be.
+    /// Evict the first of these that may be evicted.
     Evict(Vec<&'a Pod>, PreviousEviction),
 }
 
-/// How the eviction before ended.
+/// How the last eviction ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PreviousEviction {
     /// There was none, or its volumes have left.
     Left,
-    /// It is not waited for any more.
+    /// The drain no longer waits for it.
     TimedOut(Waiting),
 }
 
@@ -67,13 +67,13 @@ pub struct Waiting {
     pub is_there: bool,
     /// Its volumes that are attached to the Node.
     pub volumes: Vec<String>,
-    /// When it is not waited for any more.
+    /// When the drain stops waiting for it.
     pub until: Timestamp,
     /// How many pods come after it.
     pub left: usize,
 }
 
-/// What has to be done for a Node with these volumes and these running pods with claims.
+/// The next step for a Node with these volumes and these running pods with claims.
 ///
 /// # Guarantees
 /// No pod is evicted before the one that was evicted last is gone and its volumes are detached, or the time
@@ -86,9 +86,9 @@ pub fn step<'a>(
     now: Timestamp,
 ) -> Step<'a> {
     let mut next: Vec<_> = pods.iter().filter(|pod| pod.is_to_be_evicted()).collect();
-    // The most important one is back first.
+    // The most important pod is back first.
     next.sort_by_key(|pod| (-i64::from(pod.priority), &pod.namespace, &pod.name));
-    // The others come before a pod whose eviction was refused.
+    // All other pods come before a pod whose eviction was refused.
     let refused = last.filter(|last| last.refused);
     if let Some(refused) = refused.and_then(|last| next.iter().position(|pod| pod.uid == last.uid)) {
         next.rotate_left(refused + 1);
@@ -113,7 +113,8 @@ pub fn step<'a>(
     }
 }
 
-/// What the last eviction waits for, if anything. One that was written down and not carried out does not.
+/// What the last eviction waits for, if anything. An eviction that was recorded and not carried out is not
+/// awaited.
 fn awaited(attached: &[String], pods: &[Pod], last: &Eviction, timeout: Duration) -> Option<Waiting> {
     let pod = pods.iter().find(|pod| pod.uid == last.uid);
     if pod.is_some_and(|pod| !pod.is_leaving) {

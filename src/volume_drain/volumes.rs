@@ -1,4 +1,4 @@
-//! Under which names `node.status.volumesAttached` has a PersistentVolume. Pure.
+//! The names under which `node.status.volumesAttached` lists a PersistentVolume. Pure.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 const MAX_NAME_BYTES: usize = 1024;
 /// The shortest id that is looked for in a name: a shorter one would be found in names of others.
 const MIN_ID: usize = 3;
-/// Volume sources of before CSI, and the field of each with the volume's id.
+/// Volume sources older than CSI, and the field of each with the volume's id.
 const IN_TREE: [(&str, &str); 6] = [
     ("awsElasticBlockStore", "volumeID"),
     ("azureDisk", "diskURI"),
@@ -17,8 +17,8 @@ const IN_TREE: [(&str, &str); 6] = [
     ("vsphereVolume", "volumePath"),
 ];
 
-/// Those of the attached volumes that PersistentVolumes of these specs are, by the ids that the driver found
-/// in the specs, or by Kubernetes' own names for them.
+/// The attached volumes that belong to PersistentVolumes of these specs, by the ids that the driver found in
+/// the specs, or by Kubernetes' own names for them.
 pub fn attached<'a>(attached: &'a [String], specs: &[Value], ids: &[String]) -> Vec<&'a str> {
     let of_specs = specs.iter().flat_map(ids_of);
     let of_driver = ids.iter().map(String::as_str);
@@ -49,12 +49,12 @@ fn csi_volume(spec: &Value) -> Option<(&str, &str)> {
     Some((csi["driver"].as_str()?, csi["volumeHandle"].as_str()?))
 }
 
-/// The ids of a volume of before CSI.
+/// The ids of a volume of a source older than CSI.
 fn ids_of(spec: &Value) -> impl Iterator<Item = &str> {
     let in_tree = IN_TREE.iter().filter(|_| csi_volume(spec).is_none());
     in_tree
         .filter_map(|(source, field)| spec[*source][*field].as_str())
-        // Such as aws://eu-west-1a/vol-1.
+        // For example aws://eu-west-1a/vol-1.
         .map(|id| id.rsplit('/').next().unwrap_or(id))
 }
 

@@ -1,4 +1,5 @@
-//! The Node and its pods in the workload cluster. All that is read of them is bounded: it is its user's.
+//! The Node and its pods in the workload cluster. Everything that is read of them is bounded: the workload
+//! cluster is its user's.
 
 mod node;
 mod pods;
@@ -23,7 +24,7 @@ use crate::workload_cluster::{Answer, Connection, Unreachable};
 
 /// The most pods that are tried in one reconcile while budgets forbid to evict them.
 const MAX_TRIED: usize = 32;
-/// The least: the most important one, one of the first ones, and one of the others.
+/// The fewest pods that are tried: the most important one, one of the first ones, and one of the others.
 const MIN_TRIED: usize = 3;
 /// For how long the pods of one reconcile are tried: an API server that is slow to refuse is not one that is
 /// away, and a visit that takes its whole time counts as an outage.
@@ -33,20 +34,20 @@ const SECONDS_A_ROUND: i64 = 10;
 /// The most characters of what the API server says of an eviction that are shown.
 const MAX_SHOWN: usize = 256;
 
-/// What there is to be seen, and to do.
+/// The state of a Node, and what to do next.
 #[derive(Debug)]
 pub enum DrainObservation {
-    /// There is no such Node.
+    /// The Node does not exist.
     NoNode,
-    /// The Node is another machine's: its providerID.
+    /// The Node belongs to another machine: its providerID.
     ForeignNode(Option<String>),
     /// The kubelet is silent: no pod would end, and no volume be detached.
     SilentNode,
-    /// The Node changed meanwhile, or this replica does not lead any more.
+    /// The Node changed meanwhile, or this replica no longer leads.
     Raced,
     /// No pod with volumes is left to be evicted.
     Done(PreviousEviction),
-    /// The pod before is waited for.
+    /// The drain waits for the last evicted pod.
     Waiting(Waiting),
     /// No pod may be evicted now.
     Blocked {
@@ -68,24 +69,24 @@ pub struct Next {
     pub pod: Pod,
     /// The PersistentVolumes that leave the Node with it.
     pub specs: Vec<Value>,
-    /// What is attached to its Node.
+    /// The volumes that are attached to its Node.
     pub attached: Vec<String>,
     /// How many pods are left, with it.
     pub left: usize,
-    /// How the eviction before ended.
+    /// How the last eviction ended.
     pub before: PreviousEviction,
 }
 
-/// What came of an eviction.
+/// The result of an eviction.
 #[derive(Debug)]
 pub enum EvictionResult {
     /// The pod is on its way out, or gone.
     Accepted,
-    /// Not now, or not at all: why.
+    /// Refused, for now or for good: why.
     Refused(String),
 }
 
-/// Looks at the Node, which takes no new pods from then on, and finds the next pod to be evicted.
+/// Cordons the Node, and finds the next pod to evict.
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
@@ -152,7 +153,7 @@ fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> Vec<&T> {
     let Some((most_important, first)) = first.split_first() else {
         return Vec::new();
     };
-    // Each time all others were tried, they begin one further.
+    // Each time all others were tried, the next round begins one further.
     let rounds_for_all = others.len().div_ceil(HALF).max(1);
     let mut others = cycled(others, round % rounds_for_all * HALF + round / rounds_for_all).take(HALF);
     let mut tried = vec![most_important];
@@ -170,7 +171,7 @@ fn cycled<T>(all: &[T], from: usize) -> impl Iterator<Item = &T> {
     all.iter().cycle().skip(from).take(all.len())
 }
 
-/// Whether the API server only says if the eviction might be made.
+/// Whether the request is a dry run, which only says whether the eviction might be made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DryRun {
     /// Nothing is evicted.
@@ -179,7 +180,7 @@ pub enum DryRun {
     No,
 }
 
-/// Evicts this very pod, if PodDisruptionBudgets and what else admits evictions let it go.
+/// Evicts this very pod, if PodDisruptionBudgets and admission let it.
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
@@ -206,7 +207,7 @@ pub async fn evict(
     let answer = connection.send(request).await?;
     match answer.code {
         StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(EvictionResult::Accepted),
-        // A budget, more than one of them, another pod of the name, or what admits evictions.
+        // A budget, more than one of them, another pod of the name, or admission.
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::CONFLICT
@@ -217,7 +218,7 @@ pub async fn evict(
     }
 }
 
-/// What the API server says of an eviction: as a rule, which budget forbids it.
+/// The API server's message about an eviction: as a rule, which budget forbids it.
 fn message_of(answer: &Answer) -> String {
     #[derive(Default, Deserialize)]
     #[serde(default)]

@@ -1,5 +1,5 @@
-//! Requests to an API server that may be hostile: an answer is read up to a bound, only as far as it is used,
-//! and none of it is repeated.
+//! Requests to an API server that may be hostile: an answer is read up to a size limit, only as far as it is
+//! used, and never quoted.
 
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
@@ -32,16 +32,16 @@ impl Connection {
         Ok(Self(builder.build()))
     }
 
-    /// One to the API server that this client asks.
+    /// A connection to the API server of this client.
     #[cfg(test)]
     pub(crate) fn of(client: Client) -> Self {
         Self(client)
     }
 
-    /// Sends a request, and reads the answer, whatever it is.
+    /// Sends a request and reads the answer, whatever its status.
     ///
     /// # Errors
-    /// No answer came, or one that is too large.
+    /// No answer came, or the answer is too large.
     pub async fn send(&self, request: Request<Vec<u8>>) -> Result<Answer, Unreachable> {
         let response = self.0.send(request.map(Body::from)).await;
         let (head, body) = response
@@ -58,7 +58,8 @@ impl Connection {
 }
 
 impl Answer {
-    /// The answer as a refusal: the code, and Kubernetes' word for it. The message may be anything.
+    /// The answer as a refusal: the code and Kubernetes' reason. The message is left out, since it may be
+    /// anything.
     pub fn refusal(&self) -> Unreachable {
         #[derive(Default, Deserialize)]
         #[serde(default)]

@@ -1,5 +1,5 @@
-//! A kubeconfig from a Secret, which any user with rights in its namespace may have written: it may name a
-//! server and credentials, and nothing of the machine that this process runs on.
+//! Parses a kubeconfig from a Secret, which any user with rights in its namespace may have written: it may
+//! name a server and credentials, and nothing of the machine that this process runs on.
 
 use std::str::Utf8Error;
 
@@ -9,30 +9,30 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_saphyr::budget::BudgetBreach;
 use tower::BoxError;
 
-/// The most that is parsed. One with certificates has some KiB, and what is read of YAML takes many times as
-/// much memory as its text.
+/// The largest kubeconfig that is parsed. One with certificates has some KiB, and parsed YAML takes many
+/// times as much memory as its text.
 const MAX_BYTES: usize = 256 * 1024;
 
 /// Why a kubeconfig can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidKubeconfig {
-    /// To parse it would take much memory.
+    /// Parsing it would take much memory.
     #[error("it has {0} bytes; at most {MAX_BYTES} are read")]
     TooLarge(usize),
-    /// A value that is referred to again and again would be copied each time.
+    /// An anchor that is referred to again and again would be copied each time.
     #[error("it has a YAML anchor, and none is followed: write the value out wherever it is used")]
     Anchor,
-    /// It is no text.
+    /// It is not text.
     #[error("it is not UTF-8")]
     NotUtf8(#[source] Utf8Error),
-    /// It is no kubeconfig. What a parser says may quote the document, and the document has credentials, so
-    /// this has no source.
+    /// It is not a kubeconfig. A parser's message may quote the document, and the document has credentials,
+    /// so this has no source.
     #[error("it is not a kubeconfig in YAML")]
     NotYaml,
-    /// It names nothing that can be used.
+    /// It names no usable cluster or credentials.
     #[error(transparent)]
     Unusable(BoxError),
-    /// It leads to what only the provider's own machine has.
+    /// It refers to a resource of the provider's own machine.
     #[error(
         "{0} is not allowed: the provider takes what is in the Secret alone; it reads no file, runs no \
             program and uses no proxy that it names"
@@ -49,16 +49,16 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| InvalidKubeconfig::Unusable(error.into()))?;
     config.default_retry = false;
-    // One of this process's environment, which is no tenant's to know.
+    // A proxy of this process's environment, which no tenant may learn of.
     config.proxy_url = None;
-    // The visit has a deadline, which says more.
+    // The deadline of the visit covers the connection too.
     config.connect_timeout = None;
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
     Ok(config)
 }
 
-/// Parses as [`Kubeconfig::from_yaml`] does, within bounds that it has no parameter for.
+/// Parses as [`Kubeconfig::from_yaml`] does, within limits that it has no parameter for.
 fn parse(document: &[u8]) -> Result<Kubeconfig, InvalidKubeconfig> {
     if document.len() > MAX_BYTES {
         return Err(InvalidKubeconfig::TooLarge(document.len()));
@@ -80,7 +80,7 @@ fn parse(document: &[u8]) -> Result<Kubeconfig, InvalidKubeconfig> {
     merged.map_err(|_quotes| InvalidKubeconfig::NotYaml)
 }
 
-/// The field that names a file, a program or a proxy, if one does.
+/// The field that names a file, a program or a proxy, if any does.
 fn leads_elsewhere(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     let clusters = kubeconfig
         .clusters

@@ -7,13 +7,13 @@ use serde::de::DeserializeOwned;
 
 use super::{Connection, Unreachable};
 
-/// Whether it may stand in a path.
+/// Whether a name may stand in a path.
 pub fn is_name(text: &str) -> bool {
     let fits = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-.".contains(letter);
     !text.is_empty() && text.len() <= 253 && text.chars().all(fits) && !text.starts_with('.')
 }
 
-/// The object of a name, if it is there.
+/// The object of this name, if it exists.
 pub async fn get<T: DeserializeOwned>(
     connection: &Connection,
     path: &str,
@@ -26,7 +26,7 @@ pub async fn get<T: DeserializeOwned>(
         .transpose()
 }
 
-/// The same as it was answered.
+/// The object of this name as JSON text, if it exists.
 pub async fn text(connection: &Connection, path: &str, name: &str) -> Result<Option<String>, Unreachable> {
     let request = Request::new(path).get(name, &GetParams::default())?;
     let answer = connection.send(request).await?;
@@ -37,12 +37,12 @@ pub async fn text(connection: &Connection, path: &str, name: &str) -> Result<Opt
     }
 }
 
-/// What the parser says would quote the answer.
+/// Parses an answer. The error leaves out the parser's message, which would quote the answer.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Unreachable> {
     serde_json::from_str(text).map_err(|_quotes| Unreachable::NotAnApiServer)
 }
 
-/// The name of the Node is a Machine's status, which the API server does not check.
+/// The name of the Node comes from a Machine's status, which the API server does not check.
 impl From<kube::core::request::Error> for Unreachable {
     fn from(error: kube::core::request::Error) -> Self {
         Self::Failed(error.into())

@@ -437,7 +437,7 @@ pub fn update(
     })
 }
 
-/// The machine of a selector, if there is exactly one: what goes along with an error.
+/// The machine of a selector, if there is exactly one: it goes along with an error.
 pub fn machine(cloud: &Cloud, now: Instant, selector: &VmSelector) -> Option<Machine> {
     selector
         .only(selector.vms(cloud))

@@ -104,7 +104,7 @@ struct FileState {
     set: Set,
 }
 
-/// What tells a file from the one of before.
+/// The attributes by which a changed file is noticed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct FileVersion {
     modified: SystemTime,
@@ -154,7 +154,7 @@ impl Fault {
 }
 
 impl Faults {
-    /// Those of the configuration, and of a file that does not have to exist.
+    /// The faults of the configuration, and of a file that does not have to exist.
     ///
     /// # Errors
     /// When the file is there and is not valid.
@@ -166,7 +166,7 @@ impl Faults {
         })
     }
 
-    /// What happens to this call. Counts it.
+    /// The fault of this call, if any. Counts the call.
     pub fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
         let from_file = self.file.as_ref().and_then(|file| file.next(operation, machine));
         from_file.or_else(|| self.configured.next(operation, machine))
@@ -194,7 +194,7 @@ impl Faults {
         in_file || self.configured.has(fault)
     }
 
-    /// Forgets how many calls have fit each, as a process does that ends.
+    /// Resets the counts of calls, as the end of a process does.
     pub fn forget(&self) {
         self.configured.forget();
         if let Some(file) = &self.file {
@@ -221,7 +221,7 @@ impl FaultsFile {
         self.with_state(|set| set.has(fault))
     }
 
-    /// What the faults say that the file has now.
+    /// Asks the faults that the file has now.
     fn with_state<T>(&self, ask: impl FnOnce(&Set) -> T) -> T {
         let mut state = self.state.lock();
         if let Err(error) = state.refresh(&self.path) {
@@ -237,8 +237,8 @@ impl FaultsFile {
 }
 
 impl FileState {
-    /// Reads the file when it is another than the last time, and forgets the counts of the faults of before.
-    /// A file that is not valid is looked at once.
+    /// Reads the file when it has changed since the last time, and resets the counts. An invalid file is read
+    /// once.
     fn refresh(&mut self, path: &std::path::Path) -> anyhow::Result<()> {
         let version = FileVersion::of(path)
             .with_context(|| format!("`faultsFile` {} can't be looked at", path.display()))?;

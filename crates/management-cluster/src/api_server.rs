@@ -28,7 +28,7 @@ const START_DEADLINE: Duration = Duration::from_mins(2);
 /// More than a run records; unset, it is 100.
 const AUDIT_LOG_MEGABYTES: u32 = 100_000;
 
-/// What makes one kube-apiserver differ from another.
+/// The options by which one kube-apiserver differs from another.
 pub(crate) struct ApiServerOptions<'a> {
     /// Ends the name of its log, and names its folder and its part of etcd.
     pub name: &'a str,
@@ -54,11 +54,11 @@ pub(crate) struct ApiServer {
     /// Certificate and key of the authority, for what signs the certificates of kubelets.
     pub signing: (PathBuf, PathBuf),
     document: String,
-    /// How it was started, port and all.
+    /// The command that started it, with its port.
     command: Command,
     /// Ends the name of its log.
     name: String,
-    /// None while it was killed.
+    /// `None` while the server is killed.
     process: Mutex<Option<Process>>,
 }
 
@@ -115,13 +115,13 @@ impl ApiServer {
         .with_context(|| format!("starting kube-apiserver for {name}"))
     }
 
-    /// Kills it with `SIGKILL`, if it runs.
+    /// Kills the server with `SIGKILL`, if it runs.
     pub(crate) async fn kill(&self) {
         *self.process.lock().await = None;
     }
 
-    /// Starts it again after [`ApiServer::kill`], unless it runs: at the same address, with the same data and
-    /// credentials. Returns when it is ready.
+    /// Starts the server again after [`ApiServer::kill`], unless it runs: at the same address, with the same
+    /// data and credentials. Returns when it is ready.
     pub(crate) async fn revive(&self, folder: &RunFolder) -> Result<()> {
         let mut held = self.process.lock().await;
         if let Some(process) = held.as_mut()
@@ -219,8 +219,8 @@ fn command(
 
 /// Records every request with its verb, user and resource, before its answer is sent.
 ///
-/// In one file: kube-apiserver begins another one when the log has its greatest size, and what the first one
-/// has would look like a request that was never made.
+/// The log is one file: kube-apiserver begins another one when the log has its greatest size, and the
+/// requests in the first one would look as if they were never made.
 fn audit(command: &mut Command, own: &Path, audit_log: &Path) -> Result<()> {
     const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n\
                           omitManagedFields: true\nrules: [{level: Metadata}]\n";

@@ -42,7 +42,7 @@ pub struct ManagementCluster {
     folder: RunFolder,
 }
 
-/// How a management cluster is to be; made by [`ManagementCluster::builder`].
+/// The options of a management cluster; made by [`ManagementCluster::builder`].
 #[derive(Debug, Clone)]
 pub struct ManagementClusterBuilder {
     core: bool,

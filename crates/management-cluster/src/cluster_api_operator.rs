@@ -18,7 +18,7 @@ use crate::{
 const NAMESPACE: &str = "capi-operator-system";
 const SERVICE_ACCOUNT: &str = "capi-operator-manager";
 const RUN: &str = "cluster-api-operator";
-/// As much as its Pod gets.
+/// The grace period of its Pod.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// The operator of a management cluster, which ends with it.
@@ -28,8 +28,8 @@ pub struct ClusterApiOperator {
 }
 
 impl ClusterApiOperator {
-    /// Installs and starts it, after building it if that was not done before, and returns when it is ready
-    /// and its webhooks are registered.
+    /// Installs and starts the operator, after building it if that was not done before, and returns when it
+    /// is ready and its webhooks are registered.
     ///
     /// # Errors
     /// When it can't be built, installed or started.
@@ -75,7 +75,7 @@ impl ClusterApiOperator {
             .context("starting the Cluster API operator")
     }
 
-    /// Stops it.
+    /// Stops the operator.
     ///
     /// # Errors
     /// When it had ended before.

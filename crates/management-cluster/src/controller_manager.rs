@@ -14,7 +14,7 @@ const OF_WORKLOAD: &str = "certificatesigningrequest-approving-controller,\
                            garbage-collector-controller,namespace-controller,node-lifecycle-controller,\
                            pod-garbage-collector-controller,replicaset-controller,taint-eviction-controller";
 
-/// Those of the management cluster.
+/// Starts the controllers of the management cluster.
 pub(crate) fn of_management(
     programs: &Programs,
     folder: &RunFolder,
@@ -28,7 +28,7 @@ pub(crate) fn of_management(
     Process::start(folder, "kube-controller-manager", &command).context("starting kube-controller-manager")
 }
 
-/// Those of a workload cluster with real kubelets, whose certificates are signed.
+/// Starts the controllers of a workload cluster with real kubelets, whose certificates are signed by them.
 pub(crate) fn of_workload(
     programs: &Programs,
     folder: &RunFolder,

@@ -26,7 +26,7 @@ const SERVICE_ACCOUNT: &str = "capi-manager";
 /// The role that core is bound to; it is filled by the clusterrole-aggregation controller.
 pub const AGGREGATED_ROLE: &str = "capi-aggregated-manager-role";
 
-/// As much as a Pod gets.
+/// The grace period of a Pod.
 const STOP_GRACE: Duration = Duration::from_secs(30);
 
 /// Cluster API's core manager, which can be stopped and started again.
@@ -44,7 +44,7 @@ pub(crate) struct CoreManager {
 
 #[derive(Debug)]
 struct State {
-    /// Where the webhooks are, which the installed kinds name for their conversion.
+    /// The port of the webhooks, which the installed kinds name for their conversion.
     webhook_port: u16,
     process: Option<Process>,
 }

@@ -45,7 +45,7 @@ pub struct Guest {
 pub enum GuestEvent {
     /// It has booted: its kubelet registers.
     Booted(Guest),
-    /// It is gone, or off: its kubelet falls silent. Its Node stays, as it would.
+    /// The guest is gone, or off: its kubelet falls silent. Its Node stays, as a real one would.
     Gone {
         /// The provider id that it booted with.
         provider_id: String,
@@ -106,7 +106,7 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
         }
         while kubelets.try_join_next().is_some() {}
     }
-    // No more events: those that run go on.
+    // No more events come: the running kubelets go on.
     while kubelets.join_next().await.is_some() {}
 }
 
@@ -116,7 +116,7 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
 struct Clients(HashMap<String, Client>);
 
 impl Clients {
-    /// What the bootstrap data of a guest have its kubelet start with.
+    /// Reads what a kubelet starts with from the bootstrap data of its guest.
     async fn boot(&mut self, user_data: &[u8]) -> Result<Boot> {
         let files = files_of(user_data)?;
         let taints = taints_of(&files)?;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const START_DEADLINE: Duration = Duration::from_mins(1);
-/// As much as a Pod gets.
+/// The grace period of a Pod.
 const STOP_GRACE: Duration = Duration::from_secs(30);
 
 /// The two controllers for one namespace of a management cluster, with the workload cluster's Nodes. They
@@ -60,7 +60,7 @@ impl MachineControllerManager {
         })
     }
 
-    /// Stops both. Their Leases stay until they are over.
+    /// Stops both controllers. Their Leases stay until they expire.
     ///
     /// # Errors
     /// When one had ended before.

@@ -36,8 +36,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` with both output streams appended to `<name>.log` in `folder`. Of `command`, the
-    /// program, its arguments, its changes to the environment and its working directory count.
+    /// Starts `command` with both output streams appended to `<name>.log` in `folder`. Only the program of
+    /// `command`, its arguments, its changes to the environment and its working directory are used.
     ///
     /// # Errors
     /// When the log cannot be opened or the supervising shell cannot be started. A program which is missing

@@ -1,4 +1,4 @@
-//! What the drivers in `examples/drivers` have in common, in whatever language: a script that makes what they
+//! The common part of the drivers in `examples/drivers`, in whatever language: a script that makes what they
 //! need, and a Unix socket.
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct ExampleDriver {
     pub process: Process,
 }
 
-/// Runs a script that prints the folder which it has made what a driver needs in.
+/// Runs a script that makes a folder with what a driver needs, and prints the path of the folder.
 pub(crate) async fn prepare(script: &Path) -> Result<PathBuf> {
     let mut command = tokio::process::Command::new(script);
     let output = tokio::time::timeout(PREPARE_DEADLINE, command.kill_on_drop(true).output());

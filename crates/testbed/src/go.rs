@@ -1,4 +1,4 @@
-//! The driver in `examples/drivers/go`, as the process that it is.
+//! The driver in `examples/drivers/go`, run as a process.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The guests of the simulated cloud. They are no part of the driver: it makes VMs, and what
-//! boots in them is seen here.
+//! The guests of the simulated cloud. They are not part of the driver: it makes VMs, and this module watches
+//! what boots in them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -10,10 +10,10 @@ use cmi_simulated::{CloudView, Vm, WallClock};
 use futures::Stream;
 use management_cluster::hollow_kubelet::{Guest, GuestEvent};
 
-/// How often the guests are looked after.
+/// The poll interval of the guests.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// What happens to the guests of the cloud that lives in this state file.
+/// The events of the guests of the cloud that lives in this state file.
 pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
     let view = CloudView::open(state, Arc::new(WallClock));
     let start = (view, Seen::default(), BTreeMap::new(), VecDeque::new());
@@ -25,7 +25,7 @@ pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
             if let Ok((cloud, now)) = view.now() {
                 let running = cloud.vms().filter(|vm| vm.is_running(now));
                 let running: BTreeMap<_, _> = running.map(|vm| (vm.provider_id(), vm)).collect();
-                // Between two looks a VM may have been restarted.
+                // Between two polls a VM may have been restarted.
                 for (id, vm) in &running {
                     let before = boots.insert(id.clone(), vm.boots_at);
                     if before.is_some_and(|before| before != vm.boots_at) {
@@ -46,7 +46,7 @@ pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
 pub(crate) struct Seen(BTreeSet<String>);
 
 impl Seen {
-    /// What has happened since the last poll, when these run now.
+    /// The events since the last poll, when these guests run now.
     pub(crate) fn events<V>(
         &mut self,
         running: &BTreeMap<String, V>,
@@ -62,7 +62,7 @@ impl Seen {
         events
     }
 
-    /// Has a guest boot anew, though it runs as it did at the last poll.
+    /// Makes a guest boot again, though it runs as it did at the last poll.
     fn forget(&mut self, id: &str) {
         self.0.remove(id);
     }

@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use management_cluster::{ManagementCluster, Process};
 
-/// Where the shipped manifests put the provider.
+/// The namespace of the provider in the shipped manifests.
 pub const NAMESPACE: &str = "capcmi-system";
-/// What the shipped manifests let it run as.
+/// The ServiceAccount of the provider in the shipped manifests.
 pub const SERVICE_ACCOUNT: &str = "capcmi-manager";
 
-/// How a provider is started.
+/// The options with which a provider is started.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The built `capcmi`.
@@ -41,7 +41,7 @@ pub struct Launched {
 }
 
 impl Launch {
-    /// Starts it, without waiting.
+    /// Starts the provider, without waiting.
     ///
     /// # Errors
     /// When no process can be started.
@@ -65,7 +65,7 @@ impl Launch {
 }
 
 impl Launched {
-    /// Waits until it says that it is ready.
+    /// Waits until the provider is ready.
     ///
     /// # Errors
     /// When it ends before, or when the deadline passes.

@@ -1,4 +1,4 @@
-//! The drivers in `examples/drivers/python`, as the processes that they are.
+//! The drivers in `examples/drivers/python`, run as processes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -130,7 +130,7 @@ pub struct Ec2Guest {
     pub source_dest_check: bool,
     /// Its tags.
     pub tags: BTreeMap<String, String>,
-    /// What it boots with, in base64.
+    /// Its user data, in base64.
     user_data: String,
 }
 
@@ -139,7 +139,7 @@ impl Ec2Guest {
         Guest {
             provider_id: self.provider_id.clone(),
             node_name: self.node_name.clone(),
-            // What is no base64 boots into nothing, as at EC2.
+            // User data that is not base64 counts as empty, as at EC2.
             user_data: BASE64_STANDARD.decode(&self.user_data).unwrap_or_default(),
             addresses: vec![("InternalIP".to_owned(), self.address.clone())],
         }
@@ -155,7 +155,7 @@ impl Ec2 {
         Ok(serde_json::from_value(self.console("guests").await?)?)
     }
 
-    /// What happens to the guests. What runs in an instance is no part of moto.
+    /// The events of the guests. The software in an instance is not part of moto.
     pub fn guests(self: &Arc<Self>) -> impl Stream<Item = GuestEvent> + Send + 'static {
         let start = (Arc::clone(self), Seen::default(), VecDeque::new());
         futures::stream::unfold(start, |(ec2, mut seen, mut events)| async move {
@@ -174,7 +174,7 @@ impl Ec2 {
         })
     }
 
-    /// What its console says; see `ec2_server.py` for what there is.
+    /// Asks the console of moto; see `ec2_server.py` for what it offers.
     ///
     /// # Errors
     /// When it does not answer, or not in JSON.

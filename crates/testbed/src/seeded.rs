@@ -1,4 +1,4 @@
-//! Guests that have booted: those that serve to their network the seed of their machine.
+//! Guests that have booted: those that serve the seed of their machine to their network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use kube::api::{Api, ListParams};
 use management_cluster::hollow_kubelet::{Guest, GuestEvent};
 use serde::Deserialize;
 
-/// How often the guests are asked.
+/// The poll interval of the guests.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often in turn a guest may fail to answer before it counts as gone.
 const PATIENCE: u32 = 3;
 
-/// What a guest has read of its NoCloud seed.
+/// The values that a guest has read from its NoCloud seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seed {
     /// `local-hostname` of the meta data.
@@ -27,7 +27,7 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// Reads it.
+    /// Reads the seed.
     ///
     /// # Errors
     /// When the meta data lack one of these.
@@ -60,7 +60,7 @@ impl Seed {
     }
 }
 
-/// What happens to the guests of these machines. `ask` gets ProviderID and address of a machine, and asks its
+/// The events of the guests of these machines. `ask` gets ProviderID and address of a machine, and asks its
 /// guest.
 pub fn seeded_guests<A, F>(
     machines: Api<InfraMachine>,
@@ -108,7 +108,7 @@ impl Silent {
         let mut before = std::mem::take(&mut self.0);
         for (provider_id, address) in vms {
             let silent = before.remove(&provider_id);
-            // An address may have been another guest's.
+            // The address may have belonged to another guest.
             let seed = ask(provider_id.clone(), address.clone()).await.ok();
             let seed = seed.filter(|seed| seed.provider_id == provider_id);
             let silent = match (seed, silent) {

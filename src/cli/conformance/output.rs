@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// A file for a report. That it can be written is seen before the run, so that one that can't be costs none.
-/// It keeps the report of an earlier run until there is a new one, and where there was none, it is made with
-/// the report, however the run ends.
+/// A file for a report. It is opened before the run, so that a file that can't be written costs no run. It
+/// keeps the report of an earlier run until there is a new one; a new file is made with the report, however
+/// the run ends.
 pub(super) struct ReportFile {
     path: PathBuf,
     /// A pipe or a terminal, which is opened once.
@@ -16,7 +16,7 @@ pub(super) struct ReportFile {
 }
 
 impl ReportFile {
-    /// Opens a file, and leaves what is in it.
+    /// Opens a file, and keeps its contents.
     ///
     /// # Errors
     /// When it can't be written.
@@ -40,7 +40,7 @@ impl ReportFile {
         })
     }
 
-    /// Writes the report in the place of what was there.
+    /// Replaces the contents by the report.
     ///
     /// # Errors
     /// When it can't be written.

@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP in a run: the first one has it end and delete what it made, a second one ends
-//! the process, which names what may be left first.
+//! SIGINT, SIGTERM and SIGHUP during a run: the first signal makes the run end and delete what it made; a
+//! second one ends the process, which first names what may be left.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -21,7 +21,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// From now on no signal ends the process by itself.
+    /// Installs handlers, so that no signal ends the process by itself.
     ///
     /// # Errors
     /// When signals can't be listened for.

@@ -1,4 +1,4 @@
-//! The simulated driver as the suite's own example: a configuration that says everything, and every hook.
+//! The simulated driver as the suite's own example: a complete configuration, and every hook.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, Simulat
 
 /// What the suite knows of the driver.
 const CONFIG: &str = include_str!("simulated.yaml");
-/// A cloud that is quick, and has a pool without room.
+/// A cloud that is fast, and has a pool without capacity.
 const CLOUD: &str = "
 pools:
   default: {subnet: 10.100.0.0/16}
@@ -30,7 +30,7 @@ credentials:
   powerlessToken: conformance-token-without-rights
 ";
 
-/// A simulated driver with all that the suite has to know of it.
+/// A simulated driver with everything that the suite has to know of it.
 pub struct Simulated {
     /// The driver.
     pub driver: Arc<SimulatedDriver>,

@@ -202,7 +202,7 @@ fn or_none(text: String) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
 }
 
-/// All lines but the first as far in as the values stand.
+/// Indents all lines but the first to the column of the values.
 fn indented(text: &str) -> String {
     text.lines()
         .enumerate()

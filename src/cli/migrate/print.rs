@@ -1,4 +1,4 @@
-//! A migration as an operator reads it.
+//! Prints a migration for an operator.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::migration::health_checks::{HealthCheck, HealthChecks};
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::write::MigrationProgress;
 
-/// What is made, what is there already, and what may get in the way.
+/// The objects to make, those that exist already, and what may prevent the migration.
 pub(super) fn described(
     migration: &Migration,
     progress: &MigrationProgress,
@@ -98,7 +98,7 @@ pub(super) fn headed<'a>(
     }
 }
 
-/// Problems as the end of an error, each in a line.
+/// Formats problems as the end of an error, one in each line.
 pub(super) fn listed(problems: &[String]) -> String {
     let lines = problems
         .iter()

@@ -55,7 +55,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
     for key in source.used_classes() {
         let api = dynamic(client, namespace, GROUP, VERSION, &key.kind);
         let what = || format!("reading {} {namespace}/{} failed", key.kind, key.name);
-        // One that is missing is reported with all else that is wrong.
+        // A missing object is reported with all other problems.
         if let Some(found) = api.get_opt(&key.name).await.with_context(what)? {
             source.add_class(&key.kind, serde_json::to_value(found)?);
         }
@@ -89,7 +89,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
 
 fn add(source: &mut Source, kind: &str, object: DynamicObject) -> anyhow::Result<()> {
     let mut value = serde_json::to_value(object)?;
-    // What a list holds does not say its kind.
+    // The items of a list lack their kind.
     let version = if kind == "Secret" {
         "v1".to_owned()
     } else {

@@ -90,8 +90,8 @@ impl Undo<'_> {
         )))
     }
 
-    /// What the driver says of every VM: an InfraMachine that is not there may have been released by an
-    /// earlier run, or have gone with its VM.
+    /// Asks the driver for every VM: an InfraMachine that does not exist may have been released by an earlier
+    /// run, or have gone with its VM.
     async fn vms(&self, driver: &ConfiguredDriver, remains: &MigratedObjects) -> BTreeMap<String, Vm> {
         let groups = self.migration.groups.iter();
         let mut vms = BTreeMap::new();

@@ -12,18 +12,18 @@ const FLAG: &str = "--feature-gates";
 /// The gates that all have to be on.
 const GATES: [&str; 2] = ["RuntimeSDK", "InPlaceUpdates"];
 
-/// What core's Deployment says of the gates.
+/// The gates in core's Deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CoreGate {
     /// All are on.
     On,
     /// This one is off.
     Off(&'static str),
-    /// Nothing certain, and why.
+    /// The state is unknown, and why.
     Unknown(String),
 }
 
-/// Reads core's Deployment, which an administrator may and a user of one namespace may not.
+/// Reads core's Deployment. An administrator may read it, and a user of one namespace may not.
 pub(super) async fn read(client: &Client) -> CoreGate {
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
     let read = deployments.get_opt(DEPLOYMENT).await;
@@ -58,7 +58,7 @@ fn of(arguments: &[String]) -> CoreGate {
     unknown.map_or(CoreGate::On, CoreGate::Unknown)
 }
 
-/// The value of a gate: that which comes last, as the manager takes it.
+/// The value of a gate: the last one given, as the manager takes it.
 fn last<'a>(arguments: &'a [String], gate: &str) -> Option<&'a str> {
     let following = arguments
         .iter()
@@ -82,7 +82,7 @@ fn last<'a>(arguments: &'a [String], gate: &str) -> Option<&'a str> {
         .last()
 }
 
-/// A value as Go's `strconv.ParseBool` reads it.
+/// Parses a value as Go's `strconv.ParseBool` does.
 fn boolean(value: &str) -> Option<bool> {
     match value {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

@@ -1,4 +1,4 @@
-//! What a new template means. Pure.
+//! The forecast of what a new template means. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,21 +17,20 @@ use cmi_driver::Capabilities;
 /// Annotation of an InfraMachine: the template that its spec is from.
 const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
 
-/// What was read.
+/// The inputs of a forecast.
 pub(super) struct Gathered {
     pub(super) deployment: DynamicObject,
-    /// By name, the new one among them.
+    /// The templates by name, the new one among them.
     pub(super) templates: BTreeMap<String, DynamicObject>,
-    /// Each with its InfraMachine, where that is one of this provider's.
+    /// The Machines, each with its InfraMachine where that is one of this provider's.
     pub(super) machines: Vec<(DynamicObject, Option<DynamicObject>)>,
-    /// How many extensions say whether a MachineSet can be updated in place; nothing where they can't be
-    /// read.
+    /// How many extensions say whether a MachineSet can be updated in place; `None` where they can't be read.
     pub(super) extensions: Option<usize>,
     /// Whether core updates anything in place.
     pub(super) core_gate: CoreGate,
 }
 
-/// All that there is to print.
+/// Everything that the command prints.
 #[derive(Debug, Serialize)]
 pub(super) struct Forecast {
     /// Why no machine can be made from the new template, with the place of the field.
@@ -56,7 +55,7 @@ pub(super) struct Field {
     pub(super) why: String,
 }
 
-/// What becomes of a machine.
+/// What happens to a machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) machine: String,
@@ -65,7 +64,7 @@ pub(super) struct Row {
     pub(super) why: String,
 }
 
-/// What becomes of something.
+/// What happens to a machine or a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Action {

@@ -1,4 +1,4 @@
-//! What is read of the MachineDeployment, its machines and templates.
+//! Reads the MachineDeployment, its machines and templates.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use crate::api::GROUP;
 use crate::api::cluster_api;
 use crate::apiserver::dynamic;
 
-/// Label of a Machine: the MachineDeployment that it is of.
+/// Label of a Machine: the MachineDeployment that it belongs to.
 const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
 
-/// All that a forecast is made from.
+/// The inputs of a forecast.
 pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> anyhow::Result<Gathered> {
     let core = |kind| dynamic(client, namespace, cluster_api::GROUP, "v1beta2", kind);
     let ours = |kind| dynamic(client, namespace, GROUP, "v1alpha1", kind);
@@ -94,7 +94,7 @@ async fn extensions(client: &Client, namespace: &str) -> anyhow::Result<Option<u
     Ok(Some(of_the_hook.count()))
 }
 
-/// What was read; nothing where the API server does not let the user read it.
+/// The result of a read; `None` where the API server does not permit it to the user.
 fn permitted<T>(read: kube::Result<T>) -> kube::Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
@@ -103,8 +103,8 @@ fn permitted<T>(read: kube::Result<T>) -> kube::Result<Option<T>> {
     }
 }
 
-/// Whether a label selector takes these labels. One that is not there takes all, and one that can't be read
-/// none.
+/// Whether a label selector matches these labels. A missing one matches all, and one that can't be read
+/// matches none.
 fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
     let selector = serde_json::from_value::<Option<LabelSelector>>(selector.clone());
     match selector.map(|selector| Selector::try_from(selector.unwrap_or_default())) {

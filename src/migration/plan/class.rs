@@ -9,8 +9,8 @@ use crate::api;
 use crate::migration::source::{McmClassKey, Source, text};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, SecretValue, tags};
 
-/// What a class comes to: its Secrets and template, what the driver was handed of it, and what its machines
-/// need of it.
+/// Converts a class: its Secrets and template, the class that machine-controller-manager handed to the
+/// driver, and the values that its machines need.
 pub fn class(
     source: &Source,
     target: &Destination,
@@ -108,7 +108,8 @@ pub fn class(
     ))
 }
 
-/// Takes out the failure domain, which a Machine says and its template does not, where the driver has zones.
+/// Removes the failure domain where the driver has zones: it goes into the Machine, and not into the
+/// template.
 fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Option<String>, String> {
     if !capabilities.zones {
         return Ok(None);
@@ -123,7 +124,7 @@ fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Resul
     }
 }
 
-/// Takes out the tags that the provider sets, which no user's spec may have.
+/// Removes and returns the tags that the provider sets, which no user's spec may have.
 fn carried(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Map<String, Value>, String> {
     let mut with_tags = spec.clone();
     let all = with_tags.object_at(&capabilities.tag_path).map_err(|place| {

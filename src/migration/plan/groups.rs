@@ -1,4 +1,4 @@
-//! Machines that belong together, and what is made in their place.
+//! Groups of machines with one owner, and the objects that replace them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{Converted, Destination, Group, Object, Original, UNFINISHED, key_of,
 use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec, Source};
 use cmi_driver::LastKnownState;
 
-/// Machines that belong together, as machine-controller-manager has them.
+/// Machines with one owner, as machine-controller-manager has them.
 pub struct MachineGroup<'a> {
     /// Its machines.
     pub machines: Vec<&'a McmMachine>,
@@ -26,7 +26,7 @@ enum GroupOwner<'a> {
     None(&'a ObjectMeta),
 }
 
-/// The Machines by what keeps their number.
+/// Groups the Machines by the object that keeps their number.
 pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<MachineGroup<'a>> {
     let owner = |meta: &ObjectMeta, kind: &str| {
         let owners = meta.owner_references.iter().flatten();
@@ -100,7 +100,7 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Machine
     machine_groups
 }
 
-/// What keeps a machine from being migrated.
+/// Why a machine can't be migrated.
 pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
     if machine.metadata.deletion_timestamp.is_some() {
         Some("it is being deleted: let machine-controller-manager finish that first")
@@ -127,7 +127,7 @@ impl MachineGroup<'_> {
         }
     }
 
-    /// What keeps their number, as `MachineDeployment workers`.
+    /// The object that keeps the number of machines, as `MachineDeployment workers`.
     pub fn from(&self) -> String {
         let (kind, meta) = self.owner();
         format!("{kind} {}", name(meta))

@@ -1,4 +1,4 @@
-//! The names of what is made.
+//! Names of the planned objects.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::Migration;
 
 /// The most characters of the value of a label.
 const MAX_LABEL: usize = 63;
-/// Names that two objects would have, or that are no label where Cluster API wants one.
+/// Reports names that two objects would have, or that are no label value where Cluster API needs one.
 pub fn unfit_names(migration: &Migration) -> Vec<String> {
     let mut problems = Vec::new();
     let mut seen = BTreeMap::new();
@@ -16,7 +16,7 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
         let from = format!("{} {}", class.key.kind, class.key.name);
         class.objects.iter().map(move |object| (object, from.clone()))
     });
-    // Of machines it is reported where they are read.
+    // The names of machines are checked where machines are read.
     let of_groups = migration.groups.iter().flat_map(|group| {
         let keepers = group.deployment.iter().chain(&group.set);
         keepers.map(move |object| (object, group.from.clone()))

@@ -1,4 +1,4 @@
-//! The objects of Cluster API and of this provider that are made in the place of machines.
+//! The objects of Cluster API and of this provider that replace machines.
 
 use serde_json::{Map, Value, json};
 
@@ -8,21 +8,21 @@ use crate::identity;
 use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec};
 use cmi_driver::LastKnownState;
 
-/// The label of all that belongs to the Cluster.
+/// The label of every object of the Cluster.
 pub fn labels_of(target: &Destination) -> Map<String, Value> {
     Map::from_iter([(labels::CLUSTER_NAME.to_owned(), json!(target.cluster))])
 }
 
-/// The metadata of what is made.
+/// The metadata of a planned object.
 pub fn metadata(target: &Destination, name: &str, from: &str, all: &Map<String, Value>) -> Value {
     json!({
         "name": name, "namespace": target.namespace, "labels": all, "annotations": {MIGRATED_FROM: from},
     })
 }
 
-/// What a MachineSet or a MachineDeployment is made from.
+/// The values that a MachineSet or a MachineDeployment is made from.
 pub struct SetTemplate<'a> {
-    /// What the operator has said.
+    /// The choices of the operator.
     pub target: &'a Destination,
     /// The value of [`MIGRATED_FROM`].
     pub marker: &'a str,
@@ -34,7 +34,7 @@ pub struct SetTemplate<'a> {
     pub key: &'a McmClassKey,
     /// What that comes to.
     pub class: &'a Converted,
-    /// What it was.
+    /// The spec of the original.
     pub spec: &'a McmSetSpec,
 }
 
@@ -42,7 +42,8 @@ impl SetTemplate<'_> {
     /// The MachineSet that adopts the Machines.
     pub fn machine_set(&self, name: &str) -> Value {
         let mut body = self.body("MachineSet", name, self.labels);
-        // Its cache may not have every Machine yet: it would make one in the place of each.
+        // The cache of core's MachineSet controller may lack some Machines yet, and the controller would make
+        // another one for each.
         body["metadata"]["annotations"][DISABLE_MACHINE_CREATE] = json!("true");
         body
     }
@@ -50,7 +51,7 @@ impl SetTemplate<'_> {
     /// The MachineDeployment that adopts the MachineSet.
     pub fn deployment(&self, name: &str) -> Value {
         let mut body = self.body("MachineDeployment", name, &labels_of(self.target));
-        // It would make a MachineSet of its own before it sees the one with the Machines.
+        // The MachineDeployment would make a MachineSet of its own before it sees the one with the Machines.
         body["metadata"]["annotations"][labels::PAUSED] = json!("true");
         body["metadata"]["annotations"][UNFINISHED] = json!("true");
         if let Some(rolling) = &self.spec.strategy.rolling_update {
@@ -111,12 +112,12 @@ pub fn machine_objects(
         "metadata": metadata(target, &own, &from, all),
         "spec": {"driver": target.driver, "providerID": id, "providerSpec": class.spec},
     });
-    // As core writes it, so that the machine is known to be of its template.
+    // As core writes them, so that core knows which template the machine was made from.
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"] = json!(machine.spec.class.name);
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-groupkind"] =
         json!(format!("InfraMachineTemplate.{}", api::GROUP));
     infra["metadata"]["annotations"][labels::ADOPT] = json!(Value::Object(class.carried.clone()).to_string());
-    // A driver that knows its VMs by what it asked to be kept would not find this one without.
+    // A driver that finds its VMs by the state that it asked to be kept would not find this VM without it.
     let state = machine.status.last_known_state.as_bytes();
     if let Some(state) = LastKnownState::new(state.to_vec()) {
         let (key, value) = identity::last_known_state_annotation(&state);

@@ -12,7 +12,8 @@ use crate::migration::source::{SecretData, Source, text};
 
 /// The key under which machine-controller-manager keeps bootstrap data.
 pub const USER_DATA: &str = "userData";
-/// What it replaces in bootstrap data for every machine; nothing else does.
+/// The placeholders that machine-controller-manager replaces in bootstrap data for every machine; nothing
+/// else does.
 const PLACEHOLDERS: [&str; 4] = [
     "<<BOOTSTRAP_TOKEN>>",
     "<<MACHINE_NAME>>",
@@ -20,14 +21,14 @@ const PLACEHOLDERS: [&str; 4] = [
     "%3C%3CMACHINE_NAME%3E%3E",
 ];
 
-/// The names of what a Secret holds.
+/// The keys of a Secret, joined.
 pub fn keys(data: &SecretData) -> String {
     let keys: Vec<_> = data.0.keys().map(String::as_str).collect();
     keys.join(", ")
 }
 
-/// What machine-controller-manager hands to the driver, both Secrets of the class together, and where they
-/// are.
+/// The data that machine-controller-manager hands to the driver, merged from both Secrets of the class, and
+/// where the Secrets are.
 pub fn secrets(source: &Source, target: &Destination, class: &Value) -> Result<(SecretData, String), String> {
     let mut all = SecretData::default();
     let mut places = BTreeSet::new();
@@ -68,10 +69,10 @@ pub fn secret_key(class: &Value, field: &str) -> (String, String) {
     (namespace, text(class, &format!("/{field}/name")))
 }
 
-/// A Secret with these values, which `clusterctl move` takes along.
+/// A Secret with these values, labelled so that `clusterctl move` takes it along.
 pub fn secret(target: &Destination, name: &str, from: &str, type_: &str, values: &SecretData) -> Value {
     let mut all = labels_of(target);
-    // No object of a Cluster owns it.
+    // No object of a Cluster owns the Secret.
     all.insert(labels::MOVE.to_owned(), json!(""));
     let data: Map<_, _> = values
         .0

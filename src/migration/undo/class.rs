@@ -1,4 +1,4 @@
-//! Templates and Secrets of a class on the way back.
+//! Deletes the templates and Secrets of a class in an undo.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::migration::plan::{Class, Destination, Object};
 use crate::migration::source::text;
 use crate::migration::write::{is_made_from, read};
 
-/// Deletes template and Secrets of a class, but for those that others have come to use.
+/// Deletes the template and Secrets of a class, except those that other objects use by now.
 pub(super) async fn drop_class(
     client: &Client,
     class: &Class,

@@ -1,4 +1,4 @@
-//! The writes of the way back, each of which a cut off run repeats without harm.
+//! The writes of an undo. A run that was cut off can be repeated without harm.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::migration::plan::{Destination, Group, Migration, Object, UNDOING};
 use crate::migration::source::{condition, text};
 use crate::migration::write::{OF_INFRA_MACHINES, PAUSE, differences_at, read, unmark_one, until_none};
 
-/// How often a write is repeated that another's has come before.
+/// How often a write is repeated after conflicts.
 const TRIES: u32 = 20;
 
 /// Pauses Machines and what keeps them, so that Cluster API neither drains a Node nor makes a machine, and
@@ -61,7 +61,7 @@ pub async fn pause(
     Ok(())
 }
 
-/// What core works on of a group; what keeps the others comes first.
+/// The objects of a group that core reconciles; those that keep the others come first.
 fn paused_of(group: &Group) -> impl Iterator<Item = &Object> {
     let keepers = group.deployment.iter().chain(&group.set);
     keepers.chain(group.of_kind("Machine"))
@@ -100,7 +100,7 @@ pub async fn release(
             }
         }
         gone(client, &infra).await?;
-        // What says that the group is being undone stays to the end.
+        // The object that says that the group is being undone stays to the end.
         let mut rest: Vec<_> = group.of_kind("Machine").collect();
         rest.extend(&group.set);
         rest.extend(&group.deployment);
@@ -108,7 +108,8 @@ pub async fn release(
         for object in &rest[..last] {
             delete(client, object, target, &print_line).await?;
         }
-        // What keeps the machines comes last: as long as it is marked, the group counts as migrated.
+        // The original that keeps the machines comes last: as long as it is marked, the group counts as
+        // migrated.
         for original in group.originals.iter().rev() {
             unmark(original.kind, &original.name).await?;
         }
@@ -199,7 +200,7 @@ async fn gone(client: &Client, objects: &[&Object]) -> Result<(), WriteError> {
     until_none(pause, left, |left| WriteError::NotGone(left.join("; "))).await
 }
 
-/// What keeps an object that is deleted.
+/// Why a deleted object still exists.
 fn held_by(found: &DynamicObject) -> String {
     let finalizers = format!("finalizers {}", found.finalizers().join(", "));
     match condition(&found.data, conditions::DELETING) {
@@ -208,7 +209,7 @@ fn held_by(found: &DynamicObject) -> String {
     }
 }
 
-/// Deletes an object of core that is paused, whose finalizer core therefore never takes away.
+/// Deletes a paused object of core, with the finalizer that core therefore never removes.
 async fn delete(
     client: &Client,
     object: &Object,
@@ -243,7 +244,8 @@ async fn delete(
     Ok(())
 }
 
-/// With what keeps them, the garbage collector would delete Machines, and core their VMs.
+/// Ensures that a keeper owns nothing: the garbage collector would delete its Machines with it, and core
+/// their VMs.
 async fn ensure_owns_nothing(
     client: &Client,
     keeper: &DynamicObject,
@@ -257,7 +259,7 @@ async fn ensure_owns_nothing(
             let is_kept = owners
                 .iter()
                 .any(|owner| Some(&owner.uid) == keeper.metadata.uid.as_ref());
-            // A MachineSet of an earlier template has none any more.
+            // A MachineSet of an earlier template keeps no Machines any more.
             is_kept && found.data["spec"]["replicas"] != 0
         });
         let names: Vec<_> = kept.map(|found| format!("{kind} {}", found.name_any())).collect();

@@ -1,4 +1,4 @@
-//! The Node of a drain: it is read with its attached volumes, and cordoned.
+//! The Node of a drain: reads it with its attached volumes, and cordons it.
 
 use http::StatusCode;
 use kube::api::Patch;
@@ -12,10 +12,10 @@ use crate::workload_cluster::request::get;
 use crate::workload_cluster::{Connection, Unreachable};
 
 const NODES: &str = "/api/v1/nodes";
-/// The most volumes of one Node that are looked at.
+/// The most volumes of one Node that are read.
 const MAX_ATTACHED: usize = 512;
 
-/// What is read of a Node.
+/// The fields of a Node that are read.
 #[derive(Debug)]
 pub struct Node {
     /// Its UID.
@@ -91,7 +91,7 @@ pub async fn node(connection: &Connection, target: &DrainTarget) -> Result<Optio
     ))
 }
 
-/// Has the Node take no new pods; `false` when it changed meanwhile.
+/// Cordons the Node; returns `false` when it changed meanwhile.
 pub async fn cordon(connection: &Connection, target: &DrainTarget, uid: &str) -> Result<bool, Unreachable> {
     let body = json!({"metadata": {"uid": uid}, "spec": {"unschedulable": true}});
     let request = Request::new(NODES).patch(&target.node, &patch_params(), &Patch::Merge(&body))?;

@@ -61,7 +61,7 @@ struct PodMetadata {
     owner_references: Vec<Owner>,
 }
 
-/// Of all annotations, that of a static pod.
+/// The annotation of a static pod; no other is read.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct PodAnnotations {
@@ -93,7 +93,7 @@ struct Toleration {
 }
 
 impl Toleration {
-    /// Whether a pod with it may be scheduled to a Node that is cordoned: one that is evicted comes back
+    /// Whether a pod with this toleration may be scheduled to a cordoned Node: an evicted pod comes back
     /// there, and would be evicted again and again.
     fn is_of_a_cordon(&self) -> bool {
         const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
@@ -139,7 +139,7 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
         }
         let list: PodList = parse(&answer.text)?;
         seen += list.items.len();
-        // A page may have more than was asked for: the workload cluster is not trusted.
+        // A page may have more than the limit asked for: the workload cluster is not trusted.
         if seen > MAX_PODS {
             break;
         }
@@ -159,7 +159,7 @@ fn grace_seconds(given: Option<i64>) -> u32 {
     u32::try_from(given).unwrap_or(u32::MAX)
 }
 
-/// A pod that may hold a volume. What is no name can't be asked for.
+/// A pod that may hold a volume. An invalid name can't be requested.
 fn pod(object: PodObject, rules: &DrainRules) -> Option<Pod> {
     let PodObject {
         metadata,

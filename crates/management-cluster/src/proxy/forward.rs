@@ -97,7 +97,7 @@ impl Upstream {
             .authority(self.address.clone())
             .path_and_query(target)
             .build()?;
-        // They concern the connection to the proxy; the client makes its own.
+        // These headers concern the connection to the proxy; the client makes its own.
         request.headers_mut().remove(header::HOST);
         request.headers_mut().remove(header::CONNECTION);
         self.client
