@@ -1,4 +1,4 @@
-//! The table of calls: what is alike for all of them is made from it.
+//! The table of driver calls, from which everything that is alike for all calls is generated.
 
 /// Hands a row for each call of [`Driver`](crate::Driver) that has a request to the macro `$callback`, behind
 /// `$arguments`. A new call is a method of the trait and a row here, in the order of a machine's life:
@@ -8,7 +8,7 @@
 /// * the method, its request and its response,
 /// * `required`, or `optional` for a call that a driver declares in its capabilities,
 /// * `writes`, or `reads` for a call that changes no VM,
-/// * where in the request the class is, whose secrets come with it; nothing in a request without one.
+/// * the path in the request to the class whose secrets come with it; empty for a request without a class.
 #[macro_export]
 macro_rules! for_each_call {
     ($($callback:ident)::+ $([$($arguments:tt)*])?) => {
@@ -57,9 +57,9 @@ macro_rules! for_each_call {
     };
 }
 
-/// Implements [`Driver`](crate::Driver) for a type that treats all calls alike: it hands each
-/// [`Request`](crate::Request) to the type's own method `call`. What stands between the braces are the
-/// methods without a request.
+/// Implements [`Driver`](crate::Driver) for a type that treats all calls alike: each
+/// [`Request`](crate::Request) goes to the type's own method `call`. The braces hold the methods without a
+/// request.
 #[macro_export]
 macro_rules! forward_calls {
     (impl Driver for $driver:ident { $($own:tt)* }) => {

@@ -35,7 +35,7 @@ impl JsonPointer {
         (!above.is_empty()).then(|| Self(above.to_vec()))
     }
 
-    /// The names on the way, outermost first; never empty.
+    /// The field names from the outermost to the innermost; never empty.
     pub fn segments(&self) -> &[String] {
         &self.0
     }
@@ -81,34 +81,35 @@ pub struct Capabilities {
     pub zones: bool,
     /// How long after a change the back end may still answer with the state before it.
     pub consistency_window: Duration,
-    /// Where in the provider spec the tags of a VM stand.
+    /// The place of a VM's tags in the provider spec.
     pub tag_path: JsonPointer,
     /// The fields of the provider spec that [`super::Driver::update_machine`] can change on a living VM.
     pub hot_updatable: Vec<JsonPointer>,
-    /// Whether NOT_FOUND of [`super::Driver::get_machine_status`] says which id
-    /// [`super::Driver::create_machine`] would give the VM, wherever that is settled before there is one; see
-    /// [`super::Status::with_named_provider_id`].
+    /// Whether NOT_FOUND of [`super::Driver::get_machine_status`] carries the id that
+    /// [`super::Driver::create_machine`] would give the VM, wherever the id is settled before there is a VM;
+    /// see [`super::Status::with_named_provider_id`].
     ///
     /// The id follows from the machine's cluster, name and identity and from its provider spec: it is the
-    /// same whenever and whichever process is asked, as long as the configuration stays, no other machine has
-    /// it, and the VM that a create of the same spec makes has it.
+    /// same at any time and in any process, as long as the configuration stays, no other machine has it, and
+    /// a create of the same spec gives it to the VM.
     pub names_provider_ids: bool,
     /// JSON Schema of the provider spec, checked before any call.
     pub provider_spec_schema: Option<SpecSchema>,
 }
 
-/// What a driver has declared, and which driver that was. All that read it share one copy of it, since a
-/// schema may be large.
+/// The capabilities that a driver has declared, and the connection generation that declared them. All readers
+/// share one copy, since a schema may be large.
 #[derive(Clone, Debug)]
 pub struct DeclaredCapabilities {
-    /// What it has declared.
+    /// The declared capabilities.
     pub capabilities: Arc<Capabilities>,
-    /// The [`super::Driver::connection_generation`] that it holds for; 0 for a driver in this process.
+    /// The [`super::Driver::connection_generation`] that the capabilities hold for; 0 for a driver in this
+    /// process.
     pub connection_generation: u64,
 }
 
 impl From<Capabilities> for DeclaredCapabilities {
-    /// What a driver in this process declares.
+    /// The capabilities of a driver in this process.
     fn from(capabilities: Capabilities) -> Self {
         Self {
             capabilities: Arc::new(capabilities),
@@ -118,7 +119,7 @@ impl From<Capabilities> for DeclaredCapabilities {
 }
 
 impl Capabilities {
-    /// A driver with create and delete alone: what is true of any plugin before it has declared more.
+    /// A driver with create and delete alone: the capabilities of any plugin before it has declared more.
     pub fn minimal() -> Self {
         Self {
             operations: BTreeSet::new(),
@@ -131,12 +132,12 @@ impl Capabilities {
         }
     }
 
-    /// Whether this call may be made. The required calls and the identity calls always may.
+    /// Whether this call may be made. Required calls and identity calls are always allowed.
     pub fn supports(&self, operation: Operation) -> bool {
         operation.is_required() || self.operations.contains(&operation)
     }
 
-    /// Refuses a call that the driver does not implement, so that it need not be asked.
+    /// Refuses a call that the driver does not implement, without asking the driver.
     ///
     /// # Errors
     /// UNIMPLEMENTED.
@@ -148,31 +149,32 @@ impl Capabilities {
         }
     }
 
-    /// Where the tag [`tags::MACHINE`] stands in a provider spec.
+    /// The place of the tag [`tags::MACHINE`] in a provider spec.
     pub fn machine_tag_path(&self) -> JsonPointer {
         self.tag_path.child(tags::MACHINE)
     }
 
-    /// Whether [`super::Driver::update_machine`] gives a VM that lacks the tag [`tags::MACHINE`] this tag.
+    /// Whether [`super::Driver::update_machine`] adds the tag [`tags::MACHINE`] to a VM that lacks it.
     ///
-    /// `hot_updatable` has to name its very place: a driver that can change tags promises nothing about the
-    /// one by which a VM is found. See [`super::UpdateMachineRequest`] for what such a driver keeps.
+    /// `hot_updatable` has to name the tag itself: a driver that can change tags promises nothing about the
+    /// tag by which a VM is found. See [`super::UpdateMachineRequest`] for the rules that such a driver
+    /// keeps.
     pub fn adds_machine_tag(&self) -> bool {
         self.supports(Operation::UpdateMachine) && self.hot_updatable.contains(&self.machine_tag_path())
     }
 
-    /// Checks a provider spec against the schema that the driver publishes, if it does. Makes no call.
+    /// Checks a provider spec against the schema that the driver publishes, if there is one. Makes no call.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT that names each field that is wrong and why.
+    /// INVALID_ARGUMENT with each invalid field and the reason.
     pub fn check_spec(&self, spec: &ProviderSpec) -> Result<(), Status> {
         self.provider_spec_schema
             .as_ref()
             .map_or(Ok(()), |schema| schema.check(spec))
     }
 
-    /// Why no machine can be made from a provider spec as its user wrote it, whatever VM there is: it has a
-    /// key that is the controller's, or violates the schema.
+    /// Why no machine can be made from a provider spec as its user wrote it, whatever VM exists: the spec has
+    /// a key that is reserved for the controller, or violates the schema.
     pub fn spec_error(&self, spec: &ProviderSpec) -> Option<String> {
         if let Err(reserved) = tags::check_free(spec, self) {
             return Some(reserved.to_string());

@@ -1,4 +1,4 @@
-//! A call whose panic ends that call alone, and shows nothing of what the call was given.
+//! Confines a panic to the call that it occurs in, without showing what the call was given.
 
 use std::panic::AssertUnwindSafe;
 
@@ -11,8 +11,8 @@ tokio::task_local! {
     static IN_CALL: ();
 }
 
-/// Makes a driver's call. A panic in it is INTERNAL for this call (CMI-23), and the answer does not repeat
-/// what the panic says: it may hold the secrets of the call (OPS-11).
+/// Makes a driver's call. A panic in it becomes INTERNAL for this call (CMI-23), and the answer does not
+/// repeat the panic's message: it may hold the secrets of the call (OPS-11).
 pub async fn catch_panic<T>(operation: Operation, call: impl Future<Output = Result<T>>) -> Result<T> {
     let answer = IN_CALL.scope((), AssertUnwindSafe(call).catch_unwind()).await;
     answer.unwrap_or_else(|_panic| {
@@ -23,8 +23,8 @@ pub async fn catch_panic<T>(operation: Operation, call: impl Future<Output = Res
     })
 }
 
-/// Whether this is run by a driver's call, as a panic hook wants to know: what a panic
-/// there says must not be shown.
+/// Whether a driver's call is being polled on this thread. A panic hook asks this, since the message of a
+/// panic in a call must not be shown.
 pub fn is_in_call() -> bool {
     IN_CALL.try_with(|()| ()).is_ok()
 }

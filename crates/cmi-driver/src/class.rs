@@ -1,4 +1,4 @@
-//! What machines are made from: the provider spec and the secrets.
+//! The source of a machine: the provider spec and the secrets.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,7 +45,7 @@ impl Secrets {
         self.0.get(key)
     }
 
-    /// Adds a value; gives the key back when it is taken.
+    /// Adds a value for a key that has none yet.
     ///
     /// # Errors
     /// The key, when it already has a value.
@@ -71,7 +71,7 @@ impl FromIterator<(String, SecretValue)> for Secrets {
     }
 }
 
-/// The JSON object that describes a VM; what it holds is the driver's to say.
+/// The JSON object that describes a VM; the driver defines its content.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct ProviderSpec(pub Map<String, Value>);
@@ -85,7 +85,7 @@ impl ProviderSpec {
         })
     }
 
-    /// Removes these tags from where the tags stand, so that machines of one class are alike.
+    /// Removes these tags from the object that holds the tags, so that machines of one class are alike.
     pub fn remove_tags(&mut self, tag_path: &JsonPointer, names: &[&str]) {
         let Some((first, rest)) = tag_path.segments().split_first() else {
             return;
@@ -98,10 +98,10 @@ impl ProviderSpec {
         }
     }
 
-    /// The object at a place, made with all that leads to it when it is not there.
+    /// Returns the object at a place, and makes it and its parents where they do not exist.
     ///
     /// # Errors
-    /// The place of the value that is in the way because it is no object.
+    /// The place of the value that prevents this because it is no object.
     pub fn object_at(&mut self, place: &JsonPointer) -> Result<&mut Map<String, Value>, String> {
         let mut object = &mut self.0;
         let mut walked = String::new();
@@ -117,7 +117,7 @@ impl ProviderSpec {
     }
 }
 
-/// What machines are made from.
+/// The source of a machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MachineClass {
     /// The VM's description with tags and failure domain injected.

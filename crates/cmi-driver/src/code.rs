@@ -50,7 +50,7 @@ named! {
     }
 }
 
-/// A code that is not 1–17, or a name that is none of the codes'.
+/// A code outside of 1–17, or a name that no code has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no machine error code")]
 pub struct ParseCodeError(String);
@@ -66,9 +66,9 @@ impl Code {
         matches!(self, Self::Unavailable | Self::DeadlineExceeded)
     }
 
-    /// Whether the same call may succeed when it is made again, with nothing changed: it was cut off, or
-    /// failed by something that passes by itself. Any other code is the driver's decision about the request,
-    /// or about what it found.
+    /// Whether the same call may succeed when it is repeated with nothing changed: it was cut off, or the
+    /// cause of its failure passes by itself. Any other code is the driver's decision about the request, or
+    /// about what it found.
     pub const fn is_transient(self) -> bool {
         match self {
             Self::Canceled | Self::Unknown | Self::DeadlineExceeded | Self::Aborted | Self::Unavailable => {
@@ -101,7 +101,7 @@ impl Code {
             | Self::Unauthenticated
             | Self::FailedPrecondition
             | Self::Unimplemented
-            // The VM is there.
+            // The VM exists.
             | Self::Uninitialized => true,
             Self::Canceled
             | Self::Unknown

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-/// Shows an error and what led to it, in one line. What a source only repeats is left out.
+/// Shows an error and its sources in one line. Text that a source only repeats is left out.
 #[derive(Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 

@@ -62,8 +62,8 @@ pub type Result<T> = std::result::Result<T, Status>;
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
     /// Counts how often the driver was lost and reached again, or was replaced on a connection that stayed:
-    /// what it said of itself before may no longer be true. Makes no call. 0 before the first time, and for
-    /// ever for a driver in this process.
+    /// its earlier declarations may no longer be true. Makes no call. 0 before the first connection, and
+    /// always for a driver in this process.
     fn connection_generation(&self) -> u64 {
         0
     }
@@ -75,12 +75,13 @@ pub trait Driver: Send + Sync + 'static {
     /// which the answer names. A driver in this process answers its [`Capabilities`] with `into()`.
     async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities>;
 
-    /// Whether the driver itself can serve calls now. It need not look at its back end; one that looks
-    /// answers FAILED_PRECONDITION while that is away.
+    /// Whether the driver itself can serve calls now. The driver need not look at its back end; a driver that
+    /// does answers FAILED_PRECONDITION while the back end is unreachable.
     async fn probe(&self) -> Result<Readiness>;
 
-    /// Makes sure that this call would leave this process now, as far as that can be known beforehand. Makes
-    /// no call on the back end. Asked before what must not be written for a call that is never sent.
+    /// Makes sure, as far as that can be known beforehand, that this call would leave this process now. Makes
+    /// no call on the back end. The caller asks this before it writes what must not be written for a call
+    /// that is never sent.
     async fn prepare_call(&self, _operation: Operation) -> Result<()> {
         Ok(())
     }
@@ -112,7 +113,7 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::ListMachines))
     }
 
-    /// What has to be done once to a VM that exists; may be repeated (INI-22).
+    /// Performs the one-time initialization of a VM that exists; may be repeated (INI-22).
     async fn initialize_machine(&self, _request: InitializeMachineRequest) -> Result<Machine> {
         Err(Status::unimplemented(Operation::InitializeMachine))
     }
@@ -125,16 +126,16 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::ShutDownMachine))
     }
 
-    /// Brings the fields that are hot-updatable from the last applied to the given
-    /// provider spec (UPD-01..UPD-03).
+    /// Changes the hot-updatable fields of the VM from the last applied to the given provider spec
+    /// (UPD-01..UPD-03).
     async fn update_machine(&self, _request: UpdateMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::UpdateMachine))
     }
 
-    /// Restarts the VM whose Node has fallen silent, by force if that is what it takes: its guest may hang,
-    /// so that asking it is not enough. One that is off is switched on. OK when the back end has taken the
-    /// order; nothing waits for the guest to be up again. ABORTED while an earlier restart is under way is
-    /// as good.
+    /// Restarts a VM whose Node has stopped reporting, by force if need be: its guest may hang, so that
+    /// asking it is not enough. A VM that is off is switched on. OK when the back end has accepted the order;
+    /// the call does not wait for the guest to be up again. ABORTED while an earlier restart is under way
+    /// counts as OK.
     ///
     /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay, and its addresses
     /// may be others. NOT_FOUND when there is none, or one with another identity tag: none is made. A repeat
@@ -144,7 +145,8 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::RestartMachine))
     }
 
-    /// Volume ids of the given PersistentVolume specs; those of others are left out (DRV-42..DRV-45).
+    /// Returns the volume ids of the given PersistentVolume specs, and leaves out volumes of other back ends
+    /// (DRV-42..DRV-45).
     async fn get_volume_ids(&self, _request: GetVolumeIdsRequest) -> Result<Vec<String>> {
         Err(Status::unimplemented(Operation::GetVolumeIds))
     }
@@ -157,12 +159,12 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::GenerateMachineClassForMigration))
     }
 
-    /// Failure domains that a machine of this class may ask for.
+    /// Lists the failure domains that a machine of this class may ask for.
     async fn list_zones(&self, _request: ListZonesRequest) -> Result<Vec<Zone>> {
         Err(Status::unimplemented(Operation::ListZones))
     }
 
-    /// Resources of one machine of this class, for scaling from zero.
+    /// Returns the resources of one machine of this class, for scaling from zero.
     async fn describe_class(&self, _request: DescribeClassRequest) -> Result<ClassDescription> {
         Err(Status::unimplemented(Operation::DescribeClass))
     }

@@ -53,7 +53,7 @@ impl fmt::Display for ProviderId {
     }
 }
 
-/// What a driver wants back with the next call on the same machine; opaque, at most 4 KiB.
+/// State that a driver gets back with the next call on the same machine; opaque, at most 4 KiB.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LastKnownState(Vec<u8>);
 
@@ -61,7 +61,7 @@ impl LastKnownState {
     /// The most bytes that are kept.
     pub const MAX_BYTES: usize = 4096;
 
-    /// The state, or nothing when it is empty or longer than what is kept.
+    /// Returns the state, or `None` when it is empty or longer than [`Self::MAX_BYTES`].
     pub fn new(bytes: Vec<u8>) -> Option<Self> {
         (1..=Self::MAX_BYTES)
             .contains(&bytes.len())
@@ -75,7 +75,7 @@ impl LastKnownState {
 }
 
 impl fmt::Debug for LastKnownState {
-    /// Only the size: a driver may keep there what should not be in a log.
+    /// Shows only the size: the state may hold what should not be in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LastKnownState({} bytes)", self.0.len())
     }
@@ -136,12 +136,12 @@ pub struct Machine {
     pub power_state: Option<PowerState>,
     /// Where it was placed, when the driver knows zones.
     pub failure_domain: Option<String>,
-    /// What the driver wants back with the next call.
+    /// The state that the driver gets back with the next call.
     pub last_known_state: Option<LastKnownState>,
 }
 
 impl Machine {
-    /// A VM of which no more is known than its two names.
+    /// A VM of which only the two names are known.
     pub fn new(provider_id: ProviderId, node_name: impl Into<String>) -> Self {
         Self {
             provider_id,
@@ -178,7 +178,7 @@ impl MachineRef {
 pub struct CreateMachineRequest {
     /// The machine that it is for.
     pub machine: MachineRef,
-    /// What an earlier call on this machine left.
+    /// The state that an earlier call on this machine returned.
     pub last_known_state: Option<LastKnownState>,
 }
 
@@ -189,7 +189,7 @@ pub struct InitializeMachineRequest {
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What an earlier call on this machine left.
+    /// The state that an earlier call on this machine returned.
     pub last_known_state: Option<LastKnownState>,
 }
 
@@ -200,14 +200,14 @@ pub struct DeleteMachineRequest {
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What an earlier call on this machine left.
+    /// The state that an earlier call on this machine returned.
     pub last_known_state: Option<LastKnownState>,
 }
 
 /// A VM is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeleteMachineResponse {
-    /// What the driver wants back with the next call.
+    /// The state that the driver gets back with the next call.
     pub last_known_state: Option<LastKnownState>,
 }
 
@@ -244,7 +244,7 @@ pub struct ListedMachine {
 }
 
 impl ListedMachine {
-    /// A VM in a list of which no more is known than its id and the name it was created with.
+    /// A VM in a list of which only its id and the name it was created with are known.
     pub fn new(provider_id: ProviderId, machine_name: impl Into<String>) -> Self {
         Self {
             provider_id,
@@ -263,32 +263,32 @@ pub struct ShutDownMachineRequest {
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What an earlier call on this machine left.
+    /// The state that an earlier call on this machine returned.
     pub last_known_state: Option<LastKnownState>,
 }
 
 /// The guest is stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShutDownMachineResponse {
-    /// What the driver wants back with the next call.
+    /// The state that the driver gets back with the next call.
     pub last_known_state: Option<LastKnownState>,
 }
 
 /// Change hot-updatable fields of a VM (UPD-03).
 ///
-/// Where a VM was adopted that has no tag [`tags::MACHINE`](crate::tags::MACHINE), and the driver
-/// [can add it](crate::Capabilities::adds_machine_tag), the new spec has the tag and the last applied one has
-/// not. Until that is answered with OK, calls about the VM come without the tag, also when it has it by then:
-/// without the tag, name, cluster and id say which VM is meant.
+/// A VM may have been adopted without the tag [`tags::MACHINE`](crate::tags::MACHINE). Where the driver [can
+/// add it](crate::Capabilities::adds_machine_tag), the new spec has the tag and the last applied one has not.
+/// Until the update is answered with OK, calls about the VM come without the tag, even if the VM has it by
+/// then: without the tag, name, cluster and id identify the VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateMachineRequest {
     /// The machine that it was made for, with the new spec.
     pub machine: MachineRef,
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// The spec that was applied in full the last time.
+    /// The last spec that was applied in full.
     pub last_applied_provider_spec: ProviderSpec,
-    /// What an earlier call on this machine left.
+    /// The state that an earlier call on this machine returned.
     pub last_known_state: Option<LastKnownState>,
 }
 
@@ -299,7 +299,7 @@ pub struct RestartMachineRequest {
     pub machine: MachineRef,
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// What an earlier call on this machine left.
+    /// The state that an earlier call on this machine returned.
     pub last_known_state: Option<LastKnownState>,
 }
 
@@ -365,10 +365,10 @@ pub enum Readiness {
 }
 
 impl Readiness {
-    /// What the answer to a probe says: a driver without Probe is ready (CMI-71).
+    /// Interprets the answer to a probe: a driver without Probe is ready (CMI-71).
     ///
     /// # Errors
-    /// Any other than UNIMPLEMENTED.
+    /// Any error other than UNIMPLEMENTED.
     pub fn from_probe(answer: Result<Self, Status>) -> Result<Self, Status> {
         match answer {
             Err(status) if status.code() == Code::Unimplemented => Ok(Self::Ready),

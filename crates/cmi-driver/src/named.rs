@@ -1,6 +1,6 @@
-//! Enumerations whose values have the names that the code gives them.
+//! Enumerations whose values are named as in the code.
 
-/// Declares an enumeration, and with it all of its values and their names.
+/// Declares an enumeration, and with it the list of its values and their names.
 macro_rules! named {
     (
         $(#[$meta:meta])*

@@ -62,7 +62,7 @@ macro_rules! operations {
     };
 }
 
-/// The columns of the table that have two values.
+/// Expands the two-valued columns of the table to a `bool`.
 macro_rules! is {
     (required: required) => {
         true

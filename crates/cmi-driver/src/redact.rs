@@ -1,4 +1,4 @@
-//! Taking secrets out of a text that is about to be shown: a driver may have echoed one.
+//! Removes secrets from a text that is about to be shown: a driver may have echoed one.
 
 mod windows;
 
@@ -16,11 +16,11 @@ use self::windows::Windows;
 use super::secret_forms::{READINGS, encodings, readings};
 use super::{Secrets, Status};
 
-/// Stands where a secret was.
+/// The replacement for a secret.
 const REDACTED: &str = "[redacted]";
-/// What is shorter is no secret, and to remove it would garble the text.
+/// The shortest text that counts as a secret: to remove a shorter one would garble the message.
 const MIN_SECRET: usize = 6;
-/// The same for a word that stands alone, and not where a value stands.
+/// The shortest word that counts as a secret where no `:` or `=` marks it as a value.
 const MIN_WORD: usize = 8;
 /// The shortest run of letters and digits that may be base64 of more than one secret: few words are as long.
 const MIN_BASE64: usize = 16;
@@ -31,7 +31,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true)
         .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-/// Words that most bootstrap data hold, or the format that comes with them. They give no secret away.
+/// Words that most bootstrap data contain, or the format that comes with them. They give no secret away.
 const PUBLIC: [&str; 8] = [
     "#cloud-config",
     "cloud-config",
@@ -69,7 +69,7 @@ impl Secrets {
         for (_, value) in self.iter() {
             let bytes = value.expose();
             found.look_for(Needle::anywhere(BASE64_STANDARD.encode(bytes)));
-            // Whatever it is written in takes more bytes than the value.
+            // Every encoding of a value takes more bytes than the value.
             if (MIN_SECRET..text.len()).contains(&bytes.len()) {
                 let bare = bytes.trim_ascii();
                 let bare = (MIN_SECRET..bytes.len()).contains(&bare.len()).then_some(bare);
@@ -88,14 +88,14 @@ impl Secrets {
             }
         }
         let mut needles: Vec<_> = found.needles.into_iter().collect();
-        // Part of a secret may be another one.
+        // A part of a secret may be another secret.
         needles.sort_by_key(|needle| std::cmp::Reverse(needle.text.len()));
         without(&needles, text)
     }
 }
 
-/// The text without what is looked for. Where it is there in writing of another kind, the text is shown as it
-/// reads without that.
+/// The text without the secrets. Where a secret stands in percent-encoding or in escapes, the text is shown
+/// decoded, without the secret.
 fn without(needles: &[Needle<'_>], text: &str) -> String {
     let remove = |text: &str| {
         let windows = Windows::of(text);
@@ -117,14 +117,14 @@ fn without(needles: &[Needle<'_>], text: &str) -> String {
     })
 }
 
-/// What may be base64.
+/// The runs of a text that may be base64.
 fn runs(text: &str) -> impl Iterator<Item = &str> {
     let is_base64 = |c: char| c.is_ascii_alphanumeric() || "+/-_".contains(c);
     text.split(move |c| !is_base64(c))
         .filter(|run| run.len() >= MIN_BASE64)
 }
 
-/// What a run is in base64, wherever that begins: letters of a path may stand before it.
+/// The base64 readings of a run from every offset: letters of a path may stand before it.
 fn decoded(run: &str) -> impl Iterator<Item = String> {
     let standard = run.replace('-', "+").replace('_', "/");
     (0..4).filter_map(move |skipped| {
@@ -136,14 +136,14 @@ fn decoded(run: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// What led to an error as one text, with the secrets removed.
+/// The sources of an error as one text, without the secrets.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct ScrubbedSource(String);
 
 impl Status {
-    /// The same error without the secrets of its request: in its message and in what is logged of its
-    /// sources. Comes before anything is cut off: half of a secret is not found.
+    /// Removes the secrets of the request from the error: from its message and from the logged sources. This
+    /// has to come before anything is cut off: half of a secret is not found.
     #[must_use]
     pub fn redacted(self, secrets: &Secrets) -> Self {
         let sources: Vec<String> = std::iter::successors(self.source(), |&source| source.source())
@@ -158,7 +158,7 @@ impl Status {
     }
 }
 
-/// A text to look for.
+/// A text to search for.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Needle<'a> {
     text: Cow<'a, str>,
@@ -166,7 +166,7 @@ struct Needle<'a> {
     alone: bool,
 }
 
-/// What a text holds of what was looked for. Secrets of a mebibyte have a hundred thousand words, and a text
+/// The search texts that occur in a text. Secrets of a mebibyte have a hundred thousand words, and a text
 /// holds few of them: only those are kept.
 struct Found<'a> {
     text: &'a str,
@@ -221,8 +221,8 @@ impl<'a> Needle<'a> {
     }
 }
 
-/// Whether a word goes on with these: `-22.04` after `ubuntu`, but not the full stop at
-/// the end of a sentence.
+/// Whether a word continues with these characters: `-22.04` after `ubuntu`, but not the full stop at the end
+/// of a sentence.
 fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
     match chars.next() {
         Some('-' | '_' | '.') => chars.next().is_some_and(char::is_alphanumeric),

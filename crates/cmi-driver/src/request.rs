@@ -1,4 +1,4 @@
-//! What all requests have in common.
+//! The common trait of all requests.
 
 use super::{Driver, MachineClass, Operation, Result, Secrets};
 
@@ -6,23 +6,23 @@ use super::{Driver, MachineClass, Operation, Result, Secrets};
 pub trait Request: Send + Sync + Sized + 'static {
     /// The call.
     const OPERATION: Operation;
-    /// What it answers.
+    /// The response of the call.
     type Response: Send + 'static;
 
-    /// The class that it is about; none where no class is needed.
+    /// The class in the request; none where the call needs no class.
     fn class(&self) -> Option<&MachineClass>;
 
     /// Makes the call.
     fn send(self, driver: &dyn Driver) -> impl Future<Output = Result<Self::Response>> + Send;
 
-    /// The secrets that come with it. They must not be in what the call answers.
+    /// The secrets in the request. The answer must not hold them.
     fn secrets(&self) -> Secrets {
         self.class()
             .map_or_else(Secrets::default, |class| class.secrets.clone())
     }
 }
 
-/// Implements [`Request`] for the request of each row, where the messages are.
+/// Implements [`Request`] for the request of each row of the table.
 macro_rules! requests {
     ($(
         $(#[$doc:meta])* $operation:ident $name:literal

@@ -1,4 +1,4 @@
-//! The ways in which programs write bytes: for what looks for a secret in a text.
+//! The encodings in which programs write bytes, for the search for a secret in a text.
 
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use percent_encoding::percent_decode_str;
@@ -6,8 +6,8 @@ use percent_encoding::percent_decode_str;
 /// How many ways there are to begin in the middle of what base64 takes together.
 const SHIFTS: usize = 3;
 
-/// What the text is without percent-encoding, where `+` may be a blank, and without the escapes of literals.
-/// Nothing where it has none of these.
+/// The text decoded in each way: without percent-encoding, where `+` may be a blank, and without the escapes
+/// of literals. Yields nothing for an encoding that the text does not use.
 pub fn readings(text: &str) -> impl Iterator<Item = String> {
     READINGS.iter().filter_map(move |read| read(text))
 }
@@ -26,7 +26,7 @@ fn percent_decoded(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
-/// Without the escapes that Go, JSON, Python and Rust have in common. `\x` is a byte, as in Python's bytes.
+/// Removes the escapes that Go, JSON, Python and Rust have in common. `\x` is a byte, as in Python's bytes.
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -60,8 +60,8 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What programs make of bytes: base64 with and without padding and by two alphabets, as a part of something
-/// longer, too, and hexadecimal and decimal numbers.
+/// The encodings of bytes: base64 with and without padding and in two alphabets, also as a part of something
+/// longer, and hexadecimal and decimal numbers.
 pub fn encodings(secret: &[u8]) -> Vec<String> {
     let joined = |between: &str, write: fn(&u8) -> String| {
         let bytes: Vec<_> = secret.iter().map(write).collect();

@@ -20,15 +20,15 @@ const MAX_PATTERN_SIZE: usize = 1024 * 1024;
 /// The most values of an enumeration that one message names.
 const MAX_VALUES: usize = 64;
 
-/// The JSON Schema of a provider spec. One that nothing can be checked with is kept as it was published, and
-/// refuses nothing: the driver checks for itself.
+/// The JSON Schema of a provider spec. An unusable schema is kept as it was published, and refuses nothing:
+/// the driver checks for itself.
 #[derive(Clone)]
 pub struct SpecSchema {
     published: Value,
     compiled: Result<Arc<Validator>, InvalidSpecSchema>,
 }
 
-/// A schema that nothing can be checked with.
+/// An unusable schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("nothing can be checked with this JSON schema: {0}")]
 pub struct InvalidSpecSchema(String);
@@ -54,10 +54,10 @@ impl SpecSchema {
         &self.published
     }
 
-    /// Whether anything can be checked with it.
+    /// Checks whether the schema is usable.
     ///
     /// # Errors
-    /// What is wrong with it, or that it refers to something outside of itself.
+    /// The fault of the schema, or that it refers to something outside of itself.
     pub fn validate(&self) -> Result<(), &InvalidSpecSchema> {
         self.compiled.as_ref().map(|_| ())
     }
@@ -94,7 +94,7 @@ fn compile(schema: &Value) -> Result<Validator, String> {
     bounds::check(schema)?;
     jsonschema::options()
         .with_retriever(NothingIsFetched)
-        // The pattern is the driver's, and the text the user's.
+        // The pattern comes from the driver, and the text from the user.
         .with_pattern_options(
             PatternOptions::fancy_regex()
                 .backtrack_limit(MAX_BACKTRACKS)
@@ -104,8 +104,8 @@ fn compile(schema: &Value) -> Result<Validator, String> {
         .map_err(|error| error.to_string())
 }
 
-/// What is wrong. Of an enumeration the user has to choose from, all values are named: the library hides
-/// those from the third on.
+/// The message of a violation. For an enumeration that the user has to choose from, it names all values: the
+/// library hides those from the third on.
 fn why(error: &ValidationError<'_>) -> String {
     let ValidationErrorKind::Enum { options } = error.kind() else {
         return error.to_string();

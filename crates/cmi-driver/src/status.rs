@@ -9,7 +9,7 @@ use super::{Code, LastKnownState, Machine, Operation, ProviderId};
 
 type Source = Box<dyn Error + Send + Sync + 'static>;
 
-/// Why a driver call failed, and what the driver has to say besides (DRV-06, DRV-17).
+/// The error of a driver call, with the driver's further data (DRV-06, DRV-17).
 ///
 /// The message is a sentence for an operator and may be shown to end users: it must not hold secret values.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Status {
         )
     }
 
-    /// Adds the state that the driver wants back with the next call on this machine (CTL-01, CTL-03).
+    /// Adds the state that the driver gets back with the next call on this machine (CTL-01, CTL-03).
     #[must_use]
     pub fn with_last_known_state(mut self, state: LastKnownState) -> Self {
         self.last_known_state = Some(state);
@@ -80,23 +80,23 @@ impl Status {
         self
     }
 
-    /// Adds how long the driver asks to be left alone.
+    /// Adds the time for which the driver asks not to be called.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only
-    /// the caller can know that; what a driver or a plugin answers never carries it.
+    /// Marks that the call never left this process: the driver has done nothing, and will do nothing. Only
+    /// the caller can know that; the answer of a driver or a plugin never carries this mark.
     #[must_use]
     pub fn with_never_sent(mut self) -> Self {
         self.never_sent = true;
         self
     }
 
-    /// Marks that the driver has begun nothing, and will carry nothing out: whatever the code leaves open, a
-    /// create that failed like this makes no VM later, and a restart restarted none.
+    /// Marks that the driver has begun nothing, and will carry nothing out. Whatever the code leaves open, a
+    /// create that failed with this mark makes no VM later, and a restart has restarted none.
     #[must_use]
     pub fn with_no_side_effects(mut self) -> Self {
         self.no_side_effects = true;
@@ -132,7 +132,7 @@ impl Status {
         self.message == no_message(self.code)
     }
 
-    /// What the driver wants back with the next call.
+    /// The state that the driver gets back with the next call.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         self.last_known_state.as_ref()
     }
@@ -157,7 +157,7 @@ impl Status {
         self.no_side_effects
     }
 
-    /// How long the driver asks to be left alone.
+    /// The time for which the driver asks not to be called.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }

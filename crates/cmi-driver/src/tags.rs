@@ -1,5 +1,5 @@
-//! Tags by which a VM is known to be ours, and the other keys of a provider spec that are
-//! the controller's to set.
+//! Tags that mark a VM as the provider's, and the other keys of a provider spec that are reserved for the
+//! controller.
 
 use super::{Capabilities, ProviderSpec};
 
@@ -16,11 +16,10 @@ pub const FAILURE_DOMAIN: &str = "failureDomain";
 /// The tags that the controller sets; a user's spec may not hold them.
 pub const RESERVED: [&str; 3] = [CLUSTER, ROLE, MACHINE];
 
-/// A key of a provider spec that the controller sets, and that the user's spec can't have;
-/// the text names the field.
+/// A key of a provider spec that is reserved for the controller; the text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservedKey {
-    /// Something stands where the tags' object has to be.
+    /// A value that is no object is at the place of the tags.
     #[error("providerSpec{0} has to be an object: the provider adds its tags there")]
     TagsAreNoObject(String),
     /// The user set a tag.
@@ -38,10 +37,11 @@ pub enum ReservedKey {
     FailureDomain,
 }
 
-/// Whether a user's spec leaves free what the controller sets for a driver with these capabilities.
+/// Checks that a user's spec leaves the keys free that the controller sets for a driver with these
+/// capabilities.
 ///
 /// # Errors
-/// The first key that it does not.
+/// The first key that is not free.
 pub fn check_free(spec: &ProviderSpec, capabilities: &Capabilities) -> Result<(), ReservedKey> {
     let mut spec = spec.clone();
     let tags = spec

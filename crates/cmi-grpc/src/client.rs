@@ -1,8 +1,8 @@
 //! The driver that calls a plugin: a process of its own, in any language, that serves the
 //! Common Machine Interface.
 //!
-//! A call needs a session: a connection on which the plugin has said its name and what it can do. A call that
-//! finds none makes one, and what the plugin did not declare is not asked of it.
+//! A call needs a session: a connection on which the plugin has declared its name and capabilities. A call
+//! that finds no session makes one, and calls that the plugin did not declare are not sent.
 //!
 //! What ends a call decides what it means: see [`exchange`] and [`call_error`].
 
@@ -68,8 +68,8 @@ impl Deadlines {
         Self(timeouts.into_iter().collect())
     }
 
-    /// The time that the plugin gets: a little less, so that its own word arrives while
-    /// the caller still waits.
+    /// The deadline that the plugin gets: a little less, so that its own answer arrives while the caller
+    /// still waits.
     fn of(&self, operation: Operation) -> Duration {
         let timeout = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
         timeout.saturating_sub((timeout / 10).min(Duration::from_secs(1)))
@@ -90,14 +90,14 @@ impl GrpcDriver {
         })
     }
 
-    /// The same driver, on whose answers this looks as well.
+    /// Adds an observer of the metadata of answers.
     #[must_use]
     pub fn with_metadata_observer(mut self, observer: Arc<dyn MetadataObserver>) -> Self {
         self.channel.observe_metadata(observer);
         self
     }
 
-    /// What the plugin said of itself, without asking it again.
+    /// Returns a declaration from the plugin's handshake, without asking the plugin again.
     async fn of_session<T>(
         &self,
         operation: Operation,

@@ -1,4 +1,4 @@
-//! The connections of a server: how many there may be, and which one goes when there is one more.
+//! The connections of a server: how many there may be, and which one is evicted when there is one more.
 //!
 //! An accept loop that waits for a free slot lets silent clients lock all others out. Here the newest
 //! connection is always taken; an old one makes room for it.
@@ -41,7 +41,7 @@ pub enum Peer {
     Address(IpAddr),
 }
 
-/// A connection's place. It is given back when this is dropped, which has to go with closing the connection.
+/// A connection's place. Dropping it gives the place back, so that the connection has to be closed with it.
 #[derive(Debug)]
 pub struct Ticket {
     id: u64,
@@ -56,14 +56,14 @@ struct Shared {
     closed: Notify,
 }
 
-/// Which connections there are. It decides, and knows no sockets.
+/// The table of connections. It decides which one to evict, and knows no sockets.
 #[derive(Debug, Default)]
 struct Table {
-    /// Those that are served.
+    /// The connections that are served.
     served: BTreeMap<u64, Entry>,
-    /// How many of those there are of a kind and peer; no zeros.
+    /// The number of served connections by kind and peer; no zeros.
     crowds: HashMap<(Kind, Peer), usize>,
-    /// Those that are served and those that are being closed.
+    /// The number of connections that are served or being closed.
     open: usize,
     clock: u64,
 }
@@ -106,8 +106,8 @@ impl Connections {
         }))
     }
 
-    /// Takes a new connection. If that is one too many, another one is evicted, and this
-    /// waits until it makes room.
+    /// Takes a new connection. Where that is one too many, it evicts another one, and waits until that makes
+    /// room.
     pub async fn admit(&self, peer: Peer) -> Ticket {
         let evicted = CancellationToken::new();
         let (id, is_full) = {
@@ -125,7 +125,7 @@ impl Connections {
             shared: Arc::clone(&self.0),
         };
         if is_full {
-            // Those that came before are read before the next one comes, which may evict them.
+            // Earlier connections are read before the next one comes, which may evict them.
             tokio::task::yield_now().await;
             while self.0.table.lock().open > 2 * self.0.most {
                 self.0.closed.notified().await;
@@ -134,8 +134,8 @@ impl Connections {
         ticket
     }
 
-    /// To be called when accepting fails, which is for want of file descriptors as a rule: evicts a
-    /// connection, and waits a moment.
+    /// To be called when accepting fails, as a rule for want of file descriptors: evicts a connection, and
+    /// waits a moment.
     pub async fn failed_to_accept(&self, error: &io::Error) {
         tracing::warn!(%error, "accepting a connection failed");
         self.0.table.lock().evict(self.0.most, None);
@@ -194,8 +194,8 @@ impl Table {
         }
     }
 
-    /// Evicts one: of the kind that has more than half of the places, from the peer with the most of that
-    /// kind, the one that was silent for longest. Never the newcomer.
+    /// Evicts one connection: of the kind that has more than half of the places, from the peer with the most
+    /// connections of that kind, the one that was silent for longest. Never the newcomer.
     fn evict(&mut self, most: usize, newcomer: Option<u64>) {
         let of_kind = |kind| self.served.values().filter(|entry| entry.kind == kind).count();
         let kind = if of_kind(Kind::Asked) > most / 2 || of_kind(Kind::Waiting) == 0 {
@@ -251,14 +251,14 @@ pub struct Admitted<IO> {
     ticket: Arc<Ticket>,
 }
 
-/// What is left of the preface of HTTP/2, and the time that it has.
+/// The rest of the HTTP/2 preface, and its deadline.
 #[derive(Debug)]
 struct Preface {
     bytes: usize,
     deadline: Pin<Box<Sleep>>,
 }
 
-/// Knows that a connection makes a request. Does not keep it open.
+/// Records that a connection makes a request. Does not keep the connection open.
 #[derive(Clone, Debug)]
 pub struct RequestRecorder(Weak<Ticket>);
 
@@ -272,7 +272,7 @@ impl RequestRecorder {
 }
 
 impl<IO> Admitted<IO> {
-    /// A connection whose first bytes, so many of them, have to come within this time.
+    /// A connection whose first bytes, of this number, have to come within this time.
     pub fn new(io: IO, ticket: Ticket, preface: (usize, Duration)) -> Self {
         let (bytes, within) = preface;
         Self {
@@ -286,7 +286,7 @@ impl<IO> Admitted<IO> {
         }
     }
 
-    /// What is to be notified of requests.
+    /// The recorder to be notified of requests.
     pub fn request_recorder(&self) -> RequestRecorder {
         RequestRecorder(Arc::downgrade(&self.ticket))
     }

@@ -1,8 +1,8 @@
 //! A driver as a plugin: the services of `proto/` on a socket, with health and reflection.
 //!
-//! What a plugin has to do besides answering is done here, once for every driver: requests are checked, calls
-//! that are not offered are not made, a deadline or a client that goes away drops the driver's call, a panic
-//! is an answer, and a stop lets calls end.
+//! The common duties of a plugin are here, once for every driver: requests are checked, undeclared calls are
+//! not made, a deadline or a client that goes away drops the driver's call, a panic becomes an answer, and a
+//! stop lets calls end.
 
 mod deadline;
 mod identity;
@@ -39,10 +39,10 @@ use cmi_driver::Driver;
 use deadline::DeadlineLayer;
 use plugin::Plugin;
 
-/// How often a silent client is asked whether it is still there, so that calls of one
-/// that is not are dropped.
+/// The interval of keep-alive questions to a silent client, so that the calls of a client that is gone are
+/// dropped.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// How long it may take to answer that.
+/// The time for the answer to a keep-alive question.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long answers may take to leave, once every call has ended.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -58,8 +58,8 @@ pub enum ServeError {
     Reflection(#[source] tonic_reflection::server::Error),
 }
 
-/// Serves the driver until `stop`. Then no call is taken any more, and those that run have the time `drain`
-/// to end; what is left is dropped, and answered with UNAVAILABLE.
+/// Serves the driver until `stop`. From then on no call is accepted, and running calls have the time `drain`
+/// to end; calls that are left are dropped, and answered with UNAVAILABLE.
 ///
 /// # Errors
 /// [`ServeError`] when serving ends by itself.
@@ -82,7 +82,7 @@ pub async fn serve(
     }
 }
 
-/// All services of a plugin, and what stops them.
+/// All services of a plugin, and the tokens that stop them.
 struct Service {
     router: Router<Layers>,
     health: tonic_health::server::HealthReporter,
@@ -149,7 +149,7 @@ impl Service {
         self.say_serving().await;
         let (stopping, stopped) = oneshot::channel::<()>();
         let stopped = async {
-            // A sender that is gone stops, too.
+            // A sender that was dropped stops the server, too.
             let _either = stopped.await;
         };
         let mut serving = Box::pin(self.router.serve_with_incoming_shutdown(incoming, stopped));

@@ -1,4 +1,4 @@
-//! Errors on the wire, and what travels in trailing metadata because gRPC has no room for it.
+//! Errors on the wire, and the trailing metadata for what gRPC has no fields for.
 //!
 //! The keys and what they mean stand at the top of `proto/capcmi/v1/capcmi.proto`, and so does what goes
 //! first when there is no room for all. Towards the wire all of it together stays below what every gRPC
@@ -15,11 +15,11 @@ use cmi_driver::{Code, LastKnownState, Machine, ProviderId, Status};
 
 /// Name of a machine code that is not canonical.
 pub const MACHINE_CODE: &str = "capcmi-machine-code";
-/// What the plugin wants back with the next call on the machine.
+/// The state that the plugin gets back with the next call on the machine.
 pub const LAST_KNOWN_STATE: &str = "capcmi-last-known-state-bin";
 /// The machine that comes with an error, or what a response of `cmi.v1` has no room for.
 pub const RESPONSE: &str = "capcmi-response-bin";
-/// For how many milliseconds the plugin asks to be left alone.
+/// The time in milliseconds for which the plugin asks not to be called.
 pub const RETRY_AFTER: &str = "capcmi-retry-after-ms";
 /// The id that a machine which was not found would get.
 pub const PROVIDER_ID: &str = "capcmi-provider-id-bin";
@@ -40,9 +40,9 @@ const MAX_RESPONSE: usize = 6 * 1024;
 const NAMES: usize = RESPONSE.len() + PER_HEADER + base64_len(ProviderId::MAX_BYTES + 253 + 16);
 /// The most bytes of a message as a header, where a byte takes up to three.
 const MAX_MESSAGE: usize = 2 * 1024;
-/// The value of what is or is not.
+/// The value of a flag that is set.
 const YES: &str = "true";
-/// What a message that was cut ends with.
+/// The end of a message that was cut.
 const CUT: &str = " [...]";
 
 /// Metadata, and how many more bytes of headers a client takes.
@@ -129,7 +129,7 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
     tonic::Status::with_metadata(canonical(status.code()), message, outgoing.metadata)
 }
 
-/// The error that a plugin answered, or that gRPC found on the way.
+/// Reads the error that a plugin answered, or that gRPC met on the way.
 ///
 /// NOT_FOUND beside a machine contradicts itself. Believed, it would lead to a second VM, so it is INTERNAL.
 ///
@@ -147,7 +147,7 @@ pub fn from_grpc(status: tonic::Status) -> Status {
     {
         return contradiction(machine, status.message());
     }
-    // A machine that is there was begun.
+    // Where a machine exists, something was begun.
     let no_side_effects = machine.is_none() && text(metadata, NOTHING_BEGUN) == Some(YES);
     let mut read = Status::new(code, status.message());
     if let Some(state) = bytes(metadata, LAST_KNOWN_STATE).and_then(LastKnownState::new) {
@@ -182,8 +182,8 @@ fn contradiction(machine: &Machine, message: &str) -> Status {
     Status::new(Code::Internal, why)
 }
 
-/// What goes next to the OK of CreateMachine and of GetMachineStatus: all that their
-/// responses have no room for.
+/// The metadata beside the OK of CreateMachine and of GetMachineStatus: everything that their responses have
+/// no fields for.
 pub fn beside(machine: Machine) -> MetadataMap {
     let mut outgoing = Outgoing::new();
     outgoing.machine(machine.into());
@@ -192,7 +192,7 @@ pub fn beside(machine: Machine) -> MetadataMap {
 
 /// The machine of a response with what the metadata next to its OK says besides.
 ///
-/// A machine there that is another one is ignored.
+/// Metadata about another machine is ignored.
 pub fn completed(machine: Machine, metadata: &MetadataMap) -> Machine {
     match self::machine(metadata) {
         Some(beside)

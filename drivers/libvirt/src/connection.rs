@@ -1,15 +1,15 @@
 //! Connections to the libvirt of a host.
 //!
-//! Every call of libvirt blocks, also the one that closes a connection, so none is made on a thread of the
+//! Every call of libvirt blocks, also the one that closes a connection, so no call is made on a thread of the
 //! runtime. A connection is closed on a thread that nothing waits for, neither the next call nor the end of
 //! the process: the host may hang. A connection is lent to one job at a time, which runs on a thread that may
-//! block; there are a few for each host, so that what takes long does not hold up all else.
+//! block; each host has a few connections, so that a long job does not hold up all others.
 //!
-//! A call that finds no connection idle has an attempt made to open one, and waits for it for a time. The
-//! attempt goes on without the call, and what it opens is the host's: a host that takes longer to connect to
-//! than calls wait has a connection for the next one. There is one attempt at a time, and all calls that wait
-//! share it. After a failure the next one waits a moment, and its calls wait with it: what an attempt has met
-//! that began before a call says nothing about the host as it is now.
+//! A call that finds no idle connection starts an attempt to open one, and waits for it for a bounded time.
+//! The attempt continues without the call, and the connection that it opens belongs to the host: a host that
+//! takes longer to connect to than calls wait has a connection for the next call. There is one attempt at a
+//! time, and all waiting calls share it. After a failure the next attempt waits a moment, and its calls wait
+//! with it: the result of an attempt that began before a call says nothing about the host as it is now.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,52 +26,53 @@ use crate::errors;
 
 /// Connections to a host, and so jobs on it at the same time.
 const MAX_CONNECTIONS: usize = 4;
-/// How long a call waits for one of them while all have jobs: longer than a daemon that hangs keeps its jobs,
-/// so that a host which is merely busy is not taken for one that is away.
+/// How long a call waits for a connection while all of them have jobs: longer than a daemon that hangs keeps
+/// its jobs, so that a host which is merely busy is not taken for one that is unreachable.
 const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long it waits for a new one, from when it needs one: where the daemon is stopped, libvirt itself waits
-/// for ever.
+/// How long a call waits for a new connection, from when the call needs one: where the daemon is stopped,
+/// libvirt itself waits for ever.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an attempt to open one is the only one. After that it may hang for ever, as where the host lost
-/// its power in the middle of it.
+/// How long an attempt to open a connection is the only one. After that time it may hang for ever, as where
+/// the host lost its power during the attempt.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(1);
-/// Attempts that hang beside the last one, at most: each has a thread.
+/// The most attempts that hang beside the latest one: each has a thread.
 const MAX_HUNG: usize = 16;
-/// How long a host that could not be reached is left alone.
+/// The back-off after a failed attempt to connect to a host.
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
-/// How long a job may take. What is still done then goes on, and a later call finds it.
+/// How long a call waits for its job. A job that takes longer continues, and a later call finds its result.
 const JOB_TIMEOUT: Duration = Duration::from_mins(10);
-/// How often a silent daemon is asked whether it is still there, seconds, and how often in vain.
+/// How often a silent daemon is asked whether it is still there, in seconds, and how many questions may go
+/// unanswered.
 const KEEPALIVE: (i32, u32) = (5, 5);
 
-/// A host, and what is open to it.
+/// A host, and its open connections.
 #[derive(Debug)]
 pub struct Host {
     /// Its name in the configuration.
     pub name: String,
     uri: String,
-    /// What opens a connection. It blocks.
+    /// Opens a connection. Blocks.
     opener: fn(&str, &str) -> Result<Connection>,
     connections: Mutex<Connections>,
-    /// As many permits as connections are idle: the call that waited longest gets the next.
+    /// One permit for each idle connection: the call that waited longest gets the next.
     idle: Semaphore,
-    /// Wakes the calls that wait for a connection: an attempt has ended, or one may be made.
+    /// Wakes the calls that wait for a connection: an attempt has ended, or a new one may begin.
     changed: Notify,
-    /// A copy is with each connection that is lent.
+    /// Each lent connection holds a clone, so that the count of clones is the count of jobs.
     lent: Arc<()>,
     /// Whether a connection was ever open.
     was_there: AtomicBool,
 }
 
-/// What is known of the connections to a host.
+/// The state of the connections to a host.
 #[derive(Debug, Default)]
 struct Connections {
     idle: Vec<Connection>,
-    /// The attempt to open another one that is under way.
+    /// The attempt under way to open another connection.
     attempt: Option<Attempt>,
-    /// How many there were.
+    /// How many attempts there were; numbers the next one.
     attempts: u64,
-    /// Those before it that have not ended.
+    /// How many earlier attempts have not ended.
     hung: usize,
     failed: Option<ConnectFailure>,
 }
@@ -92,16 +93,16 @@ struct ConnectFailure {
     message: String,
 }
 
-/// What a call makes of a host that could not be reached a moment ago.
+/// How a call treats a host that could not be reached a moment ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AfterFailure {
-    /// It waits until the host is asked again.
+    /// The call waits for the next attempt.
     Wait,
-    /// The failure is its answer.
+    /// The call returns the failure.
     Fail,
 }
 
-/// A connection, which is closed some time after this is dropped.
+/// A connection, which a thread of its own closes after this value is dropped.
 #[derive(Debug)]
 struct Connection(Connect);
 
@@ -110,14 +111,14 @@ impl Connection {
         let connect = Connect::open(Some(uri)).map_err(|error| errors::not_connected(host, error))?;
         let connection = Self(connect);
         let (interval, count) = KEEPALIVE;
-        // Drivers without a wire have none to keep alive.
+        // Drivers without a network connection have no keep-alive.
         if let Err(error) = connection.0.set_keep_alive(interval, count) {
             tracing::debug!(host, %error, "the connection is not kept alive");
         }
         Ok(connection)
     }
 
-    /// As far as is known here: the host is not asked.
+    /// The state that libvirt knows locally: the host is not asked.
     fn is_alive(&self) -> bool {
         self.0.is_alive().unwrap_or(false)
     }
@@ -126,7 +127,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let mut last = self.0.clone();
-        // Nothing is sent as long as there is another reference.
+        // Closing sends nothing as long as there is another reference.
         close(&mut self.0);
         let closing = std::thread::Builder::new().spawn(move || close(&mut last));
         if let Err(error) = closing {
@@ -141,7 +142,7 @@ fn close(connect: &mut Connect) {
     }
 }
 
-/// A connection with a job.
+/// A connection that is lent to a job.
 struct Lent {
     connection: Connection,
     counted: Arc<()>,
@@ -163,13 +164,13 @@ impl Host {
         }
     }
 
-    /// Whether it was reached once.
+    /// Whether the host was ever reached.
     pub fn was_there(&self) -> bool {
         self.was_there.load(Ordering::Relaxed)
     }
 
-    /// Makes sure that the host answers. One that works on something does: a connection that is lost ends its
-    /// job.
+    /// Makes sure that the host answers. A host with a running job counts as answering: a lost connection
+    /// ends its job.
     ///
     /// # Errors
     /// Those of connecting.
@@ -180,7 +181,7 @@ impl Host {
         self.run(|_| Ok(())).await
     }
 
-    /// Runs a job with a connection of its own. The job goes on when the call that wants it is dropped.
+    /// Runs a job with a connection of its own. The job continues when the calling future is dropped.
     ///
     /// # Errors
     /// Those of the job; UNAVAILABLE when the host can't be reached, or was lost meanwhile.
@@ -192,11 +193,11 @@ impl Host {
         self.run_with(lent, job).await
     }
 
-    /// The same, on a host that need not answer: it does not wait for one that could not be reached a moment
-    /// ago.
+    /// Runs a job as [`Host::run`] does, on a host that need not answer: the call fails at once where the
+    /// host could not be reached a moment ago.
     ///
     /// # Errors
-    /// As those of [`Host::run`].
+    /// As [`Host::run`].
     pub async fn run_unless_down<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
@@ -220,7 +221,7 @@ impl Host {
         match timeout(JOB_TIMEOUT, running).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_panic)) => {
-                // Its connection is closed: there may be another.
+                // The panic closed the job's connection, so that there is room for another one.
                 self.changed.notify_waiters();
                 let what = format!(
                     "the driver panicked in a job on host `{}`; the log says where",
@@ -249,10 +250,10 @@ impl Host {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next connection that is idle.
+    /// Waits for the next idle connection.
     async fn connection(self: &Arc<Self>, after_failure: AfterFailure) -> Result<Lent> {
         let asked = Instant::now();
-        // Since when it waits for a new one, and not for one of those that there are.
+        // Since when the call waits for a new connection, and not for one of those that exist.
         let mut opens_since = None;
         loop {
             let mut idle = pin!(self.idle.acquire());
@@ -271,7 +272,7 @@ impl Host {
                     biased;
                     permit = &mut idle => break permit,
                     () = changed => {}
-                    // Not every loss of a connection is made known.
+                    // Not every lost connection is notified.
                     () = sleep_until(until) => if self.is_full(&self.lock()) == is_full {
                         return Err(if is_full { self.queue_timeout() } else { self.does_not_answer() });
                     }
@@ -303,17 +304,18 @@ impl Host {
         Status::new(Code::Unavailable, what)
     }
 
-    /// Has an attempt under way, unless a connection is idle or there are enough.
+    /// Starts an attempt, unless one is under way, a connection is idle, or the host has as many as it may
+    /// have.
     ///
     /// # Errors
-    /// The failure of an attempt that began since the call has asked, or of an earlier one where the call
-    /// does not wait for the next.
+    /// The failure of an attempt that began after the call did, or of an earlier attempt where the call does
+    /// not wait for the next one.
     fn ensure_attempt(self: &Arc<Self>, asked: Instant, after_failure: AfterFailure) -> Result<()> {
         if self.idle.available_permits() > 0 {
             return Ok(());
         }
         let mut connections = self.lock();
-        // Those that are idle are for calls that waited longer.
+        // Idle connections go to the calls that waited longer.
         if self.is_full(&connections) {
             return Ok(());
         }
@@ -354,7 +356,7 @@ impl Host {
         Ok(())
     }
 
-    /// Opens a connection. No call owns this: it goes on when the one that wanted it is over.
+    /// Opens a connection. No call owns the attempt: it continues when the call that started it is over.
     async fn attempt(self: Arc<Self>, attempt: Attempt) {
         sleep_until(attempt.began).await;
         let host = Arc::clone(&self);
@@ -369,7 +371,7 @@ impl Host {
         }
     }
 
-    /// Notes what came of an attempt.
+    /// Records the result of an attempt.
     fn end(&self, attempt: Attempt, opened: Result<Connection>) {
         let mut connections = self.lock();
         let is_last = connections
@@ -389,7 +391,7 @@ impl Host {
                     self.idle.add_permits(1);
                 }
             }
-            // One that hung says nothing about the host as it is now.
+            // The failure of an attempt that hung says nothing about the host as it is now.
             Err(_) if !is_last => {}
             Err(status) => {
                 connections.failed = Some(ConnectFailure {
@@ -404,7 +406,8 @@ impl Host {
         self.changed.notify_waiters();
     }
 
-    /// An idle connection, for which the caller has a permit; none where that one was lost meanwhile.
+    /// Returns an idle connection, for which the caller has a permit; none where that connection was lost
+    /// meanwhile.
     fn lend(&self) -> Option<Lent> {
         let mut connections = self.lock();
         let connection = connections.idle.pop()?;
@@ -414,7 +417,7 @@ impl Host {
         })
     }
 
-    /// Has the connection of a job idle, or has it closed where it was lost.
+    /// Returns a job's connection to the idle ones, or closes it where it was lost.
     fn give_back(&self, lent: Lent) {
         let Lent { connection, counted } = lent;
         if connection.is_alive() {
@@ -428,7 +431,7 @@ impl Host {
         }
     }
 
-    /// What a job answered on a connection that was lost says nothing about the VM.
+    /// Maps the error of a job whose connection was lost to UNAVAILABLE: it says nothing about the VM.
     fn as_connection_loss(&self, connection: &Connection, status: Status) -> Status {
         if connection.is_alive() || status.code() == Code::Unavailable {
             return status;
@@ -442,12 +445,12 @@ impl Host {
     }
 }
 
-/// Has libvirt notice what happens to connections: answers to its questions whether a daemon is still there,
-/// and their end.
+/// Runs libvirt's event loop, so that libvirt notices the answers to its keep-alive questions, and the end of
+/// connections.
 fn handle_events() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
-        // Errors are answered, and not printed.
+        // Errors are returned, and not printed.
         virt::error::clear_error_callback();
         if let Err(error) = virt::event::event_register_default_impl() {
             tracing::error!(%error, "libvirt's events can't be handled: a host that hangs is noticed late");

@@ -34,7 +34,7 @@ use survey::{PossibleHosts, Survey};
 
 /// Name of the driver.
 pub const NAME: &str = "libvirt.capcmi.io";
-/// The calls that a driver may leave out, and this one does not.
+/// The optional calls that this driver implements.
 const OFFERED: [Operation; 8] = [
     Operation::GetMachineStatus,
     Operation::ListMachines,
@@ -46,11 +46,11 @@ const OFFERED: [Operation; 8] = [
     Operation::DescribeClass,
 ];
 
-/// For how long after its start the driver waits for a first host.
+/// How long after its start the driver waits for a first host.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long ShutDownMachine waits for the guest.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
-/// How often it looks.
+/// The interval at which ShutDownMachine looks at the guest.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// The driver of VMs on hosts with libvirt.
@@ -61,13 +61,14 @@ pub struct LibvirtDriver {
     images: Images,
     locks: Locks,
     copies: Arc<Copies>,
-    /// Machines that were placed by a call which made none, for a caller that does not bring back the record.
+    /// The hosts of machines that a call placed but did not make, for a caller that does not return the
+    /// placement record.
     placed: Mutex<HashMap<Uuid, String>>,
     reservations: Arc<Reservations>,
     started: Instant,
 }
 
-/// What a call about one machine says.
+/// The parsed request of a call about one machine.
 struct MachineCall {
     key: MachineKey,
     spec: VmSpec,
@@ -97,7 +98,7 @@ impl MachineCall {
         })
     }
 
-    /// Whether the id can be one of this machine: its UUID follows from the machine.
+    /// Whether the id can belong to this machine: its UUID follows from the machine.
     fn is_possible(&self) -> bool {
         self.id.as_ref().is_none_or(|id| id.uuid == self.key.uuid())
     }
@@ -115,7 +116,7 @@ impl MachineCall {
 }
 
 impl LibvirtDriver {
-    /// A driver with nothing open yet.
+    /// A driver without an open connection.
     pub fn new(config: Config) -> Self {
         let hosts = config
             .hosts
@@ -133,12 +134,12 @@ impl LibvirtDriver {
         }
     }
 
-    /// Whether no host has answered yet, and may soon.
+    /// Whether no host has answered yet, and one may soon.
     fn is_starting(&self) -> bool {
         self.started.elapsed() < STARTS_WITHIN && !self.hosts.values().any(|host| host.was_there())
     }
 
-    /// Every storage pool that volumes of machines may be in, as far as the configuration knows.
+    /// Every storage pool that may hold volumes of machines, according to the configuration.
     fn storage_pools(&self) -> Vec<String> {
         let pools = self.config.vm_pools.values();
         let names: BTreeSet<_> = pools.map(|pool| pool.storage_pool.clone()).collect();
@@ -153,7 +154,8 @@ impl LibvirtDriver {
         })
     }
 
-    /// The hosts that may have the VM of a machine, by what is known of it.
+    /// The hosts that may have the VM of a machine, according to the ProviderID, the failure domain or the
+    /// placement record.
     fn possible_hosts(asked: &MachineCall, record: Option<PlacementRecord>) -> PossibleHosts {
         let known = asked.id.as_ref().map(|id| id.host.clone());
         let known = known
@@ -170,7 +172,7 @@ impl LibvirtDriver {
         Ok(Survey::of(&self.hosts, key, possible).await)
     }
 
-    /// The one host that has the machine.
+    /// The only host that has the machine.
     async fn home(&self, asked: &MachineCall, record: Option<PlacementRecord>) -> Result<&Arc<Host>> {
         if !asked.is_possible() {
             return Err(asked.not_found());
@@ -181,7 +183,7 @@ impl LibvirtDriver {
         self.host(&found.host)
     }
 
-    /// Does something to a machine on the host that has it, while nothing else changes it.
+    /// Runs `change` on the host that has the machine, while holding the machine's lock.
     async fn change<T: Send + 'static>(
         &self,
         asked: &MachineCall,
@@ -198,12 +200,12 @@ impl LibvirtDriver {
         .await
     }
 
-    /// The host that a new machine is made on of which nothing says where it is.
+    /// Chooses the host of a new machine where neither spec nor placement record names one.
     ///
     /// # Errors
-    /// ABORTED with a placement record where there is a choice: the machine is made once the caller has it.
-    /// Another process that is asked for the machine while nothing of it can be seen gets the host from the
-    /// caller, and does not choose another one.
+    /// ABORTED with a placement record where there is a choice: the machine is made once the caller has
+    /// stored the record. Another process that is asked for the machine before anything of it is visible gets
+    /// the host from the caller, and does not choose another one.
     async fn placed(
         &self,
         key: &MachineKey,
@@ -227,8 +229,8 @@ impl LibvirtDriver {
         Err(status.with_last_known_state(record))
     }
 
-    /// NOT_FOUND, with the id that a create would give the VM where its host is settled: by the failure
-    /// domain, or because there is no other in the pool.
+    /// Adds to NOT_FOUND the id that a create would give the VM, where its host is settled: by the failure
+    /// domain, or because the pool has no other host.
     fn with_named_id(&self, asked: &MachineCall, status: Status) -> Status {
         if status.code() != Code::NotFound || asked.id.is_some() {
             return status;
@@ -248,7 +250,7 @@ impl LibvirtDriver {
         self.placed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A host that has the memory.
+    /// Places the machine on a host that has enough free memory.
     async fn place(&self, key: &MachineKey, wanted: &Wanted<'_>) -> Result<String> {
         let hosts = wanted.hosts.iter().map(|name| async move {
             let reserved = self.config.hosts[*name].reserved_memory_mib;
@@ -269,7 +271,8 @@ impl LibvirtDriver {
         let placed_before = self.placements().remove(&asked.key.uuid());
         let was_placed_here = placed_before.is_some();
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
-        // The pool may have other hosts by now; one that is not configured at all may have the VM.
+        // The pool may have other hosts by now; a recorded host that is not configured any more may have the
+        // VM.
         let record = record.filter(|record| {
             wanted.hosts.contains(&record.host.as_str()) || !self.hosts.contains_key(&record.host)
         });
@@ -297,7 +300,7 @@ impl LibvirtDriver {
             key: asked.key.clone(),
             host: host.clone(),
         };
-        // Before anything is made that the record has to lead to.
+        // The record is written before anything is made, so that it leads to what is made.
         let record = PlacementRecord { host: host.clone() }.write()?;
         let made = self
             .host(&host)?
@@ -311,8 +314,8 @@ impl LibvirtDriver {
                 last_known_state: (!is_placed_by_spec(&asked, &request)).then_some(record),
                 ..*machine
             }),
-            // The next try may be made on another host. Where another process has placed it, that one may
-            // make it yet: the caller waits as for any room, and sees it then.
+            // The next attempt may use another host. Where another process has placed the machine on this
+            // host, that process may still make it: the caller waits as for any free room, and sees it then.
             Ok(Created::Refused(status)) => {
                 let has_choice =
                     was_placed_here && asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
@@ -321,7 +324,7 @@ impl LibvirtDriver {
                     PlacementRecord::withdrawn(),
                 ))
             }
-            // It is made where this one may have left something.
+            // The repeat uses the same host, where this attempt may have left something.
             Err(status) => Err(status.with_last_known_state(record)),
         }
     }
@@ -342,7 +345,7 @@ impl LibvirtDriver {
         let removals = self.hosts.iter().map(|(name, host)| {
             let (key, held) = (asked.key.clone(), Arc::clone(&held));
             let required = possible.contains(name);
-            // What can't be seen on a host that can't have it does not matter.
+            // Volumes that can't be seen on a host that can't have the machine do not matter.
             let pools = required.then(|| self.storage_pools());
             async move {
                 let removal = survey::query(host, required, move |connect| {
@@ -353,7 +356,7 @@ impl LibvirtDriver {
                     }
                 });
                 match removal.await {
-                    // A host that can't have it need not be there, nor let the driver in.
+                    // A host that can't have the machine need not be reachable, nor let the driver in.
                     Err(error) if !required && is_out_of_reach(&error) => Ok(()),
                     removed => removed,
                 }
@@ -363,15 +366,15 @@ impl LibvirtDriver {
     }
 }
 
-/// Whether the spec says where the VM is, by its failure domain: a placement record beside it would cost a
-/// write. The only host of a pool does not say it, since the pool may have another by the time of the next
-/// call.
+/// Whether the failure domain in the spec says where the VM is: a placement record beside it would cost a
+/// write. The only host of a pool does not say it, since the pool may have another host by the time of the
+/// next call.
 fn is_placed_by_spec(asked: &MachineCall, request: &CreateMachineRequest) -> bool {
     asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
 }
 
-/// A host that has no room any more for a machine that was placed on it is no reason to wait for room: the
-/// repeat asks all of them.
+/// Maps RESOURCE_EXHAUSTED to ABORTED where a machine was placed on a host that has no room for it any more:
+/// the repeat asks all hosts, so that nothing has to wait for room.
 fn placed_anew(status: Status, has_choice: bool) -> Status {
     if !has_choice || status.code() != Code::ResourceExhausted {
         return status;
@@ -383,7 +386,7 @@ fn placed_anew(status: Status, has_choice: bool) -> Status {
     Status::new(Code::Aborted, what).with_no_side_effects()
 }
 
-/// An error with what the caller is to bring back.
+/// Adds to an error the state that the caller is to return with the next call.
 fn with_record(status: Status, record: Option<LastKnownState>) -> Status {
     match record {
         Some(record) => status.with_last_known_state(record),
@@ -420,8 +423,8 @@ impl Driver for LibvirtDriver {
         .into())
     }
 
-    /// Ready as long as one host answers: calls about another one say themselves that it is away. Hosts may
-    /// start with the driver.
+    /// Ready as long as one host answers: a call about a host that is unreachable says so itself. Hosts may
+    /// start at the same time as the driver.
     async fn probe(&self) -> Result<Readiness> {
         let asked = self.hosts.values().map(|host| Box::pin(host.ensure_reachable()));
         match futures::future::select_ok(asked).await {
@@ -452,7 +455,8 @@ impl Driver for LibvirtDriver {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
-        // Else a misspelt failure domain is first told as a host that was taken away, and not as the field.
+        // Otherwise a misspelt failure domain would be reported as a host that was removed, and not as the
+        // field.
         if asked.id.is_none() {
             asked.spec.check_failure_domain(&self.config)?;
         }
@@ -477,7 +481,7 @@ impl Driver for LibvirtDriver {
         Ok(try_join_all(lists).await?.into_iter().flatten().collect())
     }
 
-    /// Starts a VM whose making was cut off before that.
+    /// Starts a VM whose creation was cut off before its start.
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
         let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
@@ -504,8 +508,8 @@ impl Driver for LibvirtDriver {
         .await
     }
 
-    /// ABORTED as long as the guest runs: one that still boots does not notice the power button, and nothing
-    /// says so. Each repeat presses it once more.
+    /// Answers ABORTED as long as the guest runs: a guest that still boots does not notice the power button,
+    /// and nothing reports that. Each repeat presses the button once more.
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
@@ -550,7 +554,7 @@ impl Driver for LibvirtDriver {
             if status.code() != Code::Unavailable {
                 status
             } else if ordered.load(Ordering::SeqCst) {
-                // The host may have done it before it was lost.
+                // The host may have restarted the VM before the connection was lost.
                 Status::new(Code::Unknown, status.message()).with_source(status)
             } else {
                 status.with_no_side_effects()
@@ -559,7 +563,7 @@ impl Driver for LibvirtDriver {
     }
 
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
-        // A Cluster asks before it has a machine: without a pool it gets all hosts.
+        // A Cluster asks before it has a machine: a spec without a pool gets all hosts.
         let hosts: Vec<&str> = if request.class.provider_spec.0.contains_key("vmPool") {
             VmSpec::read(&request.class.provider_spec, Tagged::Not)?
                 .within(&self.config)?

@@ -1,24 +1,24 @@
-//! What the errors of libvirt are to the driver contract: one table.
+//! Maps the errors of libvirt to codes of the driver contract: one table.
 
 use cmi_driver::{Code, Status};
 use virt::error::{Error, ErrorNumber};
 
-/// What an error of libvirt means, by its number. None is NOT_FOUND, upon which the provider would make a VM:
-/// that a domain is not there is known by the look-up alone.
+/// The code of a libvirt error, by its number. No error maps to NOT_FOUND, after which the provider would
+/// make a VM: only the look-up shows that a domain does not exist.
 #[rustfmt::skip]
 fn code_of(number: ErrorNumber) -> Code {
     use ErrorNumber as E;
     match number {
-        // The host, or the way to it, is not there. Repeating may help.
+        // The host, or the network path to it, is unavailable. Repeating may help.
         E::NoConnect | E::UnknownHost | E::InvalidConn | E::Rpc | E::GnutlsError | E::Ssh | E::Libssh
         | E::AgentUnresponsive | E::AgentUnsynced | E::AgentCommandTimeout => Code::Unavailable,
         // The driver may not do this on the host.
         E::AuthFailed | E::AuthCancelled | E::AuthUnavailable => Code::Unauthenticated,
         E::OperationDenied | E::AccessDenied => Code::PermissionDenied,
-        // Something else works on the same: look again, and then act.
+        // Something else works on the same object: look again, and then act.
         E::NoDomain | E::DomExist | E::StorageVolExist | E::NetworkPortExists | E::OperationTimeout
         | E::OperationAborted | E::ResourceBusy | E::BlockCopyActive => Code::Aborted,
-        // The host is not as the configuration takes it to be, or the domain is in a state that forbids this.
+        // The host is not as the configuration says, or the domain is in a state that forbids this.
         E::OperationInvalid | E::NoStorage | E::NoStoragePool | E::NoStorageVolume | E::NoNetwork
         | E::NoNetworkStart | E::NoInterface | E::NoInterfaceStart | E::NoNwfilter | E::NoNwfilterStart
         | E::NoNode | E::NoSecret | E::NoSecretStart | E::NoSecurityModel | E::BuildFirewall | E::OsType
@@ -26,7 +26,7 @@ fn code_of(number: ErrorNumber) -> Code {
         | E::CpuIncompatible | E::DeviceMissing | E::HookScriptFailed => Code::FailedPrecondition,
         // There is no room.
         E::NoMemory => Code::ResourceExhausted,
-        // libvirt or QEMU failed, or was asked for what makes no sense: an administrator has to look.
+        // libvirt or QEMU failed, or got an invalid request: an administrator has to look.
         E::InternalError | E::SystemError | E::OperationFailed | E::InvalidArg | E::XmlError
         | E::XmlDetail | E::XmlInvalidSchema | E::StorageProbeFailed | E::Overflow | E::DbusService
         | E::AgentCommandFailed | E::DriverFull | E::OpenFailed | E::ReadFailed | E::ParseFailed
@@ -34,7 +34,7 @@ fn code_of(number: ErrorNumber) -> Code {
         | E::NoName | E::NoOs | E::NoDevice | E::InvalidDomain | E::InvalidNetwork | E::InvalidMac
         | E::InvalidStoragePool | E::InvalidStorageVol | E::InvalidStream | E::MultipleDomains
         | E::NoHostname | E::NoDomainMetadata
-        // Of what this driver does not use: libvirt says them in error, if at all.
+        // Errors of what this driver does not use: libvirt reports them in error, if at all.
         | E::Ok | E::GetFailed | E::PostFailed | E::HttpError | E::SExprSerial | E::NoXen | E::XenCall
         | E::NoXenStore | E::CallFailed | E::NetworkExist | E::InvalidNodeDevice | E::NoNodeDevice
         | E::InvalidInterface | E::MultipleInterfaces | E::InvalidNwfilter | E::InvalidNwfilterBinding
@@ -43,12 +43,12 @@ fn code_of(number: ErrorNumber) -> Code {
         | E::NoDomainCheckpoint | E::CheckpointInconsistent | E::NoDomainBackup | E::MigratePersistFailed
         | E::MigrateUnsafe | E::MigrateFinishOk | E::NoServer | E::NoClient
         | E::InvalidNetworkPort | E::NoNetworkPort | E::NoNetworkMetadata => Code::Internal,
-        // One that libvirt has had since.
+        // An error number that a later libvirt has added.
         E::Last => Code::Unknown,
     }
 }
 
-/// What libvirt passes on of the operating system and of QEMU, in the C locale.
+/// Messages of the operating system and of QEMU, in the C locale, that libvirt passes on.
 const NO_ROOM: [&str; 3] = [
     "No space left on device",
     "Cannot allocate memory",
@@ -63,15 +63,15 @@ pub fn code(number: ErrorNumber, message: &str) -> Code {
     code_of(number)
 }
 
-/// An error of libvirt, with what was being done.
+/// The status of a libvirt error, with the operation that failed.
 pub fn status(doing: &str, error: Error) -> Status {
     let code = code(error.code(), error.message());
     let message = format!("{doing} failed: {}", error.message());
     Status::new(code, message).with_source(error)
 }
 
-/// An error with a volume that was found. One that another call makes or removes at this moment is busy, and
-/// soon will not be.
+/// The status of an error with a volume that was found. A volume that another call makes or removes at this
+/// moment is busy, and soon will not be.
 pub fn of_a_volume(doing: &str, error: Error) -> Status {
     let is_busy = [ErrorNumber::OperationInvalid, ErrorNumber::NoStorageVolume].contains(&error.code());
     let status = status(doing, error);
@@ -81,8 +81,8 @@ pub fn of_a_volume(doing: &str, error: Error) -> Status {
     status
 }
 
-/// An error while a connection was opened. Whatever it is, unless the host refuses the driver: it says
-/// nothing about any VM.
+/// The status of an error while a connection was opened: UNAVAILABLE, unless the host refuses the driver. It
+/// says nothing about any VM.
 pub fn not_connected(host: &str, error: Error) -> Status {
     let code = match code(error.code(), error.message()) {
         refused @ (Code::Unauthenticated | Code::PermissionDenied) => refused,

@@ -1,5 +1,5 @@
-//! Names that follow from what a machine is: every process that is asked for the same machine finds the same
-//! domain, volumes and ids, without asking anything.
+//! Names that follow from the identity of a machine: every process that is asked for the same machine derives
+//! the same domain, volumes and ids, without asking anything.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,14 +7,14 @@ use std::str::FromStr;
 use cmi_driver::{Code, ProviderId, Result, Status, is_dns_label};
 use uuid::Uuid;
 
-/// The namespace of the UUIDs. A domain that exists has one of them, so it never changes.
+/// The namespace of the UUIDs. Existing domains have such UUIDs, so it never changes.
 const NAMESPACE: Uuid = Uuid::from_u128(0x9d4d_1b0e_5c1e_4f0b_8a53_6f1d_7c20_c3a1);
-/// Begins the names of all volumes that the driver makes for machines.
+/// The prefix of all volumes that the driver makes for machines.
 const VOLUME_PREFIX: &str = "capcmi-";
-/// How much of a machine's name stands in the names of its domain and its host, before the digest.
+/// The most characters of a machine's name in the names of its domain and its host, before the digest.
 const LEGIBLE: usize = 40;
 
-/// What a machine is: the name inside of its cluster, and the machine object that it was made for.
+/// The identity of a machine: the name inside its cluster, and the machine object that it was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineKey {
     /// The value of the tag `kubernetes.io/cluster`.
@@ -26,27 +26,26 @@ pub struct MachineKey {
 }
 
 impl MachineKey {
-    /// The UUID of the domain: another one for each machine object, also of the same name.
+    /// The UUID of the domain: each machine object has its own, also where the names are the same.
     pub fn uuid(&self) -> Uuid {
         digest(&[&self.cluster, &self.name, &self.identity])
     }
 
-    /// The name of the domain: the same for all machine objects of a name in a cluster, so that a host has
-    /// one domain of them at most.
+    /// The name of the domain: the same for all machine objects of a name in a cluster, so that a host has at
+    /// most one domain for all of them.
     pub fn domain_name(&self) -> String {
         let of_name = digest(&[&self.cluster, &self.name]).simple().to_string();
         format!("{}-{}", legible(&self.name), &of_name[..16])
     }
 
-    /// What the names of all volumes of the machine begin with.
+    /// The prefix of all volumes of the machine.
     pub fn volume_prefix(&self) -> String {
         format!("{VOLUME_PREFIX}{}-", self.uuid())
     }
 
-    /// Whether a volume of this name is the machine's: one that the driver makes, or what libvirt and its log
-    /// daemon make of it, snapshots (`root.NAME`) and consoles that were put aside (`console.log.0`). The
-    /// disk of a copy of the VM has a name of the same beginning, as `virt-clone` gives it:
-    /// `root-clone.qcow2`.
+    /// Whether a volume of this name is the machine's: the driver made it, or libvirt and its log daemon made
+    /// it from such a volume, as snapshots (`root.NAME`) and consoles that were put aside (`console.log.0`).
+    /// The disk of a copy of the VM has the same prefix, as `virt-clone` names it: `root-clone.qcow2`.
     pub fn has_volume(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(&self.volume_prefix()) else {
             return false;
@@ -59,15 +58,16 @@ impl MachineKey {
         ["root", "console"].contains(&stem) || digest.is_some_and(is_digest)
     }
 
-    /// The address of the network interface: unicast, and locally administered.
+    /// The MAC address of the network interface: unicast, and locally administered.
     pub fn mac(&self) -> String {
         let uuid = self.uuid();
         let bytes = uuid.as_bytes()[..5].iter();
         bytes.fold("52".to_owned(), |mac, byte| format!("{mac}:{byte:02x}"))
     }
 
-    /// The name of the guest, which its Node has, too. The name of the machine where a Linux guest takes it
-    /// as it is; else one with a digest: of `a.b` cloud-init would make the host `a` in the domain `b`.
+    /// The host name of the guest, which is also its Node's name. It is the machine's name where a Linux
+    /// guest takes that unchanged; otherwise one with a digest: from `a.b`, cloud-init would make the host
+    /// `a` in the domain `b`.
     pub fn hostname(&self) -> String {
         if is_dns_label(&self.name) {
             return self.name.clone();
@@ -75,7 +75,7 @@ impl MachineKey {
         self.domain_name()
     }
 
-    /// The id that the VM has on this host.
+    /// The ProviderID of the VM on this host.
     pub fn vm_id(&self, host: &str) -> VmId {
         VmId {
             host: host.to_owned(),
@@ -84,19 +84,19 @@ impl MachineKey {
     }
 }
 
-/// A UUID of texts. Their lengths keep them apart: `a` and `bc` are not `ab` and `c`.
+/// The UUID of a list of texts. The digest includes their lengths: `a` and `bc` are not `ab` and `c`.
 fn digest(parts: &[&str]) -> Uuid {
     let parts = parts.iter().map(|part| format!("{}:{part}", part.len()));
     Uuid::new_v5(&NAMESPACE, parts.collect::<String>().as_bytes())
 }
 
-/// The beginning of a DNS subdomain, as a DNS label that something may follow.
+/// The beginning of a DNS subdomain, as a DNS label that can take a suffix.
 fn legible(name: &str) -> String {
     let begin: String = name.replace('.', "-").chars().take(LEGIBLE).collect();
     begin.trim_end_matches('-').to_owned()
 }
 
-/// What a ProviderID says: `libvirt://<host>/<uuid>`.
+/// The parts of a ProviderID: `libvirt://<host>/<uuid>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmId {
     /// The host that the VM was made on, as the configuration names it.
@@ -106,10 +106,10 @@ pub struct VmId {
 }
 
 impl VmId {
-    /// As the driver contract has it.
+    /// The id in the type of the driver contract.
     ///
     /// # Errors
-    /// INTERNAL when the host's name is so long that this is none: the configuration does not allow that.
+    /// INTERNAL when the host's name is too long for an id: the configuration does not allow that.
     pub fn provider_id(&self) -> Result<ProviderId> {
         self.to_string().parse().map_err(|error| {
             Status::new(Code::Internal, format!("`{self}` is no ProviderID")).with_source(error)
@@ -140,7 +140,7 @@ impl FromStr for VmId {
             host: host.to_owned(),
             uuid: uuid.parse().map_err(|_| refused())?,
         };
-        // Of the many ways to write a UUID one: ids are compared byte for byte.
+        // Only one way to write a UUID is accepted: ids are compared byte for byte.
         if id.to_string() == text {
             Ok(id)
         } else {

@@ -1,9 +1,9 @@
-//! What is done on one host. Everything here blocks, and runs as a job of a connection.
+//! Operations on one host. All of them block, and run as jobs of a connection.
 //!
 //! A machine is a domain, which has the machine's name and cluster in its own name, and volumes, which have
-//! the domain's UUID in theirs. They are made in the order root file system, seed, console, domain, and go in
-//! the order volumes, domain: so a domain that is there has all that it was made with, and as long as
-//! something is left, a repeat of the call finds it.
+//! the domain's UUID in theirs. They are made in the order root file system, seed, console, domain, and
+//! removed in the order volumes, domain: so a domain that exists has everything that it was made with, and as
+//! long as something is left, a repeat of the call finds it.
 
 mod make;
 mod remove;
@@ -38,7 +38,7 @@ const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
 const LIVE: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE;
 const CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
 
-/// How long a guest without an address counts as one that boots. One that took longer has an address that its
+/// How long a guest without an address counts as booting. A guest that took longer has an address that its
 /// host does not see, as on a bridge without an agent in the guest, or none.
 const BOOT: SignedDuration = SignedDuration::from_mins(10);
 
@@ -46,30 +46,30 @@ const BOOT: SignedDuration = SignedDuration::from_mins(10);
 #[derive(Debug)]
 pub struct Vm {
     domain: Domain,
-    /// What is noted of it.
+    /// The domain's metadata.
     pub record: Record,
 }
 
-/// What stands under a machine's name on a host.
+/// The result of the look-up of a machine's domain on a host.
 #[derive(Debug)]
 pub enum Lookup {
-    /// No domain: the host has said so.
+    /// No domain: the host has confirmed that.
     Nothing,
-    /// The machine's.
+    /// The machine's domain.
     Ours(Box<Vm>),
-    /// The domain of another machine object, or of nothing that is known, in words.
+    /// The domain of another machine object, or of no known machine, as text.
     Other(String),
-    /// A domain that may be the machine's, or may have its disks, in words with what to do about it: it has
-    /// the machine's UUID and is not noted as the machine's, or its name and note and another UUID.
+    /// A domain that may be the machine's, or may have its disks, as text with what to do about it. The
+    /// domain has the machine's UUID without its metadata, or its name and metadata with another UUID.
     Doubtful(String),
 }
 
-/// What one host says of a machine.
+/// What one host reports about a machine.
 #[derive(Clone, Debug)]
 pub enum Observation {
-    /// It has no domain of the name.
+    /// The host has no domain of the name.
     Nothing,
-    /// The machine, and whether it was started once.
+    /// The machine, and whether it was ever started.
     Ours(Box<Machine>, bool),
     /// The domain of another machine object.
     Other(String),
@@ -85,7 +85,7 @@ pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
     let (domain, has_uuid) = match domain_of(connect, key)? {
         DomainMatch::Nothing => return Ok(Lookup::Nothing),
         DomainMatch::ByUuid(domain) => (domain, true),
-        // Another process may have defined it after it was looked for by the UUID.
+        // Another process may have defined the domain after the look-up by UUID.
         DomainMatch::ByName(domain) => {
             let uuid = domain
                 .get_uuid()
@@ -120,18 +120,19 @@ pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
     })
 }
 
-/// What may be the domain of a machine, by what it was found.
+/// The domain that may be a machine's, by the key that found it.
 enum DomainMatch {
     Nothing,
     ByUuid(Domain),
     ByName(Domain),
 }
 
-/// Finds the domain that may be a machine's, without reading what is noted of it.
+/// Finds the domain that may be a machine's, without reading its metadata.
 fn domain_of(connect: &Connect, key: &MachineKey) -> Result<DomainMatch> {
     let (name, uuid) = (key.domain_name(), key.uuid().to_string());
     let failed = |error| status(&format!("looking for domain `{name}`"), error);
-    // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
+    // The look-up by UUID comes first: an administrator may give the domain another name, and its volumes are
+    // in use then.
     let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
     if let Some(domain) = by_uuid {
         return Ok(DomainMatch::ByUuid(domain));
@@ -140,7 +141,7 @@ fn domain_of(connect: &Connect, key: &MachineKey) -> Result<DomainMatch> {
     Ok(by_name.map_or(DomainMatch::Nothing, DomainMatch::ByName))
 }
 
-/// Nothing where the host says that there is no such domain.
+/// Maps the host's answer that there is no such domain to `None`.
 fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Option<Domain>, Error> {
     match found {
         Err(error) if error.code() == ErrorNumber::NoDomain => Ok(None),
@@ -148,7 +149,7 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
     }
 }
 
-/// Looks for a machine, and reads what can be reported of it.
+/// Looks for a machine, and reads its state.
 ///
 /// # Errors
 /// When the host did not say.
@@ -165,11 +166,11 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
     })
 }
 
-/// The domain of a machine that has to be there.
+/// Returns the domain of a machine that has to exist.
 ///
 /// # Errors
-/// NOT_FOUND when there is none, or it is another machine object's; FAILED_PRECONDITION when it may be this
-/// one's.
+/// NOT_FOUND when there is no domain, or it is another machine object's; FAILED_PRECONDITION when it may be
+/// this machine's.
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),
@@ -178,24 +179,25 @@ pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     }
 }
 
-/// That a domain may be a machine's: were the VM called absent, another one would be made beside it.
+/// The error for a domain that may be a machine's: were the VM reported as absent, another one would be made
+/// beside it.
 pub fn doubtful(key: &MachineKey, what: &str) -> Status {
     let what = format!("machine `{}` may have a VM: there is {what}", key.name);
     Status::new(Code::FailedPrecondition, what)
 }
 
-/// That a machine has no VM.
+/// The error for a machine without a VM.
 pub fn not_found(key: &MachineKey) -> Status {
     let what = format!("cluster `{}` has no VM of machine `{}`", key.cluster, key.name);
     Status::new(Code::NotFound, what)
 }
 
-/// The domains that were found to be copies of a machine's: each is logged once.
+/// The domains that were found to be copies of a machine's domain: each is logged once.
 #[derive(Debug, Default)]
 pub struct Copies(Mutex<HashSet<Uuid>>);
 
 impl Copies {
-    /// Whether a domain is a copy of the machine that is noted of it, as `virt-clone` makes them.
+    /// Whether a domain is a copy, as `virt-clone` makes them, of the machine in its metadata.
     fn contains(&self, uuid: Uuid, record: &Record) -> bool {
         if uuid == record.key().uuid() {
             return false;
@@ -214,10 +216,10 @@ impl Copies {
     }
 }
 
-/// The machines of a cluster. A copy of one is none.
+/// Lists the machines of a cluster, without copies.
 ///
 /// # Errors
-/// When one of the domains can't be read: never a part of the list.
+/// When one of the domains can't be read: the list is never a partial one.
 pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<ListedMachine>> {
     let domains = connect
         .list_all_domains(0)
@@ -251,7 +253,7 @@ pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<Lis
     Ok(listed)
 }
 
-/// The memory that no domain has, be it on or off.
+/// The memory of the host that no domain has, be the domain on or off.
 ///
 /// # Errors
 /// Those of the host.
@@ -279,12 +281,12 @@ pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<FreeMemory> {
     })
 }
 
-/// What is noted of a domain.
+/// The driver's metadata of a domain.
 enum DomainMetadata {
     Machine(Box<Record>),
-    /// It is no machine's.
+    /// The domain belongs to no machine.
     Nothing,
-    /// It is not there any more.
+    /// The domain no longer exists.
     Gone,
 }
 
@@ -298,7 +300,7 @@ fn record(domain: &Domain) -> Result<DomainMetadata> {
 }
 
 impl Vm {
-    /// What the driver contract wants to know.
+    /// The machine as the driver contract reports it.
     ///
     /// # Errors
     /// Those of the host.
@@ -316,7 +318,7 @@ impl Vm {
                 address,
             }));
         }
-        // After those that say more: users are shown the first.
+        // The name comes after the addresses that say more: users are shown the first one.
         machine.addresses.push(Address {
             kind: AddressType::Hostname,
             address: key.hostname(),
@@ -331,7 +333,7 @@ impl Vm {
         Ok(machine)
     }
 
-    /// From the first source that has any.
+    /// The addresses of the first source that has any.
     fn addresses(&self, mac: &str) -> Vec<String> {
         addresses::bound_agent(&self.domain);
         for source in Source::ALL {
@@ -343,7 +345,7 @@ impl Vm {
                         return usable;
                     }
                 }
-                // There may be no agent in the guest, and no lease on a bridge.
+                // The guest may have no agent, and a bridge has no leases.
                 Err(error) => tracing::trace!(?source, %error, "no addresses"),
             }
         }
@@ -364,15 +366,15 @@ impl Vm {
             .map_err(|error| status("reading the state of a domain", error))
     }
 
-    /// Whether it is there when it does not run, too.
+    /// Whether the domain still exists when it does not run.
     fn is_persistent(&self) -> Result<bool> {
         self.domain
             .is_persistent()
             .map_err(|error| status("reading the state of a domain", error))
     }
 
-    /// Where a change goes: to what runs as well as to what is started the next time, as far as there is
-    /// both.
+    /// The flags of a change: it affects the running domain and the definition for the next start, as far as
+    /// both exist.
     fn affected(&self) -> Result<u32> {
         let live = if self.is_active()? { LIVE } else { 0 };
         let config = if self.is_persistent()? { CONFIG } else { 0 };
@@ -387,7 +389,7 @@ impl Vm {
         Err(Status::new(Code::Aborted, what))
     }
 
-    /// FAILED_PRECONDITION where an administrator keeps the driver from changing it.
+    /// FAILED_PRECONDITION where an administrator has locked the domain.
     fn ensure_not_locked(&self) -> Result<()> {
         let lock = self
             .domain
@@ -401,7 +403,7 @@ impl Vm {
                     metadata::lock_reason(&element)
                 ),
             )),
-            // What is done next says that it is gone.
+            // The operation that follows reports that the domain is gone.
             Err(error) if [ErrorNumber::NoDomainMetadata, ErrorNumber::NoDomain].contains(&error.code()) => {
                 Ok(())
             }
@@ -409,11 +411,11 @@ impl Vm {
         }
     }
 
-    /// Changes what runs as well as what is started the next time.
+    /// Changes the running domain and the definition for the next start.
     ///
     /// # Errors
     /// Those of the host; ABORTED when the guest was started or has stopped meanwhile, as it does where a
-    /// libvirtd that was started again finds that it can't keep it.
+    /// restarted libvirtd finds that it can't keep it.
     fn change<T>(
         &self,
         doing: &str,
@@ -431,7 +433,7 @@ impl Vm {
         Err(self.with_stuck_start_hint(status))
     }
 
-    /// Notes something else of the domain.
+    /// Replaces the domain's metadata.
     fn note(&mut self, record: Record) -> Result<()> {
         let element = record.to_element()?;
         self.change("noting something of a domain", |affected| {
@@ -447,8 +449,8 @@ impl Vm {
         Ok(())
     }
 
-    /// An error with what to do where libvirt is starting the domain, and may be for ever: a libvirtd that
-    /// was killed right before it started QEMU comes back with the domain's lock held.
+    /// Adds advice to an error where libvirt is starting the domain, perhaps for ever: a libvirtd that was
+    /// killed right before it started QEMU comes back with the domain's lock held.
     fn with_stuck_start_hint(&self, status: Status) -> Status {
         let starts = i32::try_from(virt_sys::VIR_DOMAIN_PAUSED_STARTING_UP);
         let is_starting = self.domain.get_state().is_ok_and(|(state, reason)| {
@@ -464,7 +466,7 @@ impl Vm {
         status.with_message(what)
     }
 
-    /// Starts the domain unless it runs, and notes that it was started.
+    /// Starts the domain unless it runs, and records the start in its metadata.
     ///
     /// # Errors
     /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
@@ -485,7 +487,8 @@ impl Vm {
         }
         if self.record.started {
             if let Err(error) = self.note_another_start() {
-                // An error would have the guest restarted again. Without the note it counts as up for longer.
+                // An error would have the guest restarted again. Without the record, the guest counts as up
+                // for longer.
                 tracing::warn!(domain = self.record.name, %error, "the start of a domain is not noted");
             }
             return Ok(());
@@ -498,19 +501,20 @@ impl Vm {
         self.note(record)
     }
 
-    /// A host that was started again has its machines again. It comes with the first start, which is repeated
-    /// until it is noted: right after the definition, a call that is cut off there would never make up for
-    /// it.
+    /// Has the domain started with its host. That is set at the first start, which is repeated until it is
+    /// recorded: were it set right after the definition, a call that is cut off there would never be made up
+    /// for.
     fn enable_autostart(&self) -> Result<()> {
         match self.domain.set_autostart(true) {
             Ok(_) => Ok(()),
-            // One whose definition is gone is not there when it does not run.
+            // A domain without a definition does not exist when it does not run.
             Err(_) if !self.is_persistent()? => Ok(()),
             Err(error) => Err(status("having the domain started with the host", error)),
         }
     }
 
-    /// Notes when the domain was started, of what is noted of it now: another process may have written since.
+    /// Records the time of the start in the domain's current metadata: another process may have written it
+    /// since.
     fn note_another_start(&mut self) -> Result<()> {
         let DomainMetadata::Machine(record) = record(&self.domain)? else {
             return Ok(());
@@ -529,7 +533,7 @@ impl Vm {
         Ok(!self.is_active()?)
     }
 
-    /// Asks the guest to stop: by its agent where one runs, and else by the power button.
+    /// Asks the guest to stop: by its agent where one runs, otherwise by the power button.
     ///
     /// # Errors
     /// Those of the host; FAILED_PRECONDITION when it is locked.
@@ -541,14 +545,14 @@ impl Vm {
         addresses::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
-            // It has stopped meanwhile.
+            // The guest has stopped meanwhile.
             Err(_) if !self.is_active()? => Ok(()),
             Err(error) => Err(status("asking the guest to stop", error)),
         }
     }
 
-    /// Takes the power switch: off, if it is on, and on. That also ends a QEMU that hangs, which the reset
-    /// button does not. `ordered` becomes true when the host is asked to.
+    /// Switches the VM off, if it is on, and on again. That also ends a QEMU that hangs, which a reset does
+    /// not. `ordered` becomes true when the host is asked to.
     ///
     /// # Errors
     /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked, or can't
@@ -571,12 +575,12 @@ impl Vm {
         }
     }
 
-    /// Brings what can be changed to the spec: what the domain has counts, and not what an earlier update was
-    /// to do.
+    /// Applies the hot-updatable fields of the spec. The comparison is with what the domain has, and not with
+    /// what an earlier update was to do.
     ///
     /// # Errors
-    /// Those of the host; OUT_OF_RANGE and INVALID_ARGUMENT before anything is changed when the VM can't be
-    /// like that; FAILED_PRECONDITION when it is locked.
+    /// Those of the host; OUT_OF_RANGE and INVALID_ARGUMENT, before anything is changed, when the VM can't
+    /// have these values; FAILED_PRECONDITION when it is locked.
     pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
         self.ensure_not_locked()?;
         let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
@@ -606,8 +610,9 @@ impl Vm {
         self.note(record)
     }
 
-    /// What is started the next time. libvirt changes what runs before that, so that this is as it has to be
-    /// once both are; the memory that a guest really has follows later, or never while it boots.
+    /// Reads the definition for the next start. libvirt changes the running domain before the definition, so
+    /// that the definition is right once both are; the memory that a guest really has follows later, or never
+    /// while it boots.
     fn configured(&self) -> Result<Configured> {
         let xml = self
             .domain
@@ -616,7 +621,7 @@ impl Vm {
         Configured::parse(&xml)
     }
 
-    /// To so many KiB.
+    /// Sets the memory, in KiB.
     fn update_memory(&self, wanted: u64) -> Result<()> {
         if self.configured()?.current_memory == wanted {
             return Ok(());
@@ -643,11 +648,11 @@ impl Vm {
     }
 }
 
-/// What of a domain's definition can be changed while it runs.
+/// The part of a domain's definition that can be changed while it runs.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Configured {
-    /// KiB, whatever unit it was defined in.
+    /// In KiB, whatever unit the domain was defined in.
     current_memory: u64,
     cputune: Option<CpuTuning>,
 }
@@ -665,7 +670,7 @@ impl Configured {
     }
 }
 
-/// Whether a domain in this state was started. One whose start failed is off, or has failed.
+/// Whether a domain in this state was started. A domain whose start failed is off, or has failed.
 const fn is_up(state: PowerState) -> bool {
     matches!(
         state,
@@ -673,8 +678,8 @@ const fn is_up(state: PowerState) -> bool {
     )
 }
 
-/// A guest whose address is not known still boots: callers ask again after a VM that is starting, and not
-/// after one that runs.
+/// Reports a running guest without a known address as starting: callers ask again after a VM that is
+/// starting, and not after one that runs.
 fn unless_it_boots(state: PowerState, addresses: &[Address]) -> PowerState {
     let has_address = addresses
         .iter()
@@ -689,8 +694,8 @@ fn is_running_already(error: &Error) -> bool {
     error.code() == ErrorNumber::OperationInvalid
 }
 
-/// The failure to switch on a VM that was restarted. The codes which say that nothing was restarted are not
-/// for it, since it is off: the machine is replaced.
+/// Maps the failure to switch on a VM that was restarted. The codes which say that nothing was restarted do
+/// not fit, since the VM is off: they become FAILED_PRECONDITION, and the machine is replaced.
 fn restart_failure(status: Status) -> Status {
     match status.code() {
         Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
@@ -701,7 +706,7 @@ fn restart_failure(status: Status) -> Status {
     }
 }
 
-/// Neither of the guest itself nor of the wire alone.
+/// Whether the address is neither loopback nor link-local.
 fn is_global(address: &str) -> bool {
     match address.parse() {
         Ok(std::net::IpAddr::V4(address)) => !address.is_loopback() && !address.is_link_local(),
@@ -726,7 +731,7 @@ fn power_state(state: virt_sys::virDomainState, reason: i32) -> PowerState {
     ];
     match state {
         virt_sys::VIR_DOMAIN_SHUTDOWN => PowerState::Stopping,
-        // Nothing starts it again by itself.
+        // Nothing restarts the domain by itself.
         virt_sys::VIR_DOMAIN_CRASHED => PowerState::Failed,
         virt_sys::VIR_DOMAIN_SHUTOFF if is_one_of(&crashed) => PowerState::Failed,
         virt_sys::VIR_DOMAIN_PAUSED if is_one_of(&stuck) => PowerState::Failed,

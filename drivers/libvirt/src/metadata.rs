@@ -1,4 +1,4 @@
-//! What the driver notes in the metadata of a domain: whose it is, and what it was made from.
+//! The driver's metadata of a domain: the machine that the domain is for, and what it was made from.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,13 +14,13 @@ use crate::spec::VmSpec;
 
 /// The namespace of the element: `virsh metadata DOMAIN https://capcmi.io/libvirt/1.0` shows it.
 pub const NAMESPACE: &str = "https://capcmi.io/libvirt/1.0";
-/// What the namespace is called in a domain's XML.
+/// The prefix of the namespace in a domain's XML.
 pub const PREFIX: &str = "capcmi";
 const ELEMENT: &str = "machine";
 /// The namespace of the element by which an administrator locks a domain: its text says why.
 pub const LOCK_NAMESPACE: &str = "https://capcmi.io/libvirt/lock";
 
-/// What stands in the element, as JSON: XML has no way to write every text that a tag may be.
+/// The content of the element, as JSON: XML can't represent every text that a tag may have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
@@ -30,13 +30,13 @@ pub struct Record {
     pub cluster: String,
     /// The value of the tag `capcmi.io/machine`.
     pub identity: String,
-    /// The id that was given out for it.
+    /// The ProviderID that was reported for the domain.
     pub provider_id: String,
     /// When it was made.
     pub created_at: Timestamp,
-    /// Whether it was started once. One that was not is not a machine yet.
+    /// Whether the domain was ever started. A domain that was not is not a machine yet.
     pub started: bool,
-    /// When the driver started it last. Earlier versions did not note it.
+    /// When the driver last started the domain. Earlier versions did not record it.
     #[serde(default)]
     pub started_at: Option<Timestamp>,
     /// Whether its deletion has begun.
@@ -55,14 +55,14 @@ pub struct Record {
     pub tags: BTreeMap<String, String>,
 }
 
-/// Why a domain is locked, by the element of an administrator.
+/// The reason for a lock, from the administrator's element.
 pub fn lock_reason(element: &str) -> String {
     #[derive(Default, Deserialize)]
     struct Lock {
         #[serde(rename = "$text", default)]
         text: String,
     }
-    // One that says nothing locks as well.
+    // An element without a reason locks as well.
     let read: Lock = quick_xml::de::from_str(element).unwrap_or_default();
     if read.text.is_empty() {
         "no reason is given".to_owned()
@@ -72,7 +72,8 @@ pub fn lock_reason(element: &str) -> String {
 }
 
 impl Record {
-    /// The machine that is noted. Its UUID is that of the machine's domain; one with another is a copy of it.
+    /// The machine in the metadata. Its UUID is that of the machine's domain; a domain with another UUID is a
+    /// copy.
     pub fn key(&self) -> MachineKey {
         MachineKey {
             cluster: self.cluster.clone(),
@@ -81,13 +82,13 @@ impl Record {
         }
     }
 
-    /// Whether this is noted of the machine, and of the machine object.
+    /// Whether the metadata is that of the machine, and of the machine object.
     pub fn is_of(&self, key: &MachineKey) -> bool {
         self.key() == *key
     }
 
-    /// The first field in which the VM is not what a spec asks for. What can be changed while it lives makes
-    /// no other VM; nor does a new default of the configuration.
+    /// The first field in which the VM is not what a spec asks for. Hot-updatable fields make no other VM;
+    /// nor does a new default of the configuration.
     pub fn difference(&self, spec: &VmSpec) -> Option<&'static str> {
         let gigabytes = |bytes: u64| bytes / crate::spec::GB;
         [
@@ -111,8 +112,8 @@ impl Record {
         .find_map(|(field, same)| (!same).then_some(field))
     }
 
-    /// JSON escapes all that XML has no way to write, but for two characters. They stand in texts alone,
-    /// where they may be escaped, too.
+    /// Encodes the metadata as JSON, whose escapes cover everything that XML can't represent, but for two
+    /// characters. These occur only in strings, where they may be escaped, too.
     fn to_json(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string(self)?;
         Ok(text.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff"))
@@ -132,7 +133,7 @@ impl Record {
         Ok(())
     }
 
-    /// The element for a domain that exists: libvirt adds the namespace.
+    /// Encodes the element for a domain that exists: libvirt adds the namespace.
     ///
     /// # Errors
     /// INTERNAL when it can't be written.
@@ -152,7 +153,7 @@ impl Record {
     /// Reads the element, as libvirt gives it.
     ///
     /// # Errors
-    /// INTERNAL when it is not what the driver writes: something else has changed it.
+    /// INTERNAL when the driver can't have written it: something else has changed it.
     pub fn parse(element: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Element {

@@ -1,4 +1,4 @@
-//! Which host a machine is placed on.
+//! Chooses the host of a machine.
 
 mod reservations;
 
@@ -12,21 +12,22 @@ pub use reservations::{FreeMemory, Held, Reservations};
 /// A host that a machine may be placed on, and the memory that no domain has, MiB.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its name.
+    /// The host's name.
     pub host: String,
     /// The memory that is free for machines.
     pub free_mib: u64,
 }
 
-/// Of the hosts that have the memory which the machine needs, the one with the most, told apart by powers of
-/// two of what the machine needs; of those that have about as much, the first in an order of the machine's
-/// own, so that many machines are spread. Two processes that place the same machine mostly agree, though what
-/// they see differs a little: that they do is sure only where the caller brings back the record.
+/// Chooses the host with the most free memory among those that have as much as the machine needs. Free memory
+/// is compared by powers of two of what the machine needs; hosts that have about as much are ordered by a
+/// hash of the machine and the host, so that many machines are spread. Two processes that place the same
+/// machine mostly agree, though what they see differs a little: only where the caller brings back the record
+/// is that certain.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED when none has as much.
+/// RESOURCE_EXHAUSTED when no host has enough.
 fn choose(mut candidates: Vec<Candidate>, needed_mib: u64, machine: Uuid) -> Result<String> {
-    // None where it does not fit.
+    // `None` where the machine does not fit.
     let room = |candidate: &Candidate| (candidate.free_mib / needed_mib.max(1)).checked_ilog2();
     let fit = candidates
         .iter()

@@ -1,6 +1,6 @@
-//! What a schema may cost. It is the driver's, and checked in the provider: one that refers to itself, or
-//! that its references multiply, would take a process's stack, or all of its time, and its patterns all
-//! memory.
+//! Limits on the cost of a schema. The schema comes from the driver, and the provider evaluates it: a schema
+//! that refers to itself, or whose references multiply it, would exhaust the process's stack or all of its
+//! time, and its patterns all memory.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ const DIALECTS: [&str; 4] = [
 /// Measures a schema.
 ///
 /// # Errors
-/// What of it is more than the provider checks with.
+/// The limit that the schema exceeds.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
     if let Some(dialect) = schema.get("$schema").and_then(Value::as_str) {
         let name = dialect.trim_end_matches('#');
@@ -98,7 +98,7 @@ impl<'a> Measure<'a> {
                         .try_for_each(|pattern| self.add_pattern(pattern))?;
                     self.add(value, depth + 1)?;
                 }
-                // It gives `#/…` another meaning.
+                // It would give `#/…` another meaning.
                 ("$id", Value::String(_)) if depth > 0 => {
                     return Err("a part of it has an `$id` of its own".to_owned());
                 }

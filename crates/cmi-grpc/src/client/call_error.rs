@@ -1,4 +1,4 @@
-//! From the end of a call to its answer.
+//! Maps the end of a call to its answer.
 
 use tonic::Response;
 
@@ -9,11 +9,11 @@ use cmi_driver::{Code, ErrorChain, Operation, Status};
 /// Why a call has no response.
 #[derive(Debug)]
 pub(super) enum CallError {
-    /// The plugin said so, in gRPC.
+    /// The plugin answered with a gRPC status.
     Status(Status),
-    /// The plugin's server says in HTTP that it has no such service.
+    /// The plugin's server answered in HTTP that it has no such service.
     NoRoute(Status),
-    /// The plugin's word was lost on the way, or makes no sense.
+    /// The plugin's answer was lost on the way, or makes no sense.
     NoAnswer(Status),
 }
 
@@ -25,11 +25,11 @@ impl From<CallError> for Status {
     }
 }
 
-/// The answer of a call, by what ended it.
+/// Maps the end of a call to its answer.
 ///
-/// * What the plugin said is what it is.
-/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM.
-///   UNAVAILABLE is also one that an HTTP server knows nothing of: it may be a proxy that has lost the
+/// * A status from the plugin is the answer.
+/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM. A
+///   call that an HTTP server does not know is UNAVAILABLE, too: the server may be a proxy that has lost the
 ///   plugin.
 /// * An answer that can't be understood is INTERNAL.
 pub(super) fn answer<T>(

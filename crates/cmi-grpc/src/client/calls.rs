@@ -1,4 +1,4 @@
-//! The driver's calls, as the plugin has them.
+//! The driver's calls, as rpcs of the plugin.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ const MAX_PAGES: usize = 10_000;
 /// The most machines of a list, in pages or not.
 const MAX_MACHINES: usize = MAX_FIELDS;
 
-/// One exchange of a [`SessionCall`]: the method of a service, and what reads its response.
+/// One exchange of a [`SessionCall`]: the method of a service, and the function that reads its response.
 macro_rules! exchange {
     ($call:ident, $service:ident.$method:ident($request:expr), $read:expr) => {{
         let answer = rpc!(
@@ -36,7 +36,7 @@ macro_rules! exchange {
     }};
 }
 
-/// A request, as a plugin takes it.
+/// A request that can be sent to a plugin.
 pub(super) trait Rpc: Request {
     /// Makes the call.
     fn invoke(self, call: &SessionCall) -> impl Future<Output = Result<Self::Response>> + Send;
@@ -99,9 +99,9 @@ cmi_driver::forward_calls! {
                 .await
         }
 
-        /// Is also what looks after the connection: it is made when there is none, made anew when it has
-        /// to be, and given up when nothing comes back on it. A new one that is slow leaves half of the
-        /// time to ask on the old one.
+        /// The probe also maintains the connection: it makes a missing one, renews it when necessary, and
+        /// gives it up when nothing comes back on it. A new connection that is slow leaves half of the time
+        /// to ask on the old one.
         async fn probe(&self) -> Result<Readiness> {
             let given = self.deadlines.of(Operation::Probe);
             let deadline = Instant::now() + given;
@@ -126,8 +126,8 @@ cmi_driver::forward_calls! {
     }
 }
 
-/// All pages of a list, with each machine once: it may move between two pages. A plugin that never comes to
-/// an end is broken: half a list would make VMs look gone.
+/// Reads all pages of a list, with each machine once: it may move between two pages. A list that never ends
+/// is an error of the plugin: half a list would make VMs look gone.
 async fn all_pages(call: &SessionCall, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
     let (mut machines, mut asked) = (Vec::new(), HashSet::new());
     let mut token = None;
@@ -169,7 +169,7 @@ fn endless(why: &str) -> Status {
     )
 }
 
-/// A machine, with what cmi.v1 has no room for.
+/// A machine, with the metadata that cmi.v1 has no fields for.
 fn with_trailers<A>(answer: Response<A>) -> std::result::Result<Machine, FieldError>
 where
     A: TryInto<Machine, Error = FieldError>,
@@ -178,7 +178,7 @@ where
     Ok(trailers::completed(answer.try_into()?, &metadata))
 }
 
-/// What a response holds, if it keeps to the rules of its fields.
+/// Reads the message of a response, and checks its fields.
 fn plain<A, T>(answer: Response<A>) -> std::result::Result<T, FieldError>
 where
     A: TryInto<T, Error = FieldError>,
@@ -186,7 +186,7 @@ where
     answer.into_inner().try_into()
 }
 
-/// A response that says nothing but that the call is done.
+/// Reads a response without content.
 #[allow(clippy::unnecessary_wraps)] // it stands where the others do
 fn empty<A>(_answer: Response<A>) -> std::result::Result<(), FieldError> {
     Ok(())

@@ -1,4 +1,4 @@
-//! The way to a plugin: a session while there is one, and when to try again while there is none.
+//! The channel to a plugin: holds the session, or the back-off while there is none.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(250);
 /// socket costs it nothing.
 const MAX_WAIT: Duration = Duration::from_secs(8);
 
-/// The way to a plugin. The first call makes the connection that is missing; all others wait for that one.
+/// The channel to a plugin. The first call makes a missing connection; all others wait for it.
 #[derive(Debug)]
 pub(super) struct Channel {
     target: Target,
@@ -33,14 +33,15 @@ pub(super) struct Channel {
     observing: Observing,
 }
 
-/// The session that is used, and which plugin it is with or was with: both change together.
+/// The current session, and the plugin that it is with or was with: both change together.
 #[derive(Debug, Default)]
 struct Latest {
     session: Option<Arc<Session>>,
     connection_generation: u64,
 }
 
-/// When to try again. The back-off of calls is the provider's, which this crate does not depend on.
+/// The back-off between attempts to connect. The back-off of calls is in the provider, which this crate does
+/// not depend on.
 #[derive(Debug, Default)]
 struct ConnectBackoff {
     failures: u32,
@@ -62,7 +63,7 @@ enum OpenError {
     Handshake(String),
     #[error("no answer within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
-    /// It failed, and what came from there says why.
+    /// The attempt failed, and the bytes that came from the endpoint say why.
     #[error("{0}")]
     Found(String),
 }
@@ -90,7 +91,7 @@ impl Channel {
         }
     }
 
-    /// Has this look at the answers on all connections that are made from now on.
+    /// Adds the observer to all connections that are made from now on.
     pub(super) fn observe_metadata(&mut self, observer: Arc<dyn MetadataObserver>) {
         self.observing = Some(observer);
     }
@@ -124,9 +125,9 @@ impl Channel {
         }
     }
 
-    /// Makes a new connection beside the old one when there is reason to: the TLS files have changed, or it
-    /// is long ago that the plugin said what it is. The old one ends with its last call. When a new one can't
-    /// be had in `time`, the old one stays.
+    /// Makes a new connection beside the old one when the TLS files have changed, or the plugin's handshake
+    /// is old. The old connection ends with its last call. When a new one can't be made within `time`, the
+    /// old one stays.
     pub(super) async fn renew(&self, longest: Duration, time: Duration) {
         if timeout(time, self.renew_in_time(longest)).await.is_err() {
             let (target, error) = (&self.target, OpenError::TimedOut(time));
@@ -164,8 +165,8 @@ impl Channel {
         }
     }
 
-    /// Makes no more calls on the connection of this session: nothing comes back on it. A session that
-    /// has taken its place stays.
+    /// Stops using the connection of this session, on which nothing comes back. A session that has replaced
+    /// it stays.
     pub(super) fn give_up(&self, silent: &Arc<Session>) {
         let mut latest = self.latest.write();
         latest.session.take_if(|used| Arc::ptr_eq(used, silent));
@@ -199,7 +200,7 @@ impl Channel {
             .map_err(|error| self.found(&first, error))
     }
 
-    /// Why there is no session, by what came from the endpoint.
+    /// The reason for a missing session, from the bytes that came from the endpoint.
     fn found(&self, first: &FirstBytes, error: OpenError) -> OpenError {
         match (first.found(self.target.is_secure()), error) {
             (Some(found), _) => OpenError::Found(found),
@@ -216,7 +217,7 @@ impl Channel {
         }
     }
 
-    /// Uses this session from now on.
+    /// Makes this session the current one.
     fn adopt(&self, mut session: Session) -> Arc<Session> {
         let same = self.living().filter(|old| old.handshake == session.handshake);
         let mut latest = self.latest.write();
@@ -241,7 +242,7 @@ impl Channel {
 }
 
 impl ConnectBackoff {
-    /// Why no attempt is made now; nothing when one may be.
+    /// Why no attempt may be made now; `None` when one may.
     fn why_not_yet(&self) -> Option<&str> {
         let (not_before, why) = self.last.as_ref()?;
         (Instant::now() < *not_before).then_some(why)
@@ -261,7 +262,7 @@ fn wait(failures: u32, jitter: f64) -> Duration {
     full.mul_f64(1.0 - 0.5 * jitter)
 }
 
-/// A number from 0 to 1. Spread is all that is asked of it.
+/// A random number from 0 to 1. It only has to be spread out.
 fn random() -> f64 {
     let bits = RandomState::new().build_hasher().finish() & 0xffff;
     f64::from(u16::try_from(bits).unwrap_or_default()) / 65536.0

@@ -22,9 +22,9 @@ use cmi_driver::{ErrorChain, Operation};
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// A list of many machines comes in large pieces.
 const STREAM_WINDOW: u32 = 1024 * 1024;
-/// A plugin has the client's deadline, too, and some gRPC libraries reset the stream when it passes. By so
-/// much their clock may be ahead: a call that breaks then was too late, and says nothing about the
-/// connection.
+/// A plugin gets the client's deadline, too, and some gRPC libraries reset the stream when it passes. Their
+/// clock may be ahead by this much: a call that breaks within this time before its deadline was too late, and
+/// says nothing about the connection.
 const RESET_EARLY: Duration = Duration::from_millis(100);
 
 /// A connection to a plugin. It ends with its last call after the last handle is gone.
@@ -35,9 +35,9 @@ pub(super) struct Connection {
     observing: Observing,
 }
 
-/// Makes a call on a [`Connection`]:
-/// `rpc!(connection, operation, deadline, machine.create_machine(request))`. What stands before the dot is
-/// what makes the client of the service out of an [`Exchange`].
+/// Makes a call on a [`Connection`]: `rpc!(connection, operation, deadline,
+/// machine.create_machine(request))`. The name before the dot is the method of [`Exchange`] that makes the
+/// client of the service.
 macro_rules! rpc {
     ($connection:expr, $operation:expr, $deadline:expr, $service:ident.$method:ident($request:expr)) => {
         $connection.call($operation, $deadline, $request, |exchange, request| {
@@ -76,12 +76,12 @@ impl Connection {
         })
     }
 
-    /// The same connection, on whose answers this looks as well.
+    /// Adds the observer to the connection.
     pub(super) fn observed_by(self, observing: Observing) -> Self {
         Self { observing, ..self }
     }
 
-    /// The bare connection, and what requests on it are for.
+    /// The bare connection, and the URI that requests on it are for.
     pub(super) fn into_parts(self) -> (SendRequest<Body>, Uri) {
         (self.sender, self.origin)
     }
@@ -116,7 +116,7 @@ impl Connection {
     }
 }
 
-/// Not nothing: that would not be a timeout.
+/// Never zero: that would not be a timeout.
 fn left(deadline: Instant) -> Duration {
     deadline
         .saturating_duration_since(Instant::now())

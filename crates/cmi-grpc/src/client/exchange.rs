@@ -1,9 +1,9 @@
-//! One call on a connection, watched: what ended it decides what its status is worth.
+//! One observed call on a connection: the way in which it ended decides what its status means.
 //!
 //! tonic makes up a status of its own for everything that goes wrong on the way: CANCELLED for a stream that
 //! was reset, UNIMPLEMENTED for a page of HTML, OUT_OF_RANGE for a message that is too long, and OK for a
-//! stream that ended without any. Taken for the plugin's word, these would end machines. So what the plugin
-//! said is noted where it passes by.
+//! stream that ended without any. Taken for the plugin's answer, these would end machines. So the exchange
+//! records the plugin's status as it passes by.
 
 use std::error::Error as _;
 use std::pin::Pin;
@@ -30,9 +30,9 @@ const USER_AGENT: &str = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallEnd {
-    /// The plugin said OK.
+    /// The plugin answered OK.
     Ok,
-    /// The plugin said what went wrong.
+    /// The plugin answered with an error.
     Status,
     /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that
     /// it does not have; where gRPC shares a server with other things, the server says 404.
@@ -42,11 +42,11 @@ pub(super) enum CallEnd {
     /// The connection had ended before the request was sent on it, or the plugin's server refused the stream
     /// before it did anything with it.
     NeverSent,
-    /// The stream ended as it should, but for the status.
+    /// The stream ended in order, but without a status.
     NoStatus,
 }
 
-/// The ending of one call, as far as it is known. The first word counts.
+/// The observed end of one call. The first observation counts.
 #[derive(Clone, Debug)]
 pub(super) struct StatusObserver {
     operation: Operation,
@@ -95,7 +95,7 @@ impl TransportError {
                 status: StatusCode::NOT_FOUND,
                 ..
             } => CallEnd::NoRoute,
-            // So hyper calls a request that it still held when its connection ended.
+            // hyper reports this for a request that it still held when its connection ended.
             Self::Connection(error) if error.is_canceled() || is_refused(error) => CallEnd::NeverSent,
             Self::NotGrpc { .. } | Self::Connection(_) => CallEnd::Broken,
         }
@@ -112,7 +112,7 @@ fn is_refused(error: &hyper::Error) -> bool {
 }
 
 impl StatusObserver {
-    /// Of a call that begins; what else looks at its answer.
+    /// The observer of a call that begins, with the observer of its metadata.
     pub(super) fn of(operation: Operation, observing: Observing) -> Self {
         Self {
             operation,
@@ -127,7 +127,7 @@ impl StatusObserver {
     }
 
     fn note(&self, ending: CallEnd) {
-        // The first word counts.
+        // The first observation counts.
         let _ = self.ending.set(ending);
     }
 

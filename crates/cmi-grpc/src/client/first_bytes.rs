@@ -1,4 +1,4 @@
-//! What is at an endpoint where no plugin answers, by the first bytes that came from there.
+//! Finds out from the first bytes that came from an endpoint what is there in place of a plugin.
 
 use std::io;
 use std::pin::Pin;
@@ -27,8 +27,8 @@ struct Received {
 }
 
 impl FirstBytes {
-    /// What was found, and what to check; nothing where the bytes are those of the protocol that was
-    /// expected, or where there are none.
+    /// What was found, and what to check; `None` where the bytes are those of the expected protocol, or where
+    /// there are none.
     pub(super) fn found(&self, expects_tls: bool) -> Option<String> {
         let bytes = self.0.bytes.lock().clone();
         let bytes = bytes.as_slice();
@@ -68,13 +68,13 @@ impl FirstBytes {
         self.0.bytes.lock().is_empty()
     }
 
-    /// The server asks for a certificate of the client, and there is none to show.
+    /// Records that the server asks for a client certificate, and there is none to show.
     pub(super) fn miss_certificate(&self) {
         self.0.missed_certificate.store(true, Ordering::Release);
     }
 
-    /// Whether the server asked for a certificate that was not shown. It may do without one: that says why
-    /// only where the server ended the connection.
+    /// Whether the server asked for a certificate that was not shown. The server may do without one, so that
+    /// this is a reason only where the server ended the connection.
     pub(super) fn misses_certificate(&self) -> bool {
         self.0.missed_certificate.load(Ordering::Acquire)
     }
@@ -116,7 +116,7 @@ pub(super) struct Watched<IO> {
     io: IO,
     first: FirstBytes,
     is_full: bool,
-    /// Why a write failed, until what came before it is read.
+    /// The error of a write, until the bytes that came before it are read.
     write_error: Option<io::Error>,
 }
 
@@ -148,8 +148,8 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Watched<IO> {
-    /// Reads what came before a write failed, and fails then. A server that answers and closes without
-    /// reading what was sent resets the connection: the protocol above would read no more.
+    /// Reads the bytes that came before a write failed, and then fails. A server that answers and closes
+    /// without reading the request resets the connection: the protocol above would read no more.
     fn after_what_came(
         &mut self,
         cx: &mut Context<'_>,
@@ -161,7 +161,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Watched<IO> {
         };
         let mut bytes = [0; KEPT];
         match Pin::new(&mut *self).poll_read(cx, &mut ReadBuf::new(&mut bytes)) {
-            // How the read ends, the write has said.
+            // The error of the write says how the connection ended.
             Poll::Ready(_) => Poll::Ready(Err(error)),
             Poll::Pending => {
                 self.write_error = Some(error);

@@ -1,4 +1,4 @@
-//! What a plugin says of itself at the beginning of every connection.
+//! The plugin's declarations at the beginning of every connection.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::proto::capcmi::v1::get_extension_capabilities_response::Call as Exten
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Status};
 
-/// What a plugin says of itself at the beginning of every connection.
+/// The plugin's declarations at the beginning of every connection.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Handshake {
     pub info: PluginInfo,
@@ -36,9 +36,9 @@ pub(super) struct Extension {
 pub(super) enum PluginHealth {
     /// It can.
     Ready,
-    /// It has not finished starting: what it says of machines may be wrong.
+    /// The plugin has not finished starting: its answers about machines may be wrong.
     NotYet,
-    /// It says that it can't, with whatever code, and why.
+    /// The plugin answered, with whatever code, that it can't serve, and why.
     Unhealthy(String),
 }
 
@@ -107,8 +107,8 @@ impl Extension {
 }
 
 impl PluginHealth {
-    /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a
-    /// plugin is ready (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
+    /// Interprets the answer to a probe; `None` when there was none. Without `ready`, and without Probe, a
+    /// plugin is ready (CMI-71); a plugin that is not healthy answers any other error (CMI-68, CMI-72).
     pub(super) fn from_probe(answer: &Result<Readiness, CallError>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
@@ -129,7 +129,7 @@ pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<P
         deadline,
         identity.get_plugin_info(request)
     );
-    // A name against the rules is no reason to leave VMs alone.
+    // An invalid name is no reason to leave VMs unattended.
     Ok(answer
         .await?
         .into_inner()
@@ -141,7 +141,7 @@ pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<P
         }))
 }
 
-/// Asks what the plugin declares of the extension; nothing when it does not serve it.
+/// Asks which calls of the extension the plugin declares; `None` when it does not serve the extension.
 pub(super) async fn extension(
     connection: &Connection,
     deadline: Instant,
@@ -180,7 +180,7 @@ pub(super) fn is_unimplemented<T>(answer: &Result<T, CallError>) -> bool {
     matches!(answer, Err(CallError::Status(status)) if status.code() == Code::Unimplemented)
 }
 
-/// Why a call that every plugin answers failed. UNIMPLEMENTED says that there is no plugin.
+/// The error for a failed call that every plugin has to answer. UNIMPLEMENTED means that there is no plugin.
 pub(super) fn no_plugin(failure: CallError) -> Status {
     match failure {
         CallError::Status(status) if status.code() == Code::Unimplemented => Status::new(
@@ -196,7 +196,7 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
     }
 }
 
-/// Nothing when the plugin's server doesn't know the service. That is concluded of the extension alone: where
+/// `None` when the plugin's server does not know the service. Only the extension is judged like this: where
 /// Identity is not served there is no plugin, but a proxy that has lost it.
 fn if_served<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {

@@ -16,11 +16,11 @@ use cmi_driver::{Code, DeclaredCapabilities, Operation, Readiness, Result, Statu
 pub(super) struct Session {
     pub connection: Connection,
     pub handshake: Handshake,
-    /// Which plugin has said that, counted from 1; 0 until the session is used.
+    /// The number of the plugin that made the declarations, counted from 1; 0 until the session is used.
     pub connection_generation: u64,
-    /// When the plugin said that.
+    /// The time of the handshake.
     pub since: Instant,
-    /// What the TLS files held.
+    /// The fingerprint of the TLS files.
     pub fingerprint: Option<Fingerprint>,
     health: RwLock<PluginHealth>,
     /// The plugin is not at the other end any more.
@@ -28,7 +28,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session that begins now, and is not used yet.
+    /// A new session that is not used yet.
     pub(super) fn new(
         connection: Connection,
         (handshake, health): (Handshake, PluginHealth),
@@ -51,7 +51,7 @@ impl Session {
         self.connection_generation = old.connection_generation;
     }
 
-    /// What the plugin has declared.
+    /// The plugin's declared capabilities.
     pub(super) fn declared(&self) -> DeclaredCapabilities {
         DeclaredCapabilities {
             capabilities: Arc::clone(&self.handshake.capabilities),
@@ -64,12 +64,12 @@ impl Session {
         self.connection.is_closed() || self.is_lost.load(Ordering::Acquire)
     }
 
-    /// An answer that is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too, and that
-    /// would make a driver do without calls that it has: it counts only while the plugin still says its name,
-    /// which it has to (CMI-50).
+    /// Confirms that an answer is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too,
+    /// which would make a driver do without calls that it has: the answer counts only while the plugin still
+    /// answers with its name, which it has to (CMI-50).
     ///
     /// # Errors
-    /// What the call ended with; UNAVAILABLE where the plugin is lost, and then the session is over.
+    /// The error of the call; UNAVAILABLE where the plugin is lost, and then the session is over.
     pub(super) async fn confirmed<T>(&self, deadline: Instant, answer: Result<T>) -> Result<T> {
         match answer {
             Err(status) if status.code() == Code::Unimplemented => {
@@ -91,9 +91,10 @@ impl Session {
             })
     }
 
-    /// Whether the call may be made: the plugin declared it, and said that it can serve.
+    /// Checks that the call may be made: the plugin declared it, and is able to serve.
     ///
-    /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
+    /// The answers of a plugin that can't serve are not to be believed: a NOT_FOUND would lead to a second
+    /// VM.
     pub(super) fn check_callable(&self, operation: Operation) -> Result<()> {
         self.handshake.capabilities.check_supported(operation)?;
         match &*self.health.read() {

@@ -41,11 +41,11 @@ pub(super) struct TlsFiles {
     pub server_name: ServerName<'static>,
 }
 
-/// What the TLS files held, without holding it.
+/// A hash of the content of the TLS files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint([u8; 32]);
 
-/// A connection, and what the files held that it was made from.
+/// A connection, and the fingerprint of the files that it was made from.
 pub(super) struct Dialled {
     pub stream: Box<dyn Stream>,
     pub fingerprint: Option<Fingerprint>,
@@ -95,7 +95,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Connects; `first` is what comes over the network then.
+    /// Connects; `first` receives the first bytes that come over the network.
     pub(super) async fn dial(&self, first: &FirstBytes) -> Result<Dialled, DialError> {
         let plain = |stream| Dialled {
             stream,
@@ -116,7 +116,7 @@ impl Target {
         matches!(self, Self::Tls(..))
     }
 
-    /// What to check where a server ends connections without an answer.
+    /// The advice for a server that ends connections without an answer.
     pub(super) fn what_to_check(&self) -> &'static str {
         match self {
             Self::Unix(_) => "check that the plugin listens on this socket, and its log",
@@ -128,7 +128,7 @@ impl Target {
         }
     }
 
-    /// What requests say that they are for.
+    /// The URI of requests.
     pub(super) fn origin(&self) -> Uri {
         let origin = match self {
             Self::Unix(_) => None,
@@ -138,7 +138,7 @@ impl Target {
         origin.unwrap_or_else(|| Uri::from_static("http://localhost"))
     }
 
-    /// What the TLS files hold now; nothing where there are none.
+    /// The fingerprint of the TLS files as they are now; `None` where there are none.
     pub(super) async fn fingerprint(&self) -> Result<Option<Fingerprint>, DialError> {
         match self {
             Self::Unix(_) | Self::Tcp(_) => Ok(None),
@@ -173,7 +173,7 @@ impl Contents {
     }
 }
 
-/// Shows no certificate, and notes when the server asks for one: what the server does then says less.
+/// Shows no certificate, and records when the server asks for one: the server's later error says less.
 #[derive(Debug)]
 struct NoCertificate(FirstBytes);
 

@@ -1,4 +1,4 @@
-//! What a plugin declares, on both services.
+//! The capabilities that a plugin declares on both services.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,8 +15,7 @@ use cmi_driver::{Capabilities, JsonPointer, Operation, Request, SpecSchema};
 /// The most bytes of a JSON pointer.
 const POINTER: usize = 512;
 
-/// The calls of a service, and what stands for them in its capabilities: its rpcs, and those that both
-/// services have.
+/// The calls of a service with their capability values: its rpcs, and those that both services have.
 macro_rules! declarations {
     ([$call:ident: $($shared:tt)*] $(
         $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
@@ -29,12 +28,12 @@ macro_rules! declarations {
     };
 }
 
-/// Those of cmi.v1.
+/// The calls of cmi.v1.
 const PLUGIN_CALLS: &[(Operation, PluginCall)] = machine_rpcs!(declarations [PluginCall:
     (Operation::GetMachineStatus, PluginCall::GetMachineStatus),
     (Operation::ListMachines, PluginCall::ListMachines),
 ]);
-/// Those of the extension.
+/// The calls of the extension.
 const EXTENSION_CALLS: &[(Operation, ExtensionCall)] = extension_rpcs!(declarations [ExtensionCall:
     (Operation::GetMachineStatus, ExtensionCall::GetMachine),
     (Operation::ListMachines, ExtensionCall::ListMachinesPaged),
@@ -43,9 +42,9 @@ const EXTENSION_CALLS: &[(Operation, ExtensionCall)] = extension_rpcs!(declarati
 /// The answers of a plugin's services to what they offer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declaration {
-    /// Of cmi.v1.
+    /// The answer of cmi.v1.
     pub plugin: GetPluginCapabilitiesResponse,
-    /// Of capcmi.v1; none when the plugin does not serve it.
+    /// The answer of capcmi.v1; none when the plugin does not serve it.
     pub extension: Option<GetExtensionCapabilitiesResponse>,
 }
 
@@ -117,7 +116,7 @@ impl TryFrom<Declaration> for Capabilities {
     }
 }
 
-/// What stands for the calls that a driver offers.
+/// The capability values of the calls that a driver offers.
 fn declared<T: Copy>(calls: &[(Operation, T)], capabilities: &Capabilities) -> impl Iterator<Item = T> {
     let offered = calls
         .iter()
@@ -161,7 +160,8 @@ fn window(message: Option<prost_types::Duration>) -> Result<Duration, FieldError
         .map_err(|_| Field("consistency_window").wrong(FieldProblem::Malformed("is before zero")))
 }
 
-/// None for no window. One of more seconds than the message can hold is as long as it can say.
+/// `None` without a window. A window of more seconds than the message can hold becomes the longest that it
+/// can.
 fn window_message(window: Duration) -> Option<prost_types::Duration> {
     let longest = prost_types::Duration {
         seconds: i64::MAX,

@@ -75,12 +75,12 @@ impl FieldError {
         &self.problem
     }
 
-    /// What a server answers to a request with this field (CMI-28, CMI-30).
+    /// The server's answer to a request with this field (CMI-28, CMI-30).
     pub fn in_request(&self) -> Status {
         Status::new(Code::InvalidArgument, self.to_string())
     }
 
-    /// What a client makes of a response with this field: whether the call was done is not known.
+    /// The client's error for a response with this field: whether the call was done is not known.
     pub fn in_response(&self, operation: Operation) -> Status {
         Status::new(
             Code::Internal,
@@ -201,7 +201,7 @@ fn is_secret_key(key: &str) -> bool {
     !key.is_empty() && key.chars().all(is_inner)
 }
 
-/// What [`Field::timestamp`] reads; a time before 1970 is written as 1970.
+/// The message that [`Field::timestamp`] reads; a time before 1970 is written as 1970.
 pub(super) fn timestamp_message(at: Timestamp) -> prost_types::Timestamp {
     let at = at.max(Timestamp::UNIX_EPOCH);
     prost_types::Timestamp {

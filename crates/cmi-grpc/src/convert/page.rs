@@ -13,7 +13,7 @@ use cmi_driver::{
 /// The most bytes of a page token.
 const TOKEN: usize = 1024;
 
-/// What a server gives to be asked for the next page with; opaque to a client.
+/// The server's token for the next page; opaque to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageToken(pub String);
 
@@ -24,7 +24,7 @@ pub struct PageRequest {
     pub list: ListMachinesRequest,
     /// The most machines; the server chooses when there is none.
     pub size: Option<NonZeroU32>,
-    /// What the page before answered; none for the first.
+    /// The token from the previous page; none for the first.
     pub token: Option<PageToken>,
 }
 
@@ -33,7 +33,7 @@ pub struct PageRequest {
 pub struct MachinePage {
     /// Machines.
     pub machines: Vec<ListedMachine>,
-    /// What to ask for the next page with; none when this is the last.
+    /// The token for the next page; none when this is the last.
     pub next: Option<PageToken>,
 }
 
@@ -146,14 +146,14 @@ pub struct PagePlace {
 
 /// The most machines of a page: at the longest names less than gRPC's usual limit of 4 MiB.
 const MAX_PAGE: u32 = 1000;
-/// What the tokens of this server begin with.
+/// The prefix of this server's tokens.
 const TOKEN_PREFIX: &str = "after:";
 
 impl PageRequest {
     /// Where the page begins.
     ///
     /// # Errors
-    /// When the token is none that [`PagePlace::cut`] gave.
+    /// When [`PagePlace::cut`] did not make the token.
     pub fn place(&self) -> Result<PagePlace, FieldError> {
         let foreign = || Field("page_token").wrong(FieldProblem::Malformed("is none that this plugin gave"));
         let after = self.token.as_ref().map(|PageToken(token)| {
@@ -169,7 +169,7 @@ impl PageRequest {
 }
 
 impl PagePlace {
-    /// The page out of all machines. A machine that comes or goes between two pages moves no other.
+    /// Cuts the page out of all machines. A machine that comes or goes between two pages moves no other.
     pub fn cut(self, mut machines: Vec<ListedMachine>) -> MachinePage {
         machines.retain(|machine| {
             self.after

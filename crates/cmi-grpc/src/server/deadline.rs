@@ -1,7 +1,7 @@
 //! Deadlines of calls: `grpc-timeout` drops the call, and the answer is DEADLINE_EXCEEDED.
 //!
-//! tonic keeps deadlines too, but answers CANCELLED. This one sits inside of tonic's: its clock starts first,
-//! and of two that have run down it is asked first, so that tonic's never answers.
+//! tonic keeps deadlines too, but answers CANCELLED. This layer sits inside of tonic's: its clock starts
+//! first, and when both have run down it is asked first, so that tonic's never answers.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -43,7 +43,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // Begun here and not at the first poll: before tonic's.
+        // The timer starts here and not at the first poll: before tonic's.
         let Some(sleep) = grpc_timeout(request.headers()).map(tokio::time::sleep) else {
             return Box::pin(self.0.call(request));
         };
@@ -58,7 +58,7 @@ where
     }
 }
 
-/// The time that the client gives: at most eight digits and a unit. One that is malformed is none.
+/// The client's deadline: at most eight digits and a unit. A malformed one counts as none.
 fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

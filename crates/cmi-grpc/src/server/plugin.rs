@@ -10,13 +10,13 @@ use crate::convert::FieldError;
 use crate::trailers;
 use cmi_driver::{Capabilities, Code, DeclaredCapabilities, Driver, Operation, Request, Status};
 
-/// What the services of a plugin share.
+/// The state that the services of a plugin share.
 #[derive(Clone)]
 pub(super) struct Plugin(Arc<Shared>);
 
 struct Shared {
     driver: Arc<dyn Driver>,
-    /// Asked once: it does not change while the driver runs (CMI-59).
+    /// The driver is asked once: its capabilities do not change while it runs (CMI-59).
     declared: OnceCell<DeclaredCapabilities>,
     abort: CancellationToken,
 }
@@ -30,8 +30,8 @@ impl Plugin {
         }))
     }
 
-    /// Makes a call whose request is checked, if the driver offers it. The client removes the request's
-    /// secrets from the answer, too. Here it is done before a message that is too long for a header is cut
+    /// Makes a call whose request is checked, if the driver offers it. The client also removes the request's
+    /// secrets from the answer. The server does so before it cuts a message that is too long for a header
     /// (OPS-11).
     pub(super) async fn call<Message, Q>(
         &self,
@@ -54,8 +54,8 @@ impl Plugin {
         .await
     }
 
-    /// Makes a call that every driver answers. When the future is dropped, because the client is gone or its
-    /// deadline has passed, so is the driver's.
+    /// Makes a call that every driver answers. Dropping the future, because the client is gone or its
+    /// deadline has passed, drops the driver's call.
     pub(super) async fn dispatch<Answer, Running>(
         &self,
         operation: Operation,
@@ -84,7 +84,8 @@ impl Plugin {
             .declared
             .get_or_try_init(|| self.0.driver.get_plugin_capabilities())
             .await
-            // Its own code would be taken for one of the call: NOT_FOUND would say that there is no VM.
+            // The code of that error would be taken for one of the call: NOT_FOUND would mean that there is
+            // no VM.
             .map_err(|error| {
                 let what = format!("the driver could not say whether it offers {operation}: {error}");
                 Status::new(Code::Unavailable, what)
@@ -100,7 +101,7 @@ fn stopping(operation: Operation) -> Status {
     )
 }
 
-/// Names, codes and durations. What the driver says is for the client: it may know secrets that are
+/// Logs names, codes and durations. The driver's message is only for the client: it may hold secrets that are
 /// not of this call (OPS-11).
 fn log<Answer>(operation: Operation, answer: &cmi_driver::Result<Answer>, started: Instant) {
     let code = answer.as_ref().err().map_or("OK", |status| status.code().name());

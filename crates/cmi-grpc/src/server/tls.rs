@@ -32,13 +32,13 @@ pub struct CertificateFiles {
     pub client_authorities: Option<PathBuf>,
 }
 
-/// What was read the last time, and what came of it.
+/// The last content of the files, and the result of reading it.
 struct Loaded {
     texts: Texts,
     config: Arc<ServerConfig>,
 }
 
-/// What stands in the files.
+/// The content of the files.
 #[derive(PartialEq, Eq)]
 struct Texts {
     certificate: Vec<u8>,
@@ -118,7 +118,8 @@ impl ServerTls {
         self.current().map(drop)
     }
 
-    /// What makes the handshake with the next client. While the files can't be used, those of before are.
+    /// The acceptor for the handshake with the next client. While the files can't be used, the previous ones
+    /// are.
     pub fn acceptor(&self) -> Option<TlsAcceptor> {
         match self.current() {
             Ok(config) => Some(config.into()),

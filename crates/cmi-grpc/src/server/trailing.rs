@@ -7,17 +7,17 @@ use tonic::Response;
 use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 
-/// What is to be sent behind a response.
+/// The metadata to send after a response.
 #[derive(Clone)]
 struct Trailing(MetadataMap);
 
-/// The response, with metadata that [`send`] puts behind it.
+/// Attaches to the response the metadata that [`send`] sends after it.
 pub(super) fn beside<T>(mut response: Response<T>, metadata: MetadataMap) -> Response<T> {
     response.extensions_mut().insert(Trailing(metadata));
     response
 }
 
-/// Puts behind a response what [`beside`] has left with it.
+/// Sends after a response the metadata that [`beside`] has attached to it.
 pub(super) fn send(mut response: http::Response<Body>) -> http::Response<Body> {
     match response.extensions_mut().remove::<Trailing>() {
         None => response,

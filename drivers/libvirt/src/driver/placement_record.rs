@@ -1,4 +1,5 @@
-//! What the driver has the provider keep of a machine: the host that it was placed on.
+//! The state that the provider stores for the driver with each machine: the host that the machine was placed
+//! on.
 
 use cmi_driver::{Code, LastKnownState, Result, Status};
 use serde::{Deserialize, Serialize};
@@ -11,17 +12,17 @@ pub struct PlacementRecord {
 }
 
 impl PlacementRecord {
-    /// What an earlier call left, if it is of this driver.
+    /// Reads the state of an earlier call, if this driver wrote it.
     pub fn read(state: &LastKnownState) -> Option<Self> {
         serde_json::from_slice(state.as_bytes()).ok()
     }
 
-    /// What takes the place of a record that counts no more: an empty state would leave it.
+    /// Replaces a record that is no longer valid: an empty state would leave the old record in place.
     pub fn withdrawn() -> Option<LastKnownState> {
         LastKnownState::new(b"{}".to_vec())
     }
 
-    /// For the provider.
+    /// Encodes the record as the state that the provider stores.
     ///
     /// # Errors
     /// INTERNAL: without the record, a machine might be made on two hosts.

@@ -1,8 +1,9 @@
-//! What all hosts say of one machine, and what follows from it.
+//! What all hosts report about one machine, and what follows from it.
 //!
 //! A host that does not answer may have the VM. Whether that matters depends on what is known: where a
-//! ProviderID, a failure domain or a placement record names the host, the others need not be there. Where
-//! nothing does, all have to answer: else a host that is down would lead to a second VM on another one.
+//! ProviderID, a failure domain or a placement record names the host, the others need not answer. Where
+//! nothing names it, all hosts have to answer: otherwise a host that is down would lead to a second VM on
+//! another one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,20 +19,20 @@ use crate::connection::Host;
 use crate::identity::MachineKey;
 use crate::machines::{self, Observation};
 
-/// How long it is waited for a host that need not be there.
+/// How long a call waits for a host that need not answer.
 const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The hosts that may have the VM of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PossibleHosts {
-    /// This one, if any.
+    /// Only this host, if any.
     One(String),
-    /// All of them.
+    /// Any host.
     All,
 }
 
 impl PossibleHosts {
-    /// Whether this host may have it.
+    /// Whether this host may have the VM.
     pub fn contains(&self, host: &str) -> bool {
         match self {
             Self::One(name) => name == host,
@@ -40,30 +41,30 @@ impl PossibleHosts {
     }
 }
 
-/// What the hosts say.
+/// The answers of the hosts.
 #[derive(Debug, Default)]
 pub struct Survey {
     found: Vec<Found>,
-    /// Domains of the name that are another machine object's.
+    /// Domains with the machine's name that belong to another machine object.
     others: Vec<String>,
     /// Domains that may be the machine's.
     doubtful: Vec<String>,
-    /// Why a host that may have the VM did not say.
+    /// The error of a host that may have the VM and did not answer.
     silent: Option<Status>,
 }
 
-/// The machine on a host.
+/// A machine that was found on a host.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The host that has it.
     pub host: String,
-    /// What can be reported of it.
+    /// The machine as the driver contract reports it.
     pub machine: Machine,
-    /// Whether it was started once.
+    /// Whether the VM was ever started.
     pub started: bool,
 }
 
-/// Runs a job on a host. One that need not be there is not waited for long.
+/// Runs a job on a host. A host that need not answer gets only a short time.
 pub async fn query<T: Send + 'static>(
     host: &Arc<Host>,
     required: bool,
@@ -114,11 +115,12 @@ impl Survey {
         }
     }
 
-    /// The one VM of the machine.
+    /// The only VM of the machine.
     ///
     /// # Errors
-    /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be it; NOT_FOUND when there
-    /// is none, and every host that may have it has said so; else what kept a host from saying.
+    /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be the machine's; NOT_FOUND
+    /// when there is none, and every host that may have it has said so; otherwise the error of the host that
+    /// did not answer.
     pub fn one(self, asked: &MachineCall) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
@@ -131,11 +133,11 @@ impl Survey {
         }
     }
 
-    /// The host that has the machine already, or none if it may be made.
+    /// The host that has the machine already, or none if the machine may be made.
     ///
     /// # Errors
-    /// ALREADY_EXISTS when a domain of the name is another machine object's, FAILED_PRECONDITION when there
-    /// are several, and what kept a host from saying that may have it.
+    /// ALREADY_EXISTS when a domain of the name belongs to another machine object, FAILED_PRECONDITION when
+    /// there are several VMs, and the error of a host that may have the VM and did not answer.
     pub fn for_create(self, key: &MachineKey, possible: &PossibleHosts) -> Result<Option<String>> {
         let ids = self.ids();
         if self.found.len() > 1 {

@@ -1,4 +1,4 @@
-//! Making a machine, or the rest of one.
+//! Makes a machine, or completes one that was made in part.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ use crate::seed::{self, Instance};
 use crate::spec::{GB, VmSpec};
 use crate::xml::{self, Attachment, Bootstrap};
 
-/// What libvirt sends at once.
+/// The bytes that one call sends to libvirt.
 const CHUNK: usize = 256 * 1024;
-/// What libvirt measures the size of a layer in.
+/// The unit in which libvirt measures the size of a layer.
 const KIB: u64 = 1024;
 /// The format of bootstrap data that is not for cloud-init.
 const IGNITION: &[u8] = b"ignition";
@@ -33,59 +33,60 @@ const IGNITION: &[u8] = b"ignition";
 /// A machine that is to be made on a host.
 #[derive(Debug)]
 pub struct MachineRequest {
-    /// Whose it is.
+    /// The machine.
     pub key: MachineKey,
-    /// What it is to be.
+    /// Its provider spec.
     pub spec: VmSpec,
     /// The host, as the configuration names it.
     pub host: String,
     /// How guests run.
     pub virt_type: VirtType,
-    /// Where it is placed.
+    /// The pool that it is placed in.
     pub pool: VmPool,
-    /// What it has.
+    /// Its CPUs and memory.
     pub size: Size,
     /// The image's name.
     pub image_name: String,
-    /// What it stands on.
+    /// The image that its root file system is a layer upon.
     pub image: Image,
     /// The bootstrap data.
     pub user_data: Option<SecretValue>,
-    /// Their format, where the caller says.
+    /// The format of the bootstrap data, where the caller says.
     pub format: Option<SecretValue>,
-    /// The images that are known to be right.
+    /// The images whose checksums were verified.
     pub images: Images,
     /// Memory of the host that no machine gets, MiB.
     pub reserved_mib: u64,
-    /// What other machines are to have.
+    /// The memory that is reserved for other machines.
     pub reservations: Arc<Reservations>,
 }
 
-/// What came of a request that did not fail on the way.
+/// The result of a request that was decided: any other outcome is an error.
 #[derive(Debug)]
 pub enum Created {
-    /// The machine is there.
+    /// The machine exists.
     Made(Box<Machine>),
-    /// It is not, and nothing was made: a domain of the name is another one, or the host is not fit for it.
+    /// Nothing was made: a domain of the name is another machine's, or the host is not fit for the machine.
     Refused(Status),
 }
 
-/// What has to be right before anything is made.
+/// The result of the checks that come before anything is made.
 struct Checked {
     pool: StoragePool,
     image: CheckedImage,
     root_bytes: u64,
-    /// Until its domain has it.
+    /// Held until the domain has the memory.
     _memory: Held,
 }
 
-/// Makes the machine, or adopts the one that is there.
+/// Makes the machine, or adopts the one that exists.
 ///
-/// Nothing is taken back of what fails half-way: another process may be making the same machine from the same
-/// volumes, and its guest may run by then. The repeat goes on with what is there, and the delete removes it.
+/// Nothing is rolled back after a failure half-way: another process may be making the same machine from the
+/// same volumes, and its guest may run by then. The repeat continues with what there is, and the delete
+/// removes it.
 ///
 /// # Errors
-/// ALREADY_EXISTS when the machine is there and was made from another spec; those of the host.
+/// ALREADY_EXISTS when the machine exists and was made from another spec; those of the host.
 pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
     match look(connect, &request.key)? {
         Lookup::Ours(vm) => adopt(*vm, request)?,
@@ -103,12 +104,12 @@ pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
     }
     match look(connect, &request.key)? {
         Lookup::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&request.key)?))),
-        // NOT_FOUND is no answer of a create.
+        // A create never answers NOT_FOUND.
         Lookup::Nothing | Lookup::Other(_) | Lookup::Doubtful(_) => Err(changed_meanwhile(request)),
     }
 }
 
-/// Whether the host says that no earlier call has made the first volume of the machine.
+/// Whether the host confirms that no earlier call has made the machine's first volume.
 fn has_no_disk(connect: &Connect, request: &MachineRequest) -> bool {
     let found = StoragePool::lookup_by_name(connect, &request.pool.storage_pool)
         .and_then(|pool| StorageVol::lookup_by_name(&pool, &root_volume(&request.key)));
@@ -128,7 +129,7 @@ fn changed_meanwhile(request: &MachineRequest) -> Status {
     Status::new(Code::Aborted, what)
 }
 
-/// Whether the host is fit for the machine.
+/// Checks whether the host is fit for the machine, and reserves the memory.
 fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
     let memory = super::memory(connect, request.reserved_mib)?;
     let (host, needed) = (&request.host, request.size.memory_mib);
@@ -145,7 +146,8 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
     let image = request
         .images
         .check(connect, &request.host, &request.image_name, &request.image)?;
-    // As libvirt makes a layer: of another size, what an earlier call has made would not count as whole.
+    // Rounded up as libvirt rounds the size of a layer: with another size, a volume that an earlier call has
+    // made would not count as complete.
     let root_bytes = root_bytes(request, &image)?.next_multiple_of(KIB);
     Ok(Checked {
         pool,
@@ -190,7 +192,7 @@ fn check_attachment(connect: &Connect, pool: &VmPool) -> Result<()> {
     Err(Status::new(Code::FailedPrecondition, what))
 }
 
-/// The size of the root file system: that of the image, unless the spec asks for more.
+/// The size of the root file system: the image's size, unless the spec asks for more.
 fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
     let Some(gigabytes) = request.spec.root_fs_size else {
         return Ok(image.capacity);
@@ -244,8 +246,8 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
     } else {
         seed::image(&instance, data)?
     };
-    // By its content: a second process that makes the same machine with renewed bootstrap data must not write
-    // where the guest of the first one reads.
+    // The name follows from the content: a second process that makes the same machine with renewed bootstrap
+    // data must not write where the guest of the first one reads.
     let digest = hex(&Sha256::digest(data)[..8]);
     let seed_name = format!(
         "{prefix}{}-{digest}",
@@ -307,8 +309,8 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
     define(connect, request, &xml, record)
 }
 
-/// Defines the domain, and starts it. To define it once more would change one that another process has made
-/// meanwhile: that is adopted.
+/// Defines the domain, and starts it. A second definition would change a domain that another process has made
+/// meanwhile: that domain is adopted.
 fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record) -> Result<()> {
     match look(connect, &request.key)? {
         Lookup::Nothing => {}
@@ -316,17 +318,17 @@ fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record
         Lookup::Other(_) | Lookup::Doubtful(_) => return Err(changed_meanwhile(request)),
     }
     let domain = Domain::define_xml(connect, xml).map_err(|error| match look(connect, &request.key) {
-        // Not ALREADY_EXISTS, which says that there is nothing to delete: the volumes are there.
+        // Not ALREADY_EXISTS, which says that there is nothing to delete: the volumes exist.
         Ok(Lookup::Other(_) | Lookup::Doubtful(_)) => changed_meanwhile(request).with_source(error),
         _ => status("defining the domain", error),
     })?;
     Vm { domain, record }.start()
 }
 
-/// The volume of this name, made where there is none. One that is not as it has to be was left by a process
-/// that was killed in the middle, and is made anew, unless a domain has come that may have it: another
-/// process, whose configuration names another image, may have made the same machine since this call has
-/// looked.
+/// Returns the volume of this name, and makes it where there is none. A volume that is not complete was left
+/// by a process that was killed half-way, and is made anew, unless there is by now a domain that may have it:
+/// another process, whose configuration names another image, may have made the same machine since this call
+/// has looked.
 fn have_volume(
     connect: &Connect,
     request: &MachineRequest,
@@ -353,7 +355,8 @@ fn have_volume(
     StorageVol::create_xml(pool, &wanted.to_xml()?, 0).map_err(|error| status(&doing, error))
 }
 
-/// Whether a volume is as it has to be. One without a capacity grows: what a guest has written is kept.
+/// Whether a volume has the wanted size and backing image. A volume without a wanted capacity grows: what a
+/// guest has written is kept.
 fn is_whole(there: &StorageVol, wanted: &xml::Volume<'_>) -> std::result::Result<bool, Error> {
     if wanted.capacity != 0 && there.get_info()?.capacity != wanted.capacity {
         return Ok(false);
@@ -369,8 +372,8 @@ fn path_element(path: &str) -> String {
     format!("<path>{}</path>", quick_xml::escape::partial_escape(path))
 }
 
-/// A volume with this content, and its path. The content is written even if the volume is there: it may have
-/// been written in part.
+/// Makes a volume with this content, and returns its path. The content is written even if the volume exists:
+/// it may have been written in part.
 fn filled_volume(
     connect: &Connect,
     request: &MachineRequest,
@@ -378,7 +381,7 @@ fn filled_volume(
     name: &str,
     content: &[u8],
 ) -> Result<String> {
-    // Another process may be making or removing it at this moment.
+    // Another process may be making or removing the volume at this moment.
     let failed = |error: Error| of_a_volume(&format!("writing volume `{name}`"), error);
     let volume = have_volume(
         connect,

@@ -1,4 +1,4 @@
-//! Removing a machine, or what is left of one.
+//! Removes a machine, or what is left of one.
 
 use cmi_driver::{Code, Result, Status};
 use virt::connect::Connect;
@@ -12,10 +12,10 @@ use crate::identity::MachineKey;
 use crate::metadata::Record;
 use crate::storage_pool;
 
-/// Removes the machine with everything that was made for it. There may be nothing, or a part.
+/// Removes the machine with everything that was made for it. There may be nothing left, or only a part.
 ///
 /// # Errors
-/// Those of the host; what is left is found by a repeat.
+/// Those of the host; a repeat finds what is left.
 ///
 /// First the volumes, then the domain: as long as the domain is there, the machine is.
 pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
@@ -27,7 +27,7 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
             vm.undefine()?;
             ensure_gone(connect, key)
         }
-        // The volumes have the machine object in their names, so they are this one's in any case.
+        // The volumes have the machine object's UUID in their names, so they are this machine's in any case.
         Lookup::Nothing | Lookup::Other(_) => {
             remove_volumes(connect, key, storage_pools)?;
             ensure_not_defined(connect, key)
@@ -42,9 +42,9 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
     }
 }
 
-/// The same on a host that can't have the machine, as far as is known. One that can't say what it has, or
-/// lacks what it takes to look, is as one that is down: it does not hold up the deletion on the host that has
-/// it. What is found there all the same has to go.
+/// Removes the machine from a host that, as far as is known, can't have it. A host that does not answer, or
+/// lacks what the look-up takes, counts as one that is down: it does not hold up the deletion on the host
+/// that has the machine. Whatever is found is removed all the same.
 ///
 /// # Errors
 /// Those of removing what was found.
@@ -71,8 +71,8 @@ pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result
     }
 }
 
-/// Another process may have defined or started it while its volumes were removed: a domain that runs while
-/// it is undefined is there until it ends.
+/// Ends a domain that another process has defined or started while its volumes were removed: a domain that
+/// runs while it is undefined exists until it ends.
 fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
     let Lookup::Ours(vm) = look(connect, key)? else {
         return Ok(());
@@ -82,8 +82,8 @@ fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
     Err(Status::new(Code::Aborted, what))
 }
 
-/// Another process may have defined it while its volumes were removed, of which it knew the paths: the repeat
-/// finds the domain, and removes it.
+/// ABORTED where another process has defined the domain while its volumes were removed, whose paths that
+/// process knew: the repeat finds the domain, and removes it.
 fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
     match look(connect, key)? {
         Lookup::Nothing | Lookup::Other(_) => Ok(()),
@@ -94,7 +94,7 @@ fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
     }
 }
 
-/// The machine's volumes, in whatever pool they are: its spec may have named another one.
+/// Removes the machine's volumes from every pool: its spec may have named another one.
 fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     for name in storage_pools {
         refresh(connect, name)?;
@@ -102,7 +102,7 @@ fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String])
     remove(volumes(connect, key)?)
 }
 
-/// The machine's volumes in the pools that are active.
+/// The machine's volumes in the active pools.
 fn volumes(connect: &Connect, key: &MachineKey) -> Result<Vec<StorageVol>> {
     let failed = |error| status("looking for the volumes of the machine", error);
     let mut found = Vec::new();
@@ -130,9 +130,9 @@ fn remove(volumes: Vec<StorageVol>) -> Result<()> {
     Ok(())
 }
 
-/// Has libvirt look what is in a pool: it does not know of console logs that its log daemon has put aside,
-/// nor of snapshots outside of the disk. What is in a pool that is switched off is not seen. One that is not
-/// there has nothing.
+/// Has libvirt reread a pool: libvirt does not know of console logs that its log daemon has put aside, nor of
+/// snapshots outside of the disk. A pool that does not exist has no volumes; one that is not active is an
+/// error, since its volumes are not visible.
 fn refresh(connect: &Connect, name: &str) -> Result<()> {
     let failed = |error| status(&format!("looking for storage pool `{name}`"), error);
     let pool = match StoragePool::lookup_by_name(connect, name) {
@@ -155,7 +155,7 @@ impl Vm {
             };
             self.note(record)?;
         }
-        // Else a host that is started again in the middle would start it.
+        // Otherwise a host that restarts during the deletion would start the domain.
         if self.is_persistent()? {
             self.domain
                 .set_autostart(false)

@@ -1,5 +1,5 @@
-//! Memory that machines are to have for which there is no domain yet: many are placed and made at once, and
-//! what one of them is to get is not there for the next.
+//! Memory of machines that have no domain yet: many machines are placed and made at once, and the memory of
+//! one is not available to the next.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,21 +10,21 @@ use uuid::Uuid;
 
 use super::{Candidate, choose};
 
-/// For how long a machine that was placed keeps its memory until it is asked for again.
+/// How long the memory of a placed machine stays reserved until the machine is asked for again.
 const PLACED_FOR: Duration = Duration::from_mins(1);
 
-/// The memory of a host as it said.
+/// The free memory that a host reported.
 #[derive(Clone, Debug)]
 pub struct FreeMemory {
-    /// What no domain had, MiB.
+    /// The memory that no domain had, MiB.
     pub free_mib: u64,
-    /// The domains that it was counted for.
+    /// The domains that the host counted.
     pub domains: HashSet<Uuid>,
-    /// Before it was asked.
+    /// A moment before the host was asked.
     pub asked_at: Instant,
 }
 
-/// What machines are to have, by their UUIDs.
+/// The reserved memory, by the UUIDs of machines.
 #[derive(Debug, Default)]
 pub struct Reservations(Mutex<HashMap<Uuid, Reserved>>);
 
@@ -32,11 +32,13 @@ pub struct Reservations(Mutex<HashMap<Uuid, Reserved>>);
 struct Reserved {
     host: String,
     mib: u64,
-    /// It counts for a host that was asked before then. None: as long as the machine is being made.
+    /// The reservation counts against an answer of a host that was asked before this moment. None as long as
+    /// the machine is being made.
     until: Option<Instant>,
 }
 
-/// Memory that a machine has while it is made. From then on its domain counts, or it has none.
+/// A reservation for the time in which a machine is made. Afterwards its domain counts, or the machine has
+/// none.
 #[derive(Debug)]
 pub struct Held {
     all: Arc<Reservations>,
@@ -52,10 +54,10 @@ impl Drop for Held {
 }
 
 impl Reservations {
-    /// Places a machine, and keeps its memory there for a while.
+    /// Places a machine, and reserves its memory for a while.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED when no host has as much.
+    /// RESOURCE_EXHAUSTED when no host has enough.
     pub fn place(&self, hosts: Vec<(String, FreeMemory)>, mib: u64, machine: Uuid) -> Result<String> {
         let mut all = self.lock();
         let candidates = hosts.into_iter().map(|(host, memory)| Candidate {
@@ -72,10 +74,10 @@ impl Reservations {
         Ok(host)
     }
 
-    /// Keeps the memory of a machine while it is made, or says how much there is.
+    /// Reserves the memory of a machine while it is made.
     ///
     /// # Errors
-    /// The free memory, MiB, where that is less.
+    /// The free memory, MiB, where it is less than what the machine needs.
     pub fn hold(
         self: &Arc<Self>,
         machine: Uuid,
@@ -101,20 +103,21 @@ impl Reservations {
         })
     }
 
-    /// A machine is not to be made any more.
+    /// Drops the reservation of a machine that is not to be made any more.
     pub fn forget(&self, machine: Uuid) {
         self.lock().remove(&machine);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Reserved>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A host that was asked before then has answered long ago.
+        // Every host that was asked before the reservation ended has answered long ago.
         all.retain(|_, reserved| reserved.until.is_none_or(|until| until.elapsed() < PLACED_FOR));
         all
     }
 }
 
-/// What a host has for a machine beside what others are to have of it. One whose domain was counted has it.
+/// The memory of a host that is free for a machine, less the reservations of others. A machine whose domain
+/// the host counted needs no reservation.
 fn free(all: &HashMap<Uuid, Reserved>, host: &str, memory: &FreeMemory, machine: Uuid) -> u64 {
     let others = all.iter().filter(|(other, reserved)| {
         **other != machine
