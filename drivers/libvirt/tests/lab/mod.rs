@@ -1,5 +1,5 @@
-//! Real libvirt hosts, with guests that boot in seconds. A folder with `mod.rs`, so that Cargo takes it for no
-//! test program of its own.
+//! Real libvirt hosts, with guests that boot in seconds. A folder with `mod.rs`, so that Cargo takes it for
+//! no test program of its own.
 
 // Each test program takes a part of it.
 #![allow(dead_code)]
