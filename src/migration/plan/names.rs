@@ -8,6 +8,7 @@ use super::Migration;
 
 /// The most characters of the value of a label.
 const MAX_LABEL: usize = 63;
+
 /// Reports names that two objects would have, or that are no label value where Cluster API needs one.
 pub fn unfit_names(migration: &Migration) -> Vec<String> {
     let mut problems = Vec::new();
