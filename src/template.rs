@@ -35,7 +35,7 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
     /// Failures and metrics.
     pub reconciler: Reconciler,
-    /// Has a template reconciled.
+    /// Enqueues a template.
     pub enqueue: Enqueue,
 }
 

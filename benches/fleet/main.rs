@@ -36,7 +36,7 @@ const CONCURRENCY: usize = 32;
 const WINDOW: Duration = Duration::from_secs(10);
 /// How long a large one is: the inventory lists all VMs twice meanwhile.
 const LONG_WINDOW: Duration = Duration::from_mins(2);
-/// What is a large one.
+/// The number of machines from which a fleet is large.
 const LARGE: usize = 10_000;
 /// How often a size is measured, where that is not said.
 const ROUNDS: usize = 3;

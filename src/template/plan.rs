@@ -13,7 +13,7 @@ pub enum Plan {
     NoOp,
     /// Paused; the status says by what.
     Pause(String),
-    /// The driver is asked what a machine of it has.
+    /// The driver is asked what a machine of the template has.
     Describe,
 }
 

@@ -7,9 +7,9 @@ use cmi_conformance::{Case, cases};
 /// Which rows a table has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rows {
-    /// Those that are prose.
+    /// The rows that are prose.
     Prose(&'static [&'static str]),
-    /// Those of error tables, one for each call and code.
+    /// The rows of error tables, one for each call and code.
     Codes(&'static str),
 }
 

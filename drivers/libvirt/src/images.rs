@@ -17,7 +17,7 @@ use crate::config::Image;
 use crate::errors::status;
 use crate::storage_pool;
 
-/// What is read at once.
+/// The bytes that are read at once.
 const CHUNK: usize = 256 * 1024;
 
 /// An image on a host, fit to stand on.

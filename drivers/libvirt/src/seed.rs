@@ -11,7 +11,7 @@ use hadris_iso::write::{File, InputFiles, IsoImageWriter};
 
 /// The label by which cloud-init knows the volume.
 const LABEL: &str = "cidata";
-/// Of an ISO image.
+/// The sector size of an ISO image, bytes.
 const SECTOR: usize = 2048;
 /// More than descriptors, path tables and two directories of three files take.
 const OVERHEAD: usize = 64 * SECTOR;

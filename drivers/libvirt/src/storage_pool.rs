@@ -10,7 +10,7 @@ use crate::errors::status;
 
 /// For how long a pool may be busy. A job of the driver's keeps it for much less.
 const BUSY_FOR: Duration = Duration::from_secs(5);
-/// How often it is tried.
+/// The pause between two tries.
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
 /// Has libvirt look what is in an active pool. It refuses that while it makes a volume there, which is waited
