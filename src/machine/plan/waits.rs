@@ -31,10 +31,10 @@ pub fn retry_wait(observed: &Observed) -> Option<Action> {
 /// process.
 ///
 /// # Guarantees
-/// The wait is never longer than the one that the earlier process meant, and one for capacity is over within
-/// seconds. A failure that repeats is not written each time (see [`crate::machine::status`]), so once the next
-/// try that is shown was due, there may have been more attempts than the status shows, as many as there was
-/// time for. Until then the status shows all of them.
+/// The wait is never longer than the one that the earlier process meant, and one for capacity is over
+/// within seconds. A failure that repeats is not written each time (see [`crate::machine::status`]), so once
+/// the next try that is shown was due, there may have been more attempts than the status shows, as many as
+/// there was time for. Until then the status shows all of them.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status
