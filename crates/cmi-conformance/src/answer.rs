@@ -11,20 +11,20 @@ pub enum CaseError {
     /// A rule is broken: a sentence for the driver's author.
     #[error("{0}")]
     Failed(String),
-    /// The driver went away in a call of this case, and no other case had one under way: that is a failure,
-    /// whatever the call was for.
+    /// The driver went away during a call of this case, and no other case had a call under way: the case
+    /// fails, whatever the call was for.
     #[error("{0}")]
     DriverGone(String),
-    /// What the case is for was not reached: something else, that it needs, does not work.
+    /// The case did not reach what it tests: something else that it needs does not work.
     #[error("{0}")]
     Inconclusive(String),
     /// The case can't be run here.
     #[error("{0}")]
     Skipped(String),
-    /// The case can't be run as long as the configuration does not say more.
+    /// The case can't be run until the configuration says more.
     #[error("{reason}")]
     Unconfigured {
-        /// What can't be seen without it.
+        /// What the case can't see without the setting.
         reason: String,
         /// What has to be configured.
         setting: Setting,
@@ -40,13 +40,13 @@ impl CaseError {
         Self::Failed(message.into())
     }
 
-    /// The same, with what it is about before it.
+    /// The same error, with its subject before the reason.
     #[must_use]
     pub fn after(self, about: &str) -> Self {
         self.reworded(|reason| format!("{about}: {reason}"))
     }
 
-    /// The same, with what to do about it behind it.
+    /// The same error, with advice behind the reason.
     #[must_use]
     pub fn before(self, advice: &str) -> Self {
         self.reworded(|reason| reason + advice)
@@ -60,7 +60,7 @@ impl CaseError {
         }
     }
 
-    /// The same, met while a case was prepared: it is no word about what the case is for.
+    /// The same error, as one of the preparation: it says nothing about what the case tests.
     #[must_use]
     pub fn in_preparation(self) -> Self {
         match self {
@@ -109,7 +109,7 @@ pub fn same_names(made: &Machine, call: impl fmt::Display, found: (&str, &str)) 
 pub struct Answer<T> {
     /// Which call.
     pub operation: Operation,
-    /// What it was about, for messages: a machine's name or a class.
+    /// The subject of the call, for messages: a machine's name or a class.
     pub about: String,
     /// What was answered.
     pub result: cmi_driver::Result<T>,
@@ -169,7 +169,7 @@ impl<T> Answer<T> {
         self.result.as_ref().err().map(Status::code)
     }
 
-    /// Without the response: for what only asks how a call ended.
+    /// The answer without its response, for a caller that only asks how the call ended.
     pub fn bare(self) -> Answer<()> {
         Answer {
             operation: self.operation,

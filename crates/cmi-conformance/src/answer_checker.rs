@@ -1,4 +1,4 @@
-//! What has to hold for every answer, whichever case asked.
+//! Rules that hold for every answer, whichever case made the call.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ const MIN_MESSAGE: usize = 8;
 /// The rows that a secret in an answer breaks.
 pub const SECRET_RULES: &[&str] = &["OPS-11", "CMI-13", "CMI-165", "CMI-186"];
 
-/// The rows that a driver breaks which does not serve again after it was killed and started.
+/// The rows that a driver breaks when it does not serve again after it was killed and started.
 pub const SERVES_AGAIN_RULES: &[&str] = &["CMI-157", "CMI-182"];
 
 /// A rule that an answer broke.
@@ -25,7 +25,7 @@ pub const SERVES_AGAIN_RULES: &[&str] = &["CMI-157", "CMI-182"];
 pub struct Violation {
     /// The rows that are broken.
     pub rules: &'static [&'static str],
-    /// How.
+    /// How the answer broke them.
     pub message: String,
 }
 
@@ -40,9 +40,9 @@ pub struct AnswerChecker {
     found: Mutex<BTreeSet<Violation>>,
 }
 
-/// The texts in a response: what a secret may not be found in.
+/// The texts in a response, in which no secret may be found.
 pub trait Texts {
-    /// Every text; none in a response that is made of other things.
+    /// Every text; none for a response that has no text.
     fn texts(&self) -> Vec<String> {
         Vec::new()
     }
@@ -76,8 +76,8 @@ impl AnswerChecker {
         self.check_secrets(operation.name(), secrets, &texts);
     }
 
-    /// Checks an answer as it was on the wire: the client would hide its code, its
-    /// details and unknown fields.
+    /// Checks an answer as it was on the wire: the client would hide its code, its details and unknown
+    /// fields.
     pub fn check_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
         let path = answer.path();
         if !answer.is_canonical() {
@@ -91,7 +91,7 @@ impl AnswerChecker {
             );
             self.record(&["CMI-41"], what);
         }
-        // A server answers for a method that it does not know without asking its author.
+        // A gRPC server answers for an unknown method by itself, without the driver.
         let needs_message = !answer.is_code(tonic::Code::Ok) && !answer.is_code(tonic::Code::Unimplemented);
         if needs_message && answer.message().trim().is_empty() {
             let what = format!("{path} answered code {} without a message", answer.code);
@@ -107,8 +107,8 @@ impl AnswerChecker {
         self.check_secrets(path, secrets, &texts);
     }
 
-    /// Checks the headers and trailers of answers that came through the client, which makes nothing of
-    /// those that it does not know.
+    /// Checks the headers and trailers of answers that came through the client, which ignores those that it
+    /// does not know.
     pub fn check_metadata(&self, secrets: &Secrets, metadata: Vec<(Operation, String)>) {
         for (operation, text) in metadata {
             self.check_secrets(operation.name(), secrets, &[text]);
@@ -131,13 +131,13 @@ impl AnswerChecker {
         }
     }
 
-    /// What was found, each once.
+    /// The violations, each once.
     pub fn violations(&self) -> Vec<Violation> {
         let found = self.found.lock();
         found.iter().cloned().collect()
     }
 
-    /// Notes a rule that is broken, whichever case it shows in.
+    /// Notes a broken rule, whichever case shows it.
     pub fn record(&self, rules: &'static [&'static str], message: String) {
         self.found.lock().insert(Violation { rules, message });
     }

@@ -11,25 +11,25 @@ use super::test_context::TestContext;
 
 /// A case. It is identified by its name, which stays as it is.
 pub struct Case {
-    /// `create-again`: begins with the call.
+    /// The name begins with the call: `create-again`.
     pub name: &'static str,
     /// What holds when it passes.
     pub title: &'static str,
     /// The rows of the requirements that it proves.
     pub proves: &'static [&'static str],
-    /// What it can't run without.
+    /// What the case can't run without.
     pub needs: &'static [Need],
     /// Makes the calls and checks the answers.
     pub run: fn(TestContext) -> BoxFuture<'static, CaseResult>,
 }
 
 impl Case {
-    /// Whether it disturbs every call of the back end, so that nothing else may run meanwhile.
+    /// Whether the case disturbs every call of the back end, so that nothing else may run meanwhile.
     pub fn disturbs(&self) -> bool {
         self.needs.iter().any(|need| matches!(need, Need::Hook(_)))
     }
 
-    /// Whether it is about what the driver has written in the whole run: it has to come after all others.
+    /// Whether the case checks what the driver has written in the whole run: it runs after all others.
     pub fn looks_back(&self) -> bool {
         self.needs.contains(&Need::Setting(Setting::Logs))
     }

@@ -24,15 +24,15 @@ use super::tracker::Tracked;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
 
-/// How long a create may be on its way to a plugin after its caller has given it up; it
-/// may overtake a deletion.
+/// How long a create may be on its way to a plugin after its caller has given it up; it may overtake a
+/// deletion.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// How many machines of a case are deleted at once.
 const AT_ONCE: usize = 4;
 
 /// Deletes what the cases of a run made.
 pub struct Cleanup<'a> {
-    /// The driver that made it.
+    /// The driver that made the VMs.
     pub driver: &'a dyn Driver,
     /// What the driver said that it can do, and for how long it may be behind.
     pub capabilities: &'a Capabilities,
@@ -52,7 +52,8 @@ pub struct Cleanup<'a> {
 pub struct Deleted {
     tracked: Tracked,
     first: Result<(), Kept>,
-    /// That was answered OK, and nothing can make the VM again: the driver has promised that it is gone.
+    /// Whether the first deletion was answered OK and nothing can make the VM again: the driver has promised
+    /// that it is gone.
     is_settled: bool,
 }
 
@@ -78,7 +79,7 @@ impl Cleanup<'_> {
     /// Deletes the machines of a case, the last first, each by all that is known of it.
     pub async fn delete(&self, tracked: Vec<Tracked>) -> Vec<Deleted> {
         let deletions = tracked.into_iter().rev().map(async |tracked| {
-            // Without an id it is the same call as that of the second time, which may be the only one.
+            // Without an id, the second deletion is the same call, so this one may be the only one.
             let repeat = if tracked.id.is_some() {
                 Repeat::Transient
             } else {
@@ -131,7 +132,7 @@ impl Cleanup<'_> {
         let mut cleared = Cleared::default();
         for (tracked, is_settled, kept) in ended {
             match kept {
-                // Of a driver that has gone away since, this is all that there will be to go by.
+                // For a driver that has gone away since, the first answer is all that there is to go by.
                 Err(Kept::Stuck(_)) if is_settled && !self.liveness.answers() => {}
                 Ok(()) => {
                     self.ledger.gone(&tracked.request);
@@ -148,7 +149,7 @@ impl Cleanup<'_> {
         cleared
     }
 
-    /// By name alone, which takes all VMs of a machine that has several.
+    /// Deletes by name alone, which deletes all VMs of a machine that has several.
     async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Tracked, bool, Result<(), Kept>) {
         let Deleted {
             tracked,
@@ -200,7 +201,7 @@ impl Cleanup<'_> {
             Ok(_) | Err((Some(Code::NotFound), _)) => Ok(()),
             // A spec that makes no VM may not be one to delete by, either.
             Err((Some(Code::InvalidArgument | Code::OutOfRange), reason)) => Err(Kept::Refused(reason)),
-            // It may be the id that is wrong.
+            // The id may be wrong.
             Err((Some(code), reason)) if id.is_some() && !repeat.is_worth_it(code) => {
                 Err(Kept::Refused(reason))
             }
@@ -208,7 +209,7 @@ impl Cleanup<'_> {
         }
     }
 
-    /// By which spec a machine is looked for.
+    /// The request, and with it the spec, that a machine is looked for by.
     fn looked_for(&self, tracked: &Tracked) -> MachineRequest {
         if tracked.was_made {
             tracked.request.clone()

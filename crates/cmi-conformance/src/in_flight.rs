@@ -1,4 +1,4 @@
-//! The calls that are under way: which one a hang is in, and which one a driver went away in.
+//! The calls that are under way: they show which call hangs, and in which one a driver went away.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// How long a call may take before it is worth a line.
 const NOTICE_AFTER: Duration = Duration::from_secs(10);
-/// How much longer until the next line about the same call.
+/// The factor from one line about a call to the next.
 const TIMES: u32 = 3;
 
 /// The calls that are under way.
@@ -39,9 +39,9 @@ pub struct Waiting {
     pub case: String,
     /// The call and what it is about.
     pub what: String,
-    /// For how long by now.
+    /// How long the call has taken so far.
     pub time: Duration,
-    /// How long it may take in all.
+    /// How long the call may take in all.
     pub limit: Duration,
 }
 
@@ -76,24 +76,24 @@ impl InFlight {
         }
     }
 
-    /// Notes what takes no time worth a line, until the entry is dropped.
+    /// Notes a request that needs no line when it takes long, until the entry is dropped.
     pub fn keep(self: &Arc<Self>, case: &str, what: &str) -> Entry {
         self.begin_with(case, what, Duration::MAX, Duration::MAX)
     }
 
-    /// All of them.
+    /// All calls that are under way.
     pub fn all(&self) -> Vec<Waiting> {
         self.0.lock().all.values().map(InFlightCall::waiting).collect()
     }
 
-    /// Those of a case.
+    /// The calls of a case that are under way.
     pub fn of(&self, case: &str) -> Vec<Waiting> {
         let mut all = self.all();
         all.retain(|call| call.case == case);
         all
     }
 
-    /// Those that have taken so long that it is time for a line.
+    /// The calls that have taken so long that a line about them is due.
     pub fn overdue(&self) -> Vec<Waiting> {
         let mut calls = self.0.lock();
         let overdue = calls

@@ -13,10 +13,10 @@ use cmi_driver::ProviderId;
 pub struct Leftover {
     /// Why it may be there.
     pub reason: String,
-    /// Its cluster; none when it is not about one.
+    /// The VM's cluster; none when the leftover is not about a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// The machine's name; none for whatever its cluster has.
+    /// The machine's name; none for all VMs of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// The VM's id, where it is known.
@@ -35,7 +35,7 @@ impl Leftover {
         }
     }
 
-    /// Whatever a cluster has.
+    /// All VMs that a cluster has.
     pub fn cluster(cluster: &str, reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -45,7 +45,7 @@ impl Leftover {
         }
     }
 
-    /// The back end is not as it was before.
+    /// A back end that is not as it was before.
     pub fn back_end(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -76,7 +76,7 @@ impl fmt::Display for Leftover {
     }
 }
 
-/// One line for each reason, with all that is left for it.
+/// One line for each reason, with all VMs that are left for it.
 pub fn lines(leftovers: &[Leftover]) -> Vec<String> {
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for leftover in leftovers {

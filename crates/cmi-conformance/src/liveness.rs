@@ -14,25 +14,25 @@ use cmi_driver::Code;
 /// The longest time for which a driver may be away and come back.
 const MAX_OUTAGE: Duration = Duration::from_secs(30);
 
-/// That the driver went away in one of several requests: nothing shows which it was.
+/// An outage that began during one of several requests: nothing shows which one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outage {
-    /// What was under way.
+    /// The requests that were under way.
     pub requests: BTreeSet<String>,
-    /// What shows that it is gone.
+    /// What shows that the driver is gone.
     pub reason: String,
 }
 
-/// Whether the driver can still be reached. Shared by all cases: what one sees counts for all.
+/// Whether the driver can still be reached. All cases share it: what one case sees counts for all.
 #[derive(Debug)]
 pub struct Liveness {
     timeout: Duration,
     state: Mutex<State>,
-    /// What the driver went away in, until it answers again.
+    /// The request in which the driver went away, until it answers again.
     gone: Mutex<Option<String>>,
-    /// Each time that it went away in one of several requests.
+    /// Each outage that began during one of several requests.
     outages: Mutex<Vec<Outage>>,
-    /// Whether there is one, without a lock: creates at once have to meet within microseconds.
+    /// Whether `gone` is set, readable without a lock: concurrent creates have to meet within microseconds.
     is_gone: AtomicBool,
     end: CancellationToken,
 }
@@ -42,15 +42,15 @@ pub struct Liveness {
 enum State {
     /// It answers.
     Reachable,
-    /// It has not answered since.
+    /// The driver has not answered since.
     UnreachableSince(Instant),
-    /// It was away for too long.
+    /// The driver was away for too long.
     Lost,
 }
 
 impl Liveness {
-    /// For a run that ends by `end`. A driver is given up when all that was heard of it for half a minute, or
-    /// for as long as a call may take if that is less, is that it can't be reached.
+    /// The state for a run that is ended by `end`. A driver is given up when it was seen only as unreachable
+    /// for half a minute, or for the longest time of a call if that is less.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
         Self {
             timeout: call_limit.min(MAX_OUTAGE),
@@ -75,8 +75,8 @@ impl Liveness {
         }
     }
 
-    /// The driver itself is gone, not its back end: what it went away in, and whether that is reported for
-    /// the first time.
+    /// Notes that the driver itself is gone, not its back end. Returns the request in which it went away, and
+    /// whether this is the first report.
     pub fn died(&self, call: &str) -> (String, bool) {
         let mut gone = self.gone.lock();
         let is_new = gone.is_none();
@@ -87,20 +87,20 @@ impl Liveness {
         (call, is_new)
     }
 
-    /// It went away in one of several requests.
+    /// Notes an outage that began during one of several requests.
     pub fn record(&self, outage: Outage) {
         let mut outages = self.outages.lock();
         outages.push(outage);
     }
 
-    /// Each time that it went away in one of several requests.
+    /// Each outage that began during one of several requests.
     pub fn outages(&self) -> Vec<Outage> {
         let outages = self.outages.lock();
         outages.clone()
     }
 
-    /// The driver was asked whether it is there, and is. A call that was under way when it went away may be
-    /// answered later than others, which says nothing.
+    /// Notes that a probe has shown the driver to be back. The answer of an ordinary call does not show it: a
+    /// call that was under way when the driver went away may be answered later than others.
     pub fn is_back(&self) {
         let mut gone = self.gone.lock();
         *gone = None;
@@ -112,13 +112,13 @@ impl Liveness {
         self.is_gone.load(Ordering::SeqCst)
     }
 
-    /// What the driver went away in, if it has not answered since.
+    /// The request in which the driver went away, if it has not answered since.
     pub fn gone_since(&self) -> Option<String> {
         self.gone.lock().clone()
     }
 
-    /// A call was not answered. An outage is as long as from the first to the last of them,
-    /// so that a pause is none.
+    /// Notes a call that was not answered. An outage lasts from the first such call to the last, so that a
+    /// pause between calls is no outage.
     pub fn unreachable(&self) {
         let mut state = self.state.lock();
         *state = match *state {

@@ -40,19 +40,19 @@ impl MachineRequest {
             .tagged(tags::MACHINE, &format!("{cluster}-{name}"))
     }
 
-    /// The machine of a driver's request.
+    /// The reference to the machine in a driver's request.
     pub fn reference(&self) -> MachineRef {
         MachineRef::new(self.name.clone(), self.class.clone())
     }
 
-    /// With another name.
+    /// The request with another name.
     #[must_use]
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// With a tag, in place of the one of the same name.
+    /// The request with a tag, in place of the one of the same name.
     #[must_use]
     pub fn tagged(mut self, tag: &str, value: &str) -> Self {
         // A spec with something else than an object there is the author's to refuse, not ours.
@@ -62,7 +62,7 @@ impl MachineRequest {
         self
     }
 
-    /// Without a tag.
+    /// The request without a tag.
     #[must_use]
     pub fn untagged(mut self, tag: &str) -> Self {
         if let Ok(tags) = self.class.provider_spec.object_at(&self.tag_path) {
@@ -71,19 +71,19 @@ impl MachineRequest {
         self
     }
 
-    /// Of another cluster; the identity stays.
+    /// The request for another cluster; the identity stays.
     #[must_use]
     pub fn in_cluster(self, cluster: &str) -> Self {
         self.tagged(tags::CLUSTER, cluster)
     }
 
-    /// Of another machine object.
+    /// The request of another machine object.
     #[must_use]
     pub fn with_identity(self, identity: &str) -> Self {
         self.tagged(tags::MACHINE, identity)
     }
 
-    /// With a change of the provider spec, as a JSON merge patch.
+    /// The request with a change of the provider spec, as a JSON merge patch.
     #[must_use]
     pub fn changed(mut self, change: &Value) -> Self {
         let mut spec = Value::Object(std::mem::take(&mut self.class.provider_spec.0));
@@ -108,7 +108,7 @@ impl MachineRequest {
         self
     }
 
-    /// Without a field of the provider spec.
+    /// The request without a field of the provider spec.
     #[must_use]
     pub fn without(self, field: &JsonPointer) -> Self {
         let change = field.segments().iter().rev().fold(Value::Null, |inner, segment| {
@@ -151,7 +151,7 @@ impl MachineRequest {
         Some(self)
     }
 
-    /// With other credentials, and the bootstrap data of before.
+    /// The request with other credentials and the same bootstrap data.
     #[must_use]
     pub fn with_secrets(mut self, map: &SecretMap) -> Self {
         let before = std::mem::replace(&mut self.class.secrets, secrets(map));
@@ -164,7 +164,7 @@ impl MachineRequest {
         self
     }
 
-    /// With other bootstrap data.
+    /// The request with other bootstrap data.
     #[must_use]
     pub fn with_user_data(mut self, data: Vec<u8>) -> Self {
         let others = self.class.secrets.iter().filter(|(key, _)| *key != USER_DATA);

@@ -31,7 +31,7 @@ use cmi_driver::{Capabilities, Status};
 const ENDED_EARLY: &str = "the run was ended early";
 /// Why a case was not run to its end.
 const LOST: &str = "the driver can't be reached any more";
-/// Between two looks at the calls that take long.
+/// The interval between two looks at the calls that take long.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
@@ -53,7 +53,7 @@ const CALLS_OF_A_PLUGIN: [&str; 4] = [
     "/cmi.v1.Identity/Probe",
     "/cmi.v1.Machine/CreateMachine",
 ];
-/// How long any of them may take.
+/// How long any of these calls may take.
 const INTRODUCED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a call that is under way when the run is stopped may still take: what it makes has to be known.
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
@@ -90,9 +90,9 @@ pub enum RunError {
     /// The row is there, and nothing tests it.
     #[error("{id} is not tested: {reason}")]
     NotTested {
-        /// The row.
+        /// The row of the requirements.
         id: &'static str,
-        /// Why.
+        /// Why nothing tests it.
         reason: &'static str,
     },
     /// Without capabilities, the calls that may be made are not known.
@@ -259,8 +259,8 @@ fn hopeless(first: &CaseReport) -> Option<String> {
     Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
 }
 
-/// Whether a plugin serves there, though the client does not take what it says of itself. Any gRPC server
-/// answers UNIMPLEMENTED.
+/// Whether a plugin serves at the endpoint, though the client does not accept what it says of itself. Any
+/// gRPC server answers UNIMPLEMENTED.
 async fn is_plugin(target: &Target) -> bool {
     let Some(wire) = target.wire() else {
         return false;
@@ -283,7 +283,7 @@ fn untaken(status: &Status) -> String {
 /// A case that ended.
 struct Ended {
     report: CaseReport,
-    /// What it made, deleted once.
+    /// The machines that the case made, each deleted once.
     deleted: Vec<Deleted>,
     /// Why the back end may not be as it was before.
     problem: Option<Leftover>,
@@ -300,8 +300,8 @@ fn cleanup(shared: &Shared) -> Cleanup<'_> {
     }
 }
 
-/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made. When it is
-/// known to be hopeless, it is not run.
+/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what the case made. A
+/// case that is known to be hopeless is not run.
 async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
     let started = Instant::now();
     let test_context = TestContext::new(Arc::clone(&shared), case.name);
@@ -394,7 +394,7 @@ async fn guarded(
             let mut reason = ENDED_EARLY.to_owned();
             let ended = tokio::time::timeout(grace_period, &mut task).await;
             if let Ok(Ok(Err(gone @ CaseError::DriverGone(_)))) = ended {
-                // It is what ends the run that this case has found out.
+                // This case has found out why the run ends.
                 return Err(gone);
             }
             if ended.is_err() {
@@ -403,7 +403,7 @@ async fn guarded(
                 let _aborted = task.await;
                 for call in calls {
                     reason.extend(["; ", &call.what, " was still under way"]);
-                    // A driver that answers nothing at all is not waited for with each deletion.
+                    // Cleanup does not wait, with each deletion, for a driver that answers nothing at all.
                     test_context.is_alive(&call.what, "it is frozen").await?;
                 }
             }
@@ -433,7 +433,8 @@ fn ended_early(shared: &Shared, reason: Option<&str>) -> Verdict {
 /// Why a case can't be run here.
 struct Lacking {
     reason: String,
-    /// The hooks and settings that would let it run: none when it can't be run against this driver at all.
+    /// The hooks and settings that would let the case run; none when it can't be run against this driver at
+    /// all.
     can_be_added: Vec<String>,
 }
 

@@ -13,7 +13,7 @@ use cmi_grpc::client::MetadataObserver;
 /// The driver under test.
 #[derive(Clone)]
 pub struct Target {
-    /// What it is called in the report: an endpoint, or `simulated`.
+    /// The name of the target in the report: an endpoint, or `simulated`.
     pub name: String,
     /// The driver; behind an endpoint, the client.
     pub driver: Arc<dyn Driver>,

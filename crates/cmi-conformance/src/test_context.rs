@@ -34,7 +34,7 @@ pub use observation::Conflict;
 pub struct Shared {
     /// The driver under test.
     pub target: Target,
-    /// What its author said of it.
+    /// The configuration by the driver's author.
     pub config: Config,
     /// Where faults come from.
     pub hooks: Arc<dyn Hooks>,
@@ -42,15 +42,15 @@ pub struct Shared {
     pub capabilities: Arc<Capabilities>,
     /// Text that no other run has.
     pub run: String,
-    /// Looks at every answer.
+    /// Checks every answer.
     pub answer_checker: AnswerChecker,
     /// Whether the driver can still be reached.
     pub liveness: Liveness,
     /// The calls that are under way.
     pub in_flight: Arc<InFlight>,
-    /// What the run may have made.
+    /// The VMs that the run may have made.
     pub ledger: Arc<Ledger>,
-    /// By what a machine can be seen where nothing shows it: asked once.
+    /// What tells a conflicting request apart where nothing shows VMs: found out once.
     pub conflict: OnceCell<Conflict>,
     /// Cancelled when the run is to end early.
     pub stop: CancellationToken,
@@ -89,7 +89,7 @@ impl TestContext {
         }
     }
 
-    /// What the driver's author said of it.
+    /// The configuration by the driver's author.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
@@ -99,7 +99,7 @@ impl TestContext {
         &self.shared.target
     }
 
-    /// What the driver declared.
+    /// The capabilities that the driver declared.
     pub fn capabilities(&self) -> &Capabilities {
         &self.shared.capabilities
     }
@@ -119,7 +119,7 @@ impl TestContext {
         canary(&self.shared.run)
     }
 
-    /// Has an answer checked as it was on the wire.
+    /// Checks an answer as it was on the wire.
     pub fn look_raw(&self, answer: &RawAnswer) {
         let secrets = secrets(&self.shared.config.secrets);
         self.shared.answer_checker.check_raw(&secrets, answer);
@@ -135,12 +135,12 @@ impl TestContext {
         &self.tracker
     }
 
-    /// What is worth a look and breaks no rule.
+    /// The observations that are worth a look and break no rule.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings.lock().clone()
     }
 
-    /// Notes what is worth a look and breaks no rule.
+    /// Notes an observation that is worth a look and breaks no rule.
     pub fn warn(&self, message: impl Into<String>) {
         self.warnings.lock().push(message.into());
     }
@@ -192,8 +192,8 @@ impl TestContext {
         format!("c{hash:08x}")
     }
 
-    /// Notes a machine that a call may make, so that it is deleted after the case, with
-    /// credentials that work.
+    /// Notes a machine that a call may make, so that it is deleted after the case, with credentials that
+    /// work.
     pub fn track(&self, request: &MachineRequest) {
         self.tracker.record(&self.with_own_secrets(request));
     }

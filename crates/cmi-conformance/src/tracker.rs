@@ -18,9 +18,9 @@ pub struct Tracker {
 /// A machine that may have a VM.
 #[derive(Clone, Debug)]
 pub struct Tracked {
-    /// As it was asked for.
+    /// The request that asked for the machine.
     pub request: MachineRequest,
-    /// A create was answered with the VM: there was one for sure.
+    /// Whether a create was answered with the VM: there was a VM for sure.
     pub was_made: bool,
     /// How many creates have no answer yet: they may still make it.
     pub in_flight: usize,
@@ -46,7 +46,7 @@ impl Tracked {
             == (&request.name, &request.class.provider_spec)
     }
 
-    /// There is a VM. What is not said this time stays as it was.
+    /// Notes that there is a VM. An id or a state that is not given stays as it was.
     fn exists(&mut self, id: Option<ProviderId>, state: Option<LastKnownState>) {
         self.was_made = true;
         self.id = id.or(self.id.take());
@@ -55,7 +55,7 @@ impl Tracked {
 }
 
 impl Tracker {
-    /// For a case of the run that this ledger is of.
+    /// A tracker for a case of the run that this ledger is of.
     pub fn new(ledger: Arc<Ledger>) -> Self {
         Self {
             tracked: Mutex::default(),
@@ -63,12 +63,12 @@ impl Tracker {
         }
     }
 
-    /// Notes a machine; has to be done before the call that may make it.
+    /// Notes a machine; the caller does so before the call that may make it.
     pub fn record(&self, request: &MachineRequest) {
         self.last(request, |_| ());
     }
 
-    /// Notes a create; has to be done before it.
+    /// Notes a create; the caller does so before the call.
     pub fn record_request(&self, request: &MachineRequest) {
         self.last(request, |tracked| tracked.in_flight += 1);
     }
@@ -102,12 +102,12 @@ impl Tracker {
         self.last(request, |tracked| tracked.exists(id, state));
     }
 
-    /// What was tracked. From now on, the caller has to delete it.
+    /// Takes the machines that were tracked. From now on, the caller has to delete them.
     pub fn take(&self) -> Vec<Tracked> {
         std::mem::take(&mut *self.tracked.lock())
     }
 
-    /// Changes what is tracked of a machine, which comes first to be deleted.
+    /// Changes what is tracked of a machine, and moves the machine to the end: it is deleted first.
     fn last(&self, request: &MachineRequest, change: impl FnOnce(&mut Tracked)) {
         let mut all = self.tracked.lock();
         let before = all.iter().position(|tracked| tracked.is(request));

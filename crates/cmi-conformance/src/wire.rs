@@ -1,4 +1,4 @@
-//! Bare gRPC: what a client would hide from a case.
+//! Bare gRPC: shows a case what a client would hide.
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +20,7 @@ use super::answer::{CaseError, CaseResult};
 
 /// The call that shows whether a plugin is there.
 pub const PROBE: &str = "/cmi.v1.Identity/Probe";
-/// Between two looks at a connection that is held.
+/// The interval between two looks at a connection that is held.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Bytes before a message: whether it is compressed, and its length.
 const PREFIX: usize = 5;
@@ -66,7 +66,7 @@ pub type Connect =
 pub struct ConnectionWire(Connect);
 
 impl ConnectionWire {
-    /// With connections that are made so.
+    /// A wire that makes its connections with `connect`.
     pub fn new(connect: Connect) -> Self {
         Self(connect)
     }
@@ -142,7 +142,7 @@ async fn exchange(
     })
 }
 
-/// Whether the plugin ended this stream alone. The end of a connection is none of a call.
+/// Whether the plugin reset this stream alone. The end of a connection is not the end of a call.
 fn is_reset(error: &hyper::Error) -> bool {
     error
         .source()
@@ -216,7 +216,7 @@ impl RawAnswer {
         })
     }
 
-    /// Fails unless this is the code.
+    /// Fails unless the answer has this code.
     ///
     /// # Errors
     /// [`CaseError::Failed`] with the code that it is.
@@ -224,7 +224,7 @@ impl RawAnswer {
         self.is_one_of(&[code])
     }
 
-    /// Fails unless this is one of the codes.
+    /// Fails unless the answer has one of these codes.
     ///
     /// # Errors
     /// [`CaseError::Failed`] with the code that it is.
@@ -240,7 +240,7 @@ impl RawAnswer {
         )))
     }
 
-    /// Whether it has this code.
+    /// Whether the answer has this code.
     pub fn is_code(&self, code: tonic::Code) -> bool {
         self.code == (code as i32).to_string()
     }
@@ -250,7 +250,7 @@ impl RawAnswer {
         self.code.parse().is_ok_and(|number: u8| number <= 16)
     }
 
-    /// Which call.
+    /// The path of the call.
     pub fn path(&self) -> &'static str {
         self.path
     }
@@ -267,7 +267,7 @@ impl RawAnswer {
         &self.response.message
     }
 
-    /// What can be read of the response.
+    /// The text that can be read in the response.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.response.body).into_owned()
     }

@@ -1,4 +1,4 @@
-//! Looks whether what was deleted is gone.
+//! Checks whether the deleted VMs are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::tracker::Tracked;
 use cmi_driver::{Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Operation};
 
 impl Cleanup<'_> {
-    /// What the machines of the cases still have, as far as the driver lets one see.
+    /// The VMs that the machines of the cases still have, as far as the driver lets one see.
     pub(super) async fn look(&self, cases: &[Cleared], parallel: usize) -> BTreeSet<Leftover> {
         let looks = cases.iter().map(|case| self.look_at(case));
         let seen: Vec<_> = stream::iter(looks).buffered(parallel).collect().await;
@@ -28,7 +28,7 @@ impl Cleanup<'_> {
         }
     }
 
-    /// Whatever the clusters have: only this run uses them.
+    /// All VMs that the clusters have: only this run uses them.
     async fn listed(&self, case: &Cleared) -> BTreeSet<Leftover> {
         let mut clusters: BTreeMap<String, Vec<&Tracked>> = BTreeMap::new();
         for tracked in &case.gone {
@@ -60,7 +60,7 @@ impl Cleanup<'_> {
                     seen.extend(others.map(|vm| still_listed(&cluster, vm)));
                 }
                 Err((Some(Code::InvalidArgument), _)) if !one.was_made => {}
-                // One by one it may work.
+                // GetMachineStatus may still answer for each machine.
                 Err(_) if self.capabilities.supports(Operation::GetMachineStatus) => {
                     seen.extend(self.found(all.into_iter()).await);
                 }

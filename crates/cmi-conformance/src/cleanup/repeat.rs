@@ -1,4 +1,4 @@
-//! Repeats of a call that has to be made, whatever is in its way.
+//! Repeats a call that has to be made, whatever is in its way.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -20,14 +20,14 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Which errors are worth a repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Those that pass by themselves: a look that fails for another reason fails at once.
+    /// Errors that pass by themselves: a look that fails for another reason fails at once.
     Transient,
-    /// All but those that stay whatever happens.
+    /// All errors but those that stay whatever happens.
     Any,
 }
 
 impl Repeat {
-    /// Whether an error with this code is.
+    /// Whether an error with this code is worth a repeat.
     pub const fn is_worth_it(self, code: Code) -> bool {
         match code {
             Code::Canceled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => true,
@@ -61,7 +61,8 @@ impl Cleanup<'_> {
         if self.liveness.is_lost() {
             return Err((None, "the driver can't be reached any more".to_owned()));
         }
-        // A driver that is gone is not waited for again with each machine.
+        // A driver that is gone gets the shorter limit, so that the cleanup does not wait in full for each
+        // machine.
         let is_gone = self.liveness.gone_since().is_some();
         let until = Instant::now()
             + if is_gone {

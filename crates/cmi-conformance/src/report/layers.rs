@@ -15,13 +15,13 @@ use crate::rules::{Layer, Rule};
 pub enum Compliance {
     /// No binding rule is broken, as far as this run could try them.
     Yes,
-    /// As yes; and there are rules that the run could not try for want of a hook, or of a setting.
+    /// As `Yes`, but the run could not try some rules for want of a hook or a setting.
     Basic,
-    /// As yes; and every binding rule was tried that the driver's calls allow, with every hook.
+    /// As `Yes`, and the run tried, with every hook, each binding rule that the driver's calls allow.
     Full,
-    /// A binding rule is broken, or something speaks against believing that none is.
+    /// A binding rule is broken, or there is a reason not to believe that none is.
     No,
-    /// A part of the rules was chosen, and none of them is broken: no word about the others.
+    /// Only a part of the rules was chosen, and none of them is broken; it says nothing about the others.
     Part,
 }
 
@@ -35,17 +35,17 @@ impl fmt::Display for Compliance {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayerReport {
-    /// Which.
+    /// The layer.
     pub layer: Layer,
     /// What is reported of it.
     pub compliance: Compliance,
-    /// Why it is no.
+    /// Why the layer is `No`.
     pub reasons: Vec<String>,
     /// The binding rows that are broken, the most telling first.
     pub broken: Vec<&'static str>,
     /// The binding rows that were not tried in full, and can be.
     pub untried: Vec<&'static str>,
-    /// The hooks and settings that would let them be tried.
+    /// The hooks and settings with which the run could try those rows.
     pub missing: BTreeSet<String>,
 }
 
@@ -147,7 +147,7 @@ fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     }
 }
 
-/// The broken rows by what they are about, where that says more than their ids.
+/// The broken rows, grouped by fault where that says more than their ids.
 fn faults(broken: impl Iterator<Item = &'static str>) -> Vec<String> {
     let mut order: Vec<Option<&'static str>> = Vec::new();
     let mut by_fault: BTreeMap<Option<&'static str>, Vec<&'static str>> = BTreeMap::new();
@@ -168,7 +168,7 @@ fn faults(broken: impl Iterator<Item = &'static str>) -> Vec<String> {
     sorted.map(|(fault, ids)| written(fault, &ids)).collect()
 }
 
-/// What a driver does that breaks a row of this provider's.
+/// The fault of a driver that breaks a row of this provider.
 fn fault(id: &str) -> Option<&'static str> {
     match id {
         "CAP-01" | "CAP-02" | "CAP-03" | "CAP-04" => Some("identity tag not kept"),

@@ -1,5 +1,5 @@
-//! Which failure tells most: one in what the other cases see and work by comes before those that follow
-//! from it.
+//! The order in which failures are named: a failure of a case that others build upon comes before the
+//! failures that follow from it.
 
 use super::CaseReport;
 use crate::rules::{self, Rule};
@@ -48,18 +48,18 @@ const DANGERS: &[&str] = &[
     "secrets-are-not-logged",
 ];
 
-/// Whether its failure costs VMs or secrets.
+/// Whether a failure of the case costs VMs or secrets.
 pub(super) fn is_dangerous(name: &str) -> bool {
     DANGERS.contains(&name)
 }
 
-/// Sorts before all that it explains.
+/// The rank of a case: it sorts before all cases that its failure explains.
 pub(super) fn of_case(name: &str) -> usize {
     let place = FOUNDATIONS.iter().position(|foundation| *foundation == name);
     place.unwrap_or(FOUNDATIONS.len())
 }
 
-/// That of the most telling failure of a rule's cases.
+/// The rank of the most telling failure among a rule's cases.
 pub(super) fn of_rule(id: &str, cases: &[CaseReport]) -> usize {
     let failed = cases
         .iter()
@@ -70,9 +70,9 @@ pub(super) fn of_rule(id: &str, cases: &[CaseReport]) -> usize {
 /// The cases that failed, the most telling first.
 #[derive(Debug, Default)]
 pub(super) struct Failures<'a> {
-    /// Those by which a driver is not compliant.
+    /// The failed cases that make the driver non-compliant.
     pub binding: Vec<&'a CaseReport>,
-    /// Those that break no binding rule.
+    /// The failed cases that break no binding rule.
     pub advisory: Vec<&'a CaseReport>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Failures<'a> {
     }
 }
 
-/// Whether one of the rules that it is to prove is binding.
+/// Whether the case is to prove a binding rule.
 fn is_binding(case: &CaseReport) -> bool {
     let mut proven = case.proves.iter().filter_map(|id| rules::find(id));
     proven.any(Rule::is_binding)

@@ -12,7 +12,7 @@ const MAX_FAILURES: usize = 5;
 /// How many rows a line names; the table has all.
 const MAX_ROWS: usize = 12;
 
-/// A case, in a line: what is printed while a run goes on.
+/// A case, in one line: printed while a run goes on.
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
     let width = of.to_string().len();
     let mut line = format!(
@@ -71,7 +71,7 @@ pub fn text(report: &Report) -> String {
     text
 }
 
-/// What to mend first.
+/// The failures to mend first.
 fn failures(report: &Report) -> String {
     let Failures { binding, advisory } = Failures::of(&report.cases);
     let mut text = String::new();
@@ -117,7 +117,7 @@ fn untried(report: &Report) -> String {
 fn verdict(report: &Report) -> String {
     if report.scope == Scope::Part {
         let tried = format!("{} of {}", report.rules.len(), rules::all().count());
-        // That one layer takes the other's yes says nothing where there is none to be had.
+        // A partial run has no verdict, so the reason that one layer takes the other's yes says nothing here.
         let of_whole_runs: Vec<_> = report.layers.iter().map(|layer| takes(layer.layer)).collect();
         let mut reasons: Vec<String> = Vec::new();
         for layer in &report.layers {
@@ -136,7 +136,7 @@ fn verdict(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What is reported of a layer, in a line: `cmi.v1: yes`.
+/// The verdict on a layer, in one line: `cmi.v1: yes`.
 pub fn compliance(layer: &LayerReport) -> String {
     let line = format!("{}: {}", layer.layer, layer.compliance);
     match layer.compliance {
@@ -145,12 +145,12 @@ pub fn compliance(layer: &LayerReport) -> String {
     }
 }
 
-/// Why a layer is no whose own rules hold.
+/// The reason for the `No` of a layer whose own rules hold.
 pub(super) fn takes(below: Layer) -> String {
     format!("it takes {below}: yes")
 }
 
-/// These rows, or the first of them.
+/// The row ids, or the first of them and the number of the others.
 pub fn rows(ids: &[&str]) -> String {
     match ids.split_at_checked(MAX_ROWS) {
         Some((first, more)) if !more.is_empty() => format!("{} and {} more", first.join(", "), more.len()),

@@ -1,4 +1,4 @@
-//! The calls of the driver contract, on the machines of a case. One that hangs is a [`CaseError::Failed`].
+//! The calls of the driver contract, on the machines of a case. A call that hangs is a [`CaseError::Failed`].
 //!
 //! The table in `cmi-driver` has all calls; a row here says what the suite asks of each.
 
@@ -103,12 +103,12 @@ impl TestContext {
         cmi_driver::for_each_call!(try_call [operation on subject])
     }
 
-    /// Creates.
+    /// Creates the machine's VM.
     pub async fn create(&self, machine: &MachineRequest) -> CaseResult<Answer<Machine>> {
         CreateMachineRequest::on(self.subject(machine, None)).await
     }
 
-    /// Creates with a LastKnownState.
+    /// Creates the machine's VM with a LastKnownState.
     pub async fn create_with(
         &self,
         machine: &MachineRequest,
@@ -121,7 +121,7 @@ impl TestContext {
         self.subject(machine, None).create(request).await
     }
 
-    /// Deletes, with the provider id when it is given.
+    /// Deletes the machine's VM, with the provider id when it is given.
     pub async fn delete(
         &self,
         machine: &MachineRequest,
@@ -130,7 +130,7 @@ impl TestContext {
         DeleteMachineRequest::on(self.subject(machine, id)).await
     }
 
-    /// Reads, with the provider id when it is given.
+    /// Reads the status of the machine's VM, with the provider id when it is given.
     pub async fn status(
         &self,
         machine: &MachineRequest,
@@ -144,12 +144,12 @@ impl TestContext {
         ListMachinesRequest::on(self.subject(machine, None)).await
     }
 
-    /// Shuts down.
+    /// Shuts the machine's VM down.
     pub async fn shut_down(&self, machine: &MachineRequest) -> CaseResult<Answer<ShutDownMachineResponse>> {
         ShutDownMachineRequest::on(self.subject(machine, None)).await
     }
 
-    /// Initializes, with the provider id when it is given.
+    /// Initializes the machine's VM, with the provider id when it is given.
     pub async fn initialize(
         &self,
         machine: &MachineRequest,
@@ -158,7 +158,7 @@ impl TestContext {
         InitializeMachineRequest::on(self.subject(machine, id)).await
     }
 
-    /// Updates from one spec to another.
+    /// Updates the machine's VM from one spec to another.
     pub async fn update(
         &self,
         from: &MachineRequest,
@@ -174,13 +174,13 @@ impl TestContext {
         self.subject(to, Some(id)).of_machine(request).await
     }
 
-    /// Restarts.
+    /// Restarts the machine's VM.
     pub async fn restart(&self, machine: &MachineRequest, id: &ProviderId) -> CaseResult<Answer<()>> {
         RestartMachineRequest::on(self.subject(machine, Some(id))).await
     }
 
-    /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150),
-    /// and has no ids either way.
+    /// Asks for volume ids. The driver may refuse an empty list as a missing one (CMI-150); it has no ids
+    /// either way.
     pub async fn volume_ids(&self, pv_specs: Vec<Value>) -> CaseResult<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
@@ -191,7 +191,7 @@ impl TestContext {
         Ok(answer)
     }
 
-    /// Makes a call about a class, and no machine of it.
+    /// Makes a call about a class, and about no machine of it.
     pub async fn ask<Q>(&self, request: Q) -> CaseResult<Answer<Q::Response>>
     where
         Q: Request<Response: Texts>,
@@ -252,19 +252,19 @@ impl Subject<'_> {
         self.id.cloned()
     }
 
-    /// The id, for a call that can't be made without it.
+    /// The id of the VM, for a call that can't be made without it.
     fn needed_id(&self) -> CaseResult<ProviderId> {
         self.id()
             .ok_or_else(|| CaseError::failed("this call takes the id of a VM, and the case gives none"))
     }
 
-    /// Has the tracker know beforehand that there may be a VM. Code 17 with its machine is as good as OK
-    /// where there is an InitializeMachine: the VM is there (INI-18).
+    /// Creates the machine's VM, and records it in the tracker before the call. Code 17 with its machine is
+    /// as good as OK where there is an InitializeMachine: the VM is there (INI-18).
     async fn create(self, request: CreateMachineRequest) -> CaseResult<Answer<Machine>> {
         let Self { t, machine, .. } = self;
         let tracked = t.with_own_secrets(machine);
         t.goes_on()?;
-        // What is never sent makes no VM.
+        // A call that is never sent makes no VM.
         if t.shared.liveness.is_gone() {
             t.is_back().await?;
         }
@@ -281,7 +281,7 @@ impl Subject<'_> {
         Ok(answer)
     }
 
-    /// Has the tracker know of the VM that there is.
+    /// Initializes the machine's VM, and records in the tracker that there is one.
     async fn initialize(self, request: InitializeMachineRequest) -> CaseResult<Answer<Machine>> {
         let answer = self.of_machine(request).await?;
         if let Ok(made) = &answer.result {

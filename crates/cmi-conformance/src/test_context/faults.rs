@@ -1,4 +1,4 @@
-//! The fault that a case has caused, and whether the driver took notice of it.
+//! The fault that a case has caused, and whether the driver noticed it.
 
 use super::TestContext;
 use crate::answer::CaseError;
@@ -9,15 +9,15 @@ use cmi_driver::Code;
 #[derive(Clone, Debug)]
 pub struct Fault {
     hook: Hook,
-    /// Whether it was not undone yet.
+    /// Whether the fault is still in force.
     is_on: bool,
-    /// A call that answered OK in spite of it.
+    /// A call that answered OK in spite of the fault.
     unaffected: Option<String>,
     /// What the first call answered that it kept from being done.
     code: Option<Code>,
     /// The hook that undid it.
     undone_by: Option<Hook>,
-    /// What was seen of it after that.
+    /// What still showed the fault after that hook.
     remains: Option<String>,
 }
 
@@ -27,7 +27,7 @@ impl TestContext {
         let mut fault = self.fault.lock();
         match hook {
             Hook::Restore | Hook::Unlock => {
-                // What ends a case undoes everything once more.
+                // The end of a case undoes everything once more.
                 if let Some(fault) = fault.as_mut().filter(|fault| fault.is_on) {
                     fault.is_on = false;
                     fault.undone_by = Some(hook);
@@ -83,7 +83,7 @@ impl TestContext {
         }
     }
 
-    /// Notes something else that is as it was before a fault was undone.
+    /// Notes something else that, after a fault was undone, is still as it was before.
     pub(crate) fn remains(&self, seen: &str) {
         let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.undone_by.is_some()) {
@@ -91,7 +91,7 @@ impl TestContext {
         }
     }
 
-    /// What to look at when a case does not pass after a fault that was undone, and is still to be seen.
+    /// Advice for a case that does not pass after its fault was undone, when the fault still shows.
     pub fn still_there(&self) -> Option<String> {
         let fault = self.fault.lock();
         let fault = fault.as_ref()?;
@@ -103,7 +103,7 @@ impl TestContext {
         ))
     }
 
-    /// Notes that what a hook did has passed by itself.
+    /// Notes that the effect of a hook has passed by itself.
     pub(crate) fn is_over(&self, hook: Hook) {
         let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.hook == hook) {
@@ -111,14 +111,14 @@ impl TestContext {
         }
     }
 
-    /// The fault that the driver may have for a reason to be out of reach, or to answer as if it were.
+    /// The fault that may be why the driver is out of reach, or answers as if it were.
     pub(super) fn disturbance(&self) -> Option<Hook> {
         let fault = self.fault.lock();
         let hook = fault.as_ref().filter(|fault| fault.is_on)?.hook;
         hook.reaches_the_driver().then_some(hook)
     }
 
-    /// What to look at when a case fails after a fault that the driver took no notice of.
+    /// Advice for a case that fails after a fault that the driver did not notice.
     pub fn without_effect(&self) -> Option<String> {
         let fault = self.fault.lock().clone()?;
         let (hook, call) = (fault.hook, fault.unaffected?);
@@ -128,7 +128,7 @@ impl TestContext {
         ))
     }
 
-    /// A case that shows nothing, since all is as it was before the hook.
+    /// The error of a case that shows nothing, since all is as it was before the hook.
     pub fn changed_nothing(&self, hook: Hook, seen: &str) -> CaseError {
         CaseError::Inconclusive(format!(
             "the hook `{hook}` seems to have done nothing: {seen}; {}",
@@ -136,7 +136,7 @@ impl TestContext {
         ))
     }
 
-    /// Warns of a case that passes and would do so as well if the hook had done nothing.
+    /// Warns that a case would pass as well if the hook had done nothing.
     pub fn warn_of_no_effect(&self, hook: Hook, seen: &str) {
         self.warn(format!(
             "the hook `{hook}` may have done nothing, and then nothing was shown here: {seen}; {}",
@@ -144,7 +144,7 @@ impl TestContext {
         ));
     }
 
-    /// The doubt that is left where a driver may be blamed for a hook.
+    /// The doubt that is left where a driver may be blamed for the fault of a hook.
     pub fn may_have_done_nothing(&self, hook: Hook) -> String {
         format!("the hook `{hook}` may have done nothing: {}", self.by_hand(hook))
     }

@@ -1,4 +1,4 @@
-//! What a case sees of VMs.
+//! How a case sees VMs.
 
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult, ensure};
@@ -6,25 +6,26 @@ use crate::config::Setting;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, ListedMachine, Operation, ProviderId};
 
-/// By what the VMs of a driver can be seen.
+/// The call by which the VMs of a driver can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Observation {
-    /// All of a cluster, by ListMachines.
+    /// All VMs of a cluster, by ListMachines.
     List,
-    /// One by one, by GetMachineStatus.
+    /// One VM at a time, by GetMachineStatus.
     Status,
-    /// Not at all.
+    /// No call shows VMs.
     Blind,
 }
 
-/// What tells another request from that of a VM which stands in its way, where nothing shows VMs.
+/// What tells a conflicting request from the request of the VM that stands in its way, where nothing shows
+/// VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// By another identity tag: the driver keeps it.
+    /// Another identity tag: the driver keeps it.
     Identity,
-    /// By another spec, which the VM of the name does not fit: published, and so for every driver.
+    /// Another spec, which the VM of the name does not fit: published, and so for every driver.
     Spec,
-    /// By nothing that the configuration says.
+    /// Nothing that the configuration says.
     Nothing,
 }
 
@@ -203,12 +204,12 @@ impl TestContext {
         })
     }
 
-    /// The list as a means to see. That it can't be had is for the cases about lists.
+    /// The list as a means to see VMs. A list that can't be had is for the cases about lists.
     async fn listed(&self, request: &MachineRequest) -> CaseResult<Vec<ListedMachine>> {
         self.list(request).await?.ok().map_err(CaseError::in_preparation)
     }
 
-    /// Fails unless a create gives the VM of before.
+    /// Fails unless a create returns the earlier VM.
     async fn comes_back(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         let again = self.created(request).await?.provider_id;
         ensure(again == *id, || {
@@ -271,7 +272,7 @@ impl TestContext {
         })
     }
 
-    /// Whether a VM has the request's name: then none can be made for the other request.
+    /// Whether a VM has the request's name: then no VM can be made for the other request.
     async fn stands_in_the_way(&self, request: &MachineRequest, other: &MachineRequest) -> CaseResult<bool> {
         let mut repeats = self.repeats();
         let made = loop {
@@ -311,7 +312,7 @@ fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> CaseResult {
     })
 }
 
-/// The first few of them.
+/// The first few VMs, as text.
 fn written(vms: &[(String, ProviderId)]) -> String {
     const MAX_SHOWN: usize = 4;
     let shown = vms.iter().take(MAX_SHOWN);

@@ -19,7 +19,7 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
-    /// For so long.
+    /// Repeats that end after the limit.
     pub fn within(limit: Duration) -> Self {
         Self {
             until: Instant::now() + limit,

@@ -82,13 +82,13 @@ impl TestContext {
         Ok(id)
     }
 
-    /// Waits as long as the driver says that the back end may answer with the state of before;
-    /// not when the run is to end.
+    /// Waits for as long as the back end may answer with an earlier state, by the driver's declaration, or
+    /// until the run is to end.
     pub async fn settle(&self) {
         self.pause(self.shared.capabilities.consistency_window).await;
     }
 
-    /// Lets time pass; not when the run is to end.
+    /// Waits for a time, or until the run is to end.
     pub async fn pause(&self, time: Duration) {
         if !time.is_zero() {
             let stopped = self.shared.stop.cancelled();
@@ -96,7 +96,7 @@ impl TestContext {
         }
     }
 
-    /// Deletes until the driver answers OK: ABORTED means that it is under way.
+    /// Deletes until the driver answers OK: ABORTED means that a deletion is under way.
     ///
     /// # Errors
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.
@@ -116,7 +116,7 @@ impl TestContext {
         stream::iter(deletions).buffered(AT_ONCE).try_collect().await
     }
 
-    /// Deletes until the driver answers OK, or refuses it with one of these codes.
+    /// Deletes until the driver answers OK, or refuses the call with one of these codes.
     ///
     /// # Errors
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.

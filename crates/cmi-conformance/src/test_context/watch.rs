@@ -1,4 +1,5 @@
-//! Every call of a case is watched: one that hangs is named, and so is one in which the driver goes away.
+//! Every call of a case is watched: a call that hangs is named, and so is a call in which the driver goes
+//! away.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -15,9 +16,9 @@ use cmi_driver::Code;
 
 /// How long a driver may take to say that it is there.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Since when a driver is gone that went away in one of several requests: the summary has them in one line.
+/// The request to name when the driver went away in one of several: the summary lists them in one line.
 const ONE_OF_SEVERAL: &str = "one of the requests that a line at the end names";
-/// Between two looks at a driver that is gone.
+/// The interval between two looks at a driver that is gone.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 impl TestContext {
@@ -53,7 +54,7 @@ impl TestContext {
     /// [`CaseError::DriverGone`] for the first, if it was alone; [`CaseError::Inconclusive`] for any other.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
         let in_flight = &self.shared.in_flight;
-        // It was under way as well, for a case that asks at the same moment.
+        // This request was under way as well, for a case that asks at the same moment.
         let _doubted = in_flight.keep(&self.case, what);
         let mut all = in_flight.all();
         if self.shows_life().await {
@@ -89,7 +90,7 @@ impl TestContext {
         )))
     }
 
-    /// Waits for a driver that is gone until it is given up.
+    /// Waits for a driver that is gone, until it is back or given up.
     pub(super) async fn is_back(&self) -> CaseResult {
         while let Some(call) = self.shared.liveness.gone_since() {
             if self.shows_life().await {
@@ -104,7 +105,7 @@ impl TestContext {
         Ok(())
     }
 
-    /// Whether the driver answers Probe, whatever it says.
+    /// Whether the driver answers Probe, whatever the answer says.
     async fn shows_life(&self) -> bool {
         if let Some(hook) = self.disturbance() {
             return self.may_be_there(hook).await;
@@ -133,7 +134,7 @@ impl TestContext {
         !matches!(probed, Ok(Err(_)))
     }
 
-    /// Has it named when it takes long, until the entry is dropped.
+    /// Notes a wait, which is named when it takes long, until the entry is dropped.
     pub fn waits_for(&self, what: &str, limit: Duration) -> Entry {
         self.shared.in_flight.begin(&self.case, what, limit)
     }
