@@ -119,7 +119,7 @@ impl Permits {
         for granted in reserved.into_iter().chain([priority]) {
             if self.has_room(&queue, requester.namespace, granted) {
                 match granted {
-                    Priority::Upkeep => queue.set_aside(requester.key),
+                    Priority::Upkeep => queue.set_aside(requester.key, was_woken),
                     Priority::Create => queue.give_up(requester.key),
                 }
                 queue.take(requester.namespace, granted, now);

@@ -84,6 +84,10 @@ impl Place {
             is_reported: waiter.is_reported,
         }
     }
+
+    fn is_to_create(&self) -> bool {
+        self.position.priority == Priority::Create
+    }
 }
 
 /// A waiter that was woken, for which a permit is reserved.
@@ -97,7 +101,7 @@ pub(super) struct Woken {
 impl Woken {
     /// Whether the reserved permit may be used to create a VM.
     pub(super) fn is_for_create(&self) -> bool {
-        self.place.position.priority == Priority::Create
+        self.place.is_to_create()
     }
 }
 
@@ -176,17 +180,20 @@ impl Queue {
             .leave(&key)
             .map(|(position, waiter)| Place::of(position, &waiter));
         let before = queued.or(was_woken.map(|woken| woken.place));
-        let before = match (priority, before) {
-            (Priority::Create, None) => self.set_aside.remove(&key),
-            (Priority::Upkeep, Some(place)) if place.position.priority == Priority::Create => {
-                self.set_aside.insert(Arc::clone(&key), place);
-                None
-            }
-            (_, before) => before,
+        let aside = self.set_aside.remove(&key);
+        let (to_create, upkeep) = match before {
+            Some(place) if place.is_to_create() => (Some(place), None),
+            before => (aside, before),
         };
-        let before = before.filter(|Place { position, .. }| {
-            position.priority == priority && *position.namespace == *requester.namespace
-        });
+        let before = match priority {
+            Priority::Create => to_create,
+            Priority::Upkeep => {
+                self.set_aside
+                    .extend(to_create.map(|place| (Arc::clone(&key), place)));
+                upkeep
+            }
+        };
+        let before = before.filter(|place| *place.position.namespace == *requester.namespace);
         let place = before.unwrap_or_else(|| {
             self.places += 1;
             let position = QueuePosition {
@@ -234,12 +241,12 @@ impl Queue {
 
     /// Takes `key` out of the queue while it has a permit for upkeep. A place for a create is set aside: what
     /// is looked up may have to be made, and the place is not woken meanwhile.
-    pub(super) fn set_aside(&mut self, key: &str) {
-        if let Some((position, waiter)) = self.leave(key)
-            && position.priority == Priority::Create
-        {
-            self.set_aside
-                .insert(Arc::clone(&waiter.key), Place::of(position, &waiter));
+    pub(super) fn set_aside(&mut self, key: &str, was_woken: Option<Woken>) {
+        let queued = self.leave(key);
+        let queued = queued.map(|(position, waiter)| Place::of(position, &waiter));
+        let place = queued.or(was_woken.map(|woken| woken.place));
+        if let Some(place) = place.filter(Place::is_to_create) {
+            self.set_aside.insert(key.into(), place);
         }
     }
 

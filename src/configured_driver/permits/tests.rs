@@ -135,15 +135,18 @@ fn one_that_waits_to_make_a_vm_and_looks_it_up_meanwhile_keeps_its_place() {
     for key in ["a", "b", "c"] {
         assert!(permits.try_acquire(Priority::Create, key, woken.waker(key)));
     }
-    for key in ["d", "e"] {
+    for key in ["d", "e", "f"] {
         assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
     }
     permits.begin("d");
     assert!(permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["e"], "d has a permit");
     assert!(!permits.promote_to_create("d", "ns"));
     assert!(!permits.try_acquire(Priority::Create, "d", woken.waker("d")));
     permits.release("ns", Priority::Upkeep);
     permits.end("d");
+    assert!(permits.try_acquire(Priority::Create, "e", woken.waker("e")));
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["d"]);
 }
@@ -166,14 +169,28 @@ fn one_that_waits_to_make_a_vm_keeps_its_place_while_it_waits_to_look_it_up() {
     assert_eq!(woken.take(), ["d"]);
     permits.begin("d");
     assert!(permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
-    permits.release("ns", Priority::Create);
-    assert_eq!(woken.take(), ["e"], "d has a permit");
     assert!(!permits.promote_to_create("d", "ns"));
     assert!(!permits.try_acquire(Priority::Create, "d", woken.waker("d")));
     permits.release("ns", Priority::Upkeep);
     permits.end("d");
-    assert!(permits.try_acquire(Priority::Create, "e", woken.waker("e")));
-    assert!(!permits.try_acquire(Priority::Create, "f", woken.waker("f")));
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["d"]);
+}
+
+/// What was to be looked up is known by now.
+#[test]
+fn one_that_waits_to_look_its_vm_up_and_may_create_it_at_once_takes_its_place_back() {
+    let (permits, woken) = permits(4);
+    for key in ["a", "b", "c"] {
+        assert!(permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    assert!(permits.try_acquire(Priority::Upkeep, "x", woken.waker("x")));
+    for key in ["d", "e"] {
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    assert!(!permits.try_acquire(Priority::Upkeep, "d", woken.waker("d")));
+    assert!(!permits.try_acquire(Priority::Create, "d", woken.waker("d")));
+    assert!(permits.queue.lock().set_aside.is_empty());
     permits.release("ns", Priority::Create);
     assert_eq!(woken.take(), ["d"]);
 }
