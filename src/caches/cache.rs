@@ -511,8 +511,8 @@ impl<K: Cached> Writer<K> {
         differences
     }
 
-    /// Marks the cache as synced, which resumes whoever waits for that. To be called when all that the first
-    /// list has shown was delivered to all that follow the cache.
+    /// Marks the cache as synced, which resumes the tasks that wait for that. To be called when all that the
+    /// first list has shown was delivered to all that follow the cache.
     pub fn set_synced(&self) {
         self.filled.send_replace(true);
     }

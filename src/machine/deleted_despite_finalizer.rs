@@ -35,7 +35,7 @@ const MAX_RETRY_TIME: Duration = Duration::from_hours(24);
 /// Whether an object that a watch reports as deleted, and whose last version is `last`, was deleted in spite
 /// of its finalizer. Any other removal begins with a requested deletion, or takes the finalizer off first: a
 /// move, a forced deletion, a VM that is gone. An object whose providerID was confirmed had the finalizer
-/// long before: somebody took it out of the API server's store by hand, and the report of orphans shows its
+/// long before: it was taken out of the API server's store by hand, and the report of orphans shows its
 /// VM.
 pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();

@@ -242,7 +242,7 @@ impl Draft<'_> {
     }
 
     /// Returns the end of a wait, in whole seconds as objects have times, and never before the wait is over:
-    /// whoever does not remember the wait, such as another process, waits until then.
+    /// a process that does not remember the wait, such as a new one, waits until then.
     fn next_retry_time(&self, wait: Option<Duration>) -> Option<Time> {
         let next = self.now.checked_add(wait?).ok()?;
         let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Ceil);

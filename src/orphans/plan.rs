@@ -6,7 +6,7 @@
 //! before it asks the driver for the VM, and never into another object. So the InfraMachine existed before
 //! the VM. Now let a driver list the VM, and let the API server answer *afterwards*, in a quorum read, that
 //! no InfraMachine carries `m`. Then the InfraMachine is gone: an identity does not come late. That leaves
-//! the ways in which an object is missing although nobody meant to delete it:
+//! the ways in which an object is missing although its deletion was not meant:
 //!
 //! * A **backup** was restored that is older than the object, or the object was **moved** to another
 //!   management cluster. Neither is a deletion that a user asked for. [`KeepReason::DeletionUnseen`] keeps
