@@ -48,9 +48,9 @@ use crate::volume_drain::Outages;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
 
-/// Concurrent reconciles of Nodes. Each waits for a workload cluster, which has two visits at a time and then
-/// a back-off: half as many clusters have to hang at once before one that answers is held up, and for seconds
-/// in minutes. Each reconcile may have an answer of a MiB in memory.
+/// Concurrent reconciles of Nodes. Each waits for a workload cluster, which has two connections at a time and
+/// then a back-off: half as many clusters have to hang at once before one that answers is held up, and for
+/// seconds in minutes. Each reconcile may have an answer of a MiB in memory.
 const NODE_CONCURRENCY: u16 = 32;
 /// The driver label of metrics for a driver that is not configured: any name may stand in a spec, and each
 /// would be a series for ever.
@@ -149,7 +149,7 @@ impl Controllers {
         let infra_machine_queue = WorkQueue::default();
         let drain_queue = WorkQueue::default();
         let events = Events::new(client.clone(), options.reporter.clone());
-        // Shared by both controllers, so that a workload cluster has as many visits at a time as it may have.
+        // Shared by both controllers: the limit of connections to a workload cluster holds for both together.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
         let reconciler = |controller, drivers: &ConfiguredDrivers| {
             Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())

@@ -28,7 +28,7 @@ pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
 pub mod reconciler; // what is around every reconcile
 pub mod telemetry; // logs
-pub mod workload_cluster; // visits of the API servers of workload clusters
+pub mod workload_cluster; // connections to the API servers of workload clusters
 
 // Layer 2: reconcilers. None knows another.
 pub mod cluster; // InfraClusters

@@ -117,7 +117,7 @@ pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Err
         let (prepared, mut tasks) = Prepared::new(context);
         let context = context.clone();
         let run = async move {
-            if prepared.is_to_begin(&context).await {
+            if prepared.wait_until_leading(&context).await {
                 tracing::info!("reconciling");
                 let shutdown = context.stopping.cancelled_owned().shared();
                 prepared.controllers.run(shutdown).await;

@@ -32,7 +32,7 @@ use crate::identity;
 use crate::leadership::Leadership;
 use crate::reconciler::{Action, Reconciler, Requeue};
 use crate::retry::LONG_WAIT;
-use crate::workload_cluster::{self, Visit, WorkloadClusters};
+use crate::workload_cluster::{self, ConnectionOutcome, WorkloadClusters};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -128,9 +128,9 @@ async fn untaint(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> R
     let Some((removal, cluster)) = plan(machine, &observed) else {
         return Ok(TaintRemoval::NotYet);
     };
-    let visit = async |connection: &_| remove_taint(connection, &removal, &ctx.leadership).await;
-    let visited = ctx.workload_clusters.visit(cluster, visit).await?;
-    publish(machine, ctx, &removal, visited).await
+    let remove = async |connection: &_| remove_taint(connection, &removal, &ctx.leadership).await;
+    let outcome = ctx.workload_clusters.with_connection(cluster, remove).await?;
+    publish(machine, ctx, &removal, outcome).await
 }
 
 /// The Machine that owns an InfraMachine, and its Cluster.
@@ -147,15 +147,15 @@ async fn publish(
     machine: &InfraMachine,
     ctx: &Context,
     removal: &Removal,
-    visited: Visit<Option<Progress>>,
+    outcome: ConnectionOutcome<Option<Progress>>,
 ) -> Result<TaintRemoval, Error> {
     let later = |wait| TaintRemoval::Requeue(Requeue::After(wait));
-    let (progress, wait) = match visited {
-        Visit::Busy => return Ok(later(workload_cluster::busy_wait(machine.metadata.uid()))),
-        Visit::Failed { cause, retry_after } => (Progress::Unreachable(cause), retry_after),
-        Visit::Made(None) => return Ok(TaintRemoval::Requeue(Requeue::BackOff(Duration::ZERO))),
+    let (progress, wait) = match outcome {
+        ConnectionOutcome::Busy => return Ok(later(workload_cluster::busy_wait(machine.metadata.uid()))),
+        ConnectionOutcome::Failed { cause, retry_after } => (Progress::Unreachable(cause), retry_after),
+        ConnectionOutcome::Done(None) => return Ok(TaintRemoval::Requeue(Requeue::BackOff(Duration::ZERO))),
         // Cluster API names a Node that is gone; another may come.
-        Visit::Made(Some(progress)) => (progress, LONG_WAIT),
+        ConnectionOutcome::Done(Some(progress)) => (progress, LONG_WAIT),
     };
     let outcome = match progress {
         Progress::Removed(_) | Progress::NotTainted(_) | Progress::RemovedBefore => TaintRemoval::Done,

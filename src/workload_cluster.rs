@@ -1,8 +1,8 @@
-//! Workload clusters: visits to their API servers, by the kubeconfig that Cluster API keeps of each.
+//! Workload clusters: connections to their API servers, by the kubeconfig that Cluster API keeps of each.
 //!
-//! A client lives for one visit. A workload cluster is its user's: it may be unreachable for weeks, never
-//! answer, or answer without end. So a visit has a deadline, answers have a size limit, and a cluster has few
-//! visits at a time, and none before the back-off of the last failure is over.
+//! A connection is made for one reconcile. A workload cluster is its user's: it may be unreachable for weeks,
+//! never answer, or answer without end. So a connection has a deadline, answers have a size limit, and a
+//! cluster has few connections at a time, and none before the back-off of the last failure is over.
 
 mod connection;
 mod kubeconfig;
@@ -26,17 +26,18 @@ use crate::retry;
 pub use self::connection::{Answer, Connection};
 pub use self::kubeconfig::InvalidKubeconfig;
 
-/// Visits of one workload cluster at the same time.
-const MAX_VISITS: usize = 2;
-/// How long a visit may take, the connection included.
-const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// When a cluster that had no room for a visit is visited again.
+/// Connections to one workload cluster at the same time.
+const MAX_CONNECTIONS: usize = 2;
+/// How long a connection may last, its requests included.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// When a cluster that had too many connections is tried again.
 const BUSY: Duration = Duration::from_secs(1);
-/// A visit that took longer leads to a back-off, as a failed one does: it holds a worker that others wait
-/// for.
+/// A connection that lasted longer leads to a back-off, as a failed one does: it holds a worker that others
+/// wait for.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// When the machine of this UID is reconciled again, after its workload cluster had no room for a visit.
+/// When the machine of this UID is reconciled again, after its workload cluster had too many
+/// connections.
 pub fn busy_wait(uid: &str) -> Duration {
     BUSY.mul_f64(0.5 + retry::jitter(uid, 0))
 }
@@ -47,22 +48,22 @@ pub struct WorkloadClusters {
     known: Mutex<HashMap<String, State>>,
 }
 
-/// The state of one workload cluster. A cluster that answers and is not visited has none.
+/// The state of one workload cluster. A cluster that answers and has no connection has none.
 #[derive(Clone, Debug, Default)]
 struct State {
-    visits: usize,
-    last_failure: Option<FailedVisit>,
+    connections: usize,
+    last_failure: Option<LastFailure>,
 }
 
-/// Why the last visit failed, and when the next one may begin.
+/// Why the last connection failed, and when the next one may begin.
 #[derive(Clone, Debug)]
-struct FailedVisit {
+struct LastFailure {
     cause: Arc<Unreachable>,
     count: u32,
     until: Instant,
 }
 
-/// Why a workload cluster can't be visited.
+/// Why a workload cluster can't be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
     /// The Secret with its kubeconfig can't be read, or has none.
@@ -77,7 +78,10 @@ pub enum Unreachable {
         source: InvalidKubeconfig,
     },
     /// The API server answered too late, or never.
-    #[error("the API server of the workload cluster did not answer within {} s", VISIT_TIMEOUT.as_secs())]
+    #[error(
+        "the API server of the workload cluster did not answer within {} s",
+        CONNECTION_TIMEOUT.as_secs()
+    )]
     TimedOut,
     /// The API server refused.
     #[error("the API server of the workload cluster answered {code} {reason}")]
@@ -110,14 +114,14 @@ impl Unreachable {
     }
 }
 
-/// The result of a visit.
+/// What came of a connection.
 #[derive(Debug)]
-pub enum Visit<T> {
-    /// The visit was made.
-    Made(T),
-    /// The visit was not made: too many are under way.
+pub enum ConnectionOutcome<T> {
+    /// The result of the requests.
+    Done(T),
+    /// No connection was made: the cluster has as many as it may have.
     Busy,
-    /// The visit failed, or was not made because the last one failed.
+    /// The connection failed, or was not made because the last one failed.
     Failed {
         /// Why.
         cause: Arc<Unreachable>,
@@ -135,22 +139,22 @@ impl WorkloadClusters {
         }
     }
 
-    /// Visits the API server of a workload cluster.
+    /// Connects to the API server of a workload cluster, and makes the requests.
     ///
-    /// An error of `visit` counts against the whole workload cluster: `visit` itself has to tell it from the
-    /// answer about a single object.
+    /// An error of `requests` counts against the whole workload cluster: `requests` itself has to tell it
+    /// from the answer about a single object.
     ///
     /// # Errors
     /// The API server of the management cluster can't be asked for the kubeconfig.
-    pub async fn visit<T>(
+    pub async fn with_connection<T>(
         &self,
         cluster: &Cluster,
-        visit: impl AsyncFnOnce(&Connection) -> Result<T, Unreachable>,
-    ) -> Result<Visit<T>, Error> {
+        requests: impl AsyncFnOnce(&Connection) -> Result<T, Unreachable>,
+    ) -> Result<ConnectionOutcome<T>, Error> {
         let meta = &cluster.metadata;
         let uid = meta.uid();
-        let _visitor = match self.admit(uid, Instant::now()) {
-            Ok(visitor) => visitor,
+        let _permit = match self.permit(uid, Instant::now()) {
+            Ok(permit) => permit,
             Err(not_made) => return Ok(not_made),
         };
         let document = match secrets::kubeconfig(&self.management, meta.namespace(), meta.name()).await? {
@@ -164,9 +168,9 @@ impl WorkloadClusters {
                 secret: secrets::kubeconfig_name(meta.name()),
                 source,
             })?;
-            visit(&connection).await
+            requests(&connection).await
         };
-        let made = timeout(VISIT_TIMEOUT, made).await;
+        let made = timeout(CONNECTION_TIMEOUT, made).await;
         let now = Instant::now();
         match made.unwrap_or(Err(Unreachable::TimedOut)) {
             Ok(made) => {
@@ -175,61 +179,61 @@ impl WorkloadClusters {
                 } else {
                     self.known.lock().entry(uid.to_owned()).or_default().last_failure = None;
                 }
-                Ok(Visit::Made(made))
+                Ok(ConnectionOutcome::Done(made))
             }
             Err(cause) => Ok(self.record_failure(uid, cause, now)),
         }
     }
 
-    /// Admits a visitor to a workload cluster, or returns the result of the visit.
-    fn admit<T>(&self, uid: &str, now: Instant) -> Result<Visitor<'_>, Visit<T>> {
+    /// Returns a permit for a connection to a workload cluster, or why there is none.
+    fn permit<T>(&self, uid: &str, now: Instant) -> Result<ConnectionPermit<'_>, ConnectionOutcome<T>> {
         let mut known = self.known.lock();
         let state = known.entry(uid.to_owned()).or_default();
         if let Some(failure) = state.last_failure.as_ref().filter(|failure| failure.until > now) {
-            return Err(Visit::Failed {
+            return Err(ConnectionOutcome::Failed {
                 cause: Arc::clone(&failure.cause),
                 retry_after: failure.until.saturating_duration_since(now),
             });
         }
-        if state.visits >= MAX_VISITS {
-            return Err(Visit::Busy);
+        if state.connections >= MAX_CONNECTIONS {
+            return Err(ConnectionOutcome::Busy);
         }
-        state.visits += 1;
-        Ok(Visitor {
+        state.connections += 1;
+        Ok(ConnectionPermit {
             clusters: self,
             uid: uid.to_owned(),
         })
     }
 
-    fn record_failure<T>(&self, uid: &str, cause: Unreachable, now: Instant) -> Visit<T> {
+    fn record_failure<T>(&self, uid: &str, cause: Unreachable, now: Instant) -> ConnectionOutcome<T> {
         let mut known = self.known.lock();
         let state = known.entry(uid.to_owned()).or_default();
         let count = state.last_failure.as_ref().map_or(0, |failure| failure.count);
         let count = match &state.last_failure {
-            // Another visit that began before this outage was noticed.
+            // Another connection that began before this outage was noticed.
             Some(failure) if failure.until > now => count,
             Some(_) | None => count.saturating_add(1),
         };
         let (cause, retry_after) = (Arc::new(cause), retry::backoff(count, retry::jitter(uid, count)));
-        state.last_failure = Some(FailedVisit {
+        state.last_failure = Some(LastFailure {
             cause: Arc::clone(&cause),
             count,
             until: now + retry_after,
         });
-        Visit::Failed { cause, retry_after }
+        ConnectionOutcome::Failed { cause, retry_after }
     }
 
     /// Forgets the failures of workload clusters that are gone.
     pub fn forget_all_but(&self, there: impl Fn(&str) -> bool) {
         self.known
             .lock()
-            .retain(|uid, state| state.visits > 0 || there(uid));
+            .retain(|uid, state| state.connections > 0 || there(uid));
     }
 }
 
-/// A visit under way.
+/// The right to one of a cluster's connections, while it lasts.
 #[derive(Debug)]
-struct Visitor<'a> {
+struct ConnectionPermit<'a> {
     clusters: &'a WorkloadClusters,
     uid: String,
 }
@@ -240,12 +244,12 @@ impl std::fmt::Debug for WorkloadClusters {
     }
 }
 
-impl Drop for Visitor<'_> {
+impl Drop for ConnectionPermit<'_> {
     fn drop(&mut self) {
         let mut known = self.clusters.known.lock();
         if let Some(state) = known.get_mut(&self.uid) {
-            state.visits = state.visits.saturating_sub(1);
-            if state.visits == 0 && state.last_failure.is_none() {
+            state.connections = state.connections.saturating_sub(1);
+            if state.connections == 0 && state.last_failure.is_none() {
                 known.remove(&self.uid);
             }
         }
@@ -270,7 +274,7 @@ mod tests {
     }
 
     fn failed(clusters: &WorkloadClusters, uid: &str, now: Instant) -> Duration {
-        let Visit::<()>::Failed { retry_after, .. } =
+        let ConnectionOutcome::<()>::Failed { retry_after, .. } =
             clusters.record_failure(uid, Unreachable::TimedOut, now)
         else {
             panic!("a failure is none")
@@ -279,18 +283,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_workload_cluster_has_two_visits_at_a_time_and_another_has_its_own() {
+    async fn a_workload_cluster_has_two_connections_at_a_time_and_another_has_its_own() {
         let (clusters, now) = (clusters(), Instant::now());
-        let first = clusters.admit::<()>("a", now).unwrap();
-        let _second = clusters.admit::<()>("a", now).unwrap();
-        assert!(matches!(clusters.admit::<()>("a", now), Err(Visit::Busy)));
-        let other = clusters.admit::<()>("b", now).unwrap();
+        let first = clusters.permit::<()>("a", now).unwrap();
+        let _second = clusters.permit::<()>("a", now).unwrap();
+        assert!(matches!(
+            clusters.permit::<()>("a", now),
+            Err(ConnectionOutcome::Busy)
+        ));
+        let other = clusters.permit::<()>("b", now).unwrap();
         drop(first);
-        assert!(clusters.admit::<()>("a", now).is_ok());
+        assert!(clusters.permit::<()>("a", now).is_ok());
         drop(other);
         assert!(
             !clusters.known.lock().contains_key("b"),
-            "one that is not visited is kept"
+            "one without a connection is kept"
         );
     }
 
@@ -305,9 +312,12 @@ mod tests {
         let clusters = WorkloadClusters::new(Client::new(service, "default"));
         let cluster = json!({"metadata": {"namespace": "ns", "name": "c", "uid": "u"}, "spec": {}});
         let cluster = serde_json::from_value(cluster).unwrap();
-        let visit = clusters.visit(&cluster, async |_| Ok(())).await.unwrap();
-        let Visit::Failed { cause, .. } = visit else {
-            panic!("visited")
+        let outcome = clusters
+            .with_connection(&cluster, async |_| Ok(()))
+            .await
+            .unwrap();
+        let ConnectionOutcome::Failed { cause, .. } = outcome else {
+            panic!("connected")
         };
         let why = ErrorChain(&*cause).to_string();
         assert!(
@@ -318,17 +328,17 @@ mod tests {
 
     /// However many machines ask: they share one back-off, and one reason.
     #[tokio::test]
-    async fn one_that_failed_is_visited_again_after_a_back_off_that_grows_once_for_each_outage_seen() {
+    async fn one_that_failed_is_connected_to_again_after_a_back_off_that_grows_once_for_each_outage_seen() {
         let (clusters, start) = (clusters(), Instant::now());
         let first = failed(&clusters, "a", start);
-        // A second visit, which began before.
+        // A second connection, which began before.
         assert_eq!(failed(&clusters, "a", start), first);
-        let Err(Visit::Failed { cause, retry_after }) = clusters.admit::<()>("a", start) else {
-            panic!("visited")
+        let Err(ConnectionOutcome::Failed { cause, retry_after }) = clusters.permit::<()>("a", start) else {
+            panic!("connected")
         };
         assert!(matches!(*cause, Unreachable::TimedOut) && retry_after == first);
-        assert!(clusters.admit::<()>("b", start).is_ok());
-        assert!(clusters.admit::<()>("a", start + first).is_ok());
+        assert!(clusters.permit::<()>("b", start).is_ok());
+        assert!(clusters.permit::<()>("a", start + first).is_ok());
         assert!(failed(&clusters, "a", start + first) > first);
         clusters.forget_all_but(|_| false);
         assert!(clusters.known.lock().is_empty());

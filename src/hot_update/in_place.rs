@@ -21,14 +21,14 @@ pub enum InPlaceUpdate {
     Done,
 }
 
-/// What the annotation says.
+/// How far the update is, as the annotation says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Word {
+enum Phase {
     Requested,
     Done,
 }
 
-impl Word {
+impl Phase {
     const fn text(self) -> &'static str {
         match self {
             Self::Requested => "requested",
@@ -45,10 +45,10 @@ impl InPlaceUpdate {
             return Self::None;
         }
         let said = annotation(labels::IN_PLACE_UPDATE);
-        let says = |word| said.is_some() && said == value(machine, word).as_ref();
-        if says(Word::Done) {
+        let says = |phase| said.is_some() && said == value(machine, phase).as_ref();
+        if says(Phase::Done) {
             Self::Done
-        } else if says(Word::Requested) {
+        } else if says(Phase::Requested) {
             Self::Requested
         } else {
             Self::NotRequested
@@ -58,17 +58,17 @@ impl InPlaceUpdate {
 
 /// Returns the annotation that requests the current spec.
 pub fn requested(machine: &InfraMachine) -> Option<String> {
-    value(machine, Word::Requested)
+    value(machine, Phase::Requested)
 }
 
 /// Returns the annotation that says that the VM has the current spec.
 pub fn done(machine: &InfraMachine) -> Option<String> {
-    value(machine, Word::Done)
+    value(machine, Phase::Done)
 }
 
-fn value(machine: &InfraMachine, word: Word) -> Option<String> {
+fn value(machine: &InfraMachine, phase: Phase) -> Option<String> {
     let (uid, generation) = (machine.metadata.uid.as_ref()?, machine.metadata.generation?);
-    Some(format!("{uid}/{generation}/{}", word.text()))
+    Some(format!("{uid}/{generation}/{}", phase.text()))
 }
 
 #[cfg(test)]

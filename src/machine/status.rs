@@ -103,7 +103,7 @@ fn draft(
             return draft.status;
         }
         Outcome::Waiting(requeue_after) => {
-            draft.goes_on(*requeue_after);
+            draft.requeued(*requeue_after);
             draft.deletion_waits();
             return draft.status;
         }
@@ -228,7 +228,7 @@ impl Draft<'_> {
     /// Reports a machine that waits for its next try. Where a pause has cleared the time of the try, it is
     /// reported again, with the current time as the update time: a later process takes what lies between the
     /// two for the wait that was meant.
-    fn goes_on(&mut self, requeue_after: Option<Duration>) {
+    fn requeued(&mut self, requeue_after: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, PAUSED);
         self.unpaused();
         let next = self.next_retry_time(requeue_after);
@@ -305,7 +305,7 @@ impl Draft<'_> {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
         });
         if is_shown {
-            self.goes_on(Some(requeue_after));
+            self.requeued(Some(requeue_after));
             return;
         }
         self.unpaused();

@@ -93,7 +93,7 @@ impl Prepared {
     }
 
     /// Waits until the caches are filled and this replica leads; false where the process is to end before.
-    pub async fn is_to_begin(&self, context: &ControllerContext) -> bool {
+    pub async fn wait_until_leading(&self, context: &ControllerContext) -> bool {
         let begin = async {
             if let Err(error) = self
                 .controllers

@@ -15,13 +15,13 @@ pub enum WriteError {
     #[error(
         "objects of these names are there already, and no migration has made them: {0}; rename or delete them"
     )]
-    Taken(String),
+    AlreadyExists(String),
     /// Cluster API does not take the Machines over.
     #[error(
         "Cluster API's core manager has not made MachineSet `{set}` the owner of all its Machines; left are: \
             {left}; check that it runs and the Cluster is not paused, and run the command again"
     )]
-    NotTakenOver {
+    MachinesNotAdopted {
         /// The MachineSet.
         set: String,
         /// The Machines that are not its own.
@@ -47,13 +47,13 @@ pub enum WriteError {
             them was migrated before without them: {0}; take their ownerReferences away to migrate each on \
             its own, or mark one that Cluster API has deleted since with infrastructure.capcmi.io/migrated-to"
     )]
-    Late(String),
+    MachinesAddedSince(String),
     /// VMs that the provider has not adopted.
     #[error(
         "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; \
             check that it runs, repair what it says, and run the command again, which goes on from here"
     )]
-    NotAdopted(String),
+    VmsNotAdopted(String),
     /// An undo was begun and has not ended.
     #[error(
         "a migration is being undone, of which these are left: {0}; end that with --undo, with which it goes \
@@ -84,16 +84,16 @@ pub enum WriteError {
         annotation = crate::api::labels::FORCE_DELETE
     )]
     Contended(String),
-    /// A keeper owns Machines that the garbage collector would delete with it.
+    /// An object owns Machines that the garbage collector would delete with it.
     #[error(
-        "{keeper} has {kept}, which no migration has made, and which would be deleted with it: delete them, \
-            or take their ownerReferences away, and run the command again, which goes on from here"
+        "{owner} has {dependents}, which no migration has made, and which would be deleted with it: delete \
+            them, or take their ownerReferences away, and run the command again, which goes on from here"
     )]
-    Keeps {
+    HasOtherDependents {
         /// The object that is to be deleted.
-        keeper: String,
+        owner: String,
         /// The objects that it owns.
-        kept: String,
+        dependents: String,
     },
     /// Another refuses or removes the annotation that keeps the VM.
     #[error(

@@ -74,7 +74,7 @@ impl MigratedObjects {
         for set in list("MachineSet").await? {
             let name = set.name_any();
             let makes_machines = set.data["spec"]["replicas"] != 0;
-            if let Some(group) = remains.keeper(migration, &set)
+            if let Some(group) = remains.group_of(migration, &set)
                 && !is_planned(group.set.as_slice(), "MachineSet", &name)
                 && makes_machines
             {
@@ -83,7 +83,7 @@ impl MigratedObjects {
         }
         for machine in list("Machine").await? {
             let name = machine.name_any();
-            if let Some(group) = remains.keeper(migration, &machine)
+            if let Some(group) = remains.group_of(migration, &machine)
                 && !is_planned(&group.machines, "Machine", &name)
             {
                 remains.later.push((name, group.from.clone()));
@@ -109,24 +109,24 @@ impl MigratedObjects {
 
     /// The group of which an object of Cluster API is a part, by its labels or by its owner: core goes by the
     /// one, and the garbage collector by the other.
-    fn keeper<'a>(&self, migration: &'a Migration, found: &DynamicObject) -> Option<&'a Group> {
+    fn group_of<'a>(&self, migration: &'a Migration, found: &DynamicObject) -> Option<&'a Group> {
         let owners = found.owner_references();
-        let is_owned = |keeper: &Object| {
-            let uid = self.get(keeper).and_then(|keeper| keeper.metadata.uid.as_ref());
+        let is_owned = |owner: &Object| {
+            let uid = self.get(owner).and_then(|owner| owner.metadata.uid.as_ref());
             uid.is_some_and(|uid| owners.iter().any(|owner| owner.uid == *uid))
         };
         let is_labelled =
-            |keeper: &Object, label: &str| found.labels().get(label).is_some_and(|name| *name == keeper.name);
+            |owner: &Object, label: &str| found.labels().get(label).is_some_and(|name| *name == owner.name);
         let mut groups = migration.groups.iter();
         groups.find(|group| {
             let deployment = group.deployment.iter();
             let of_deployment =
-                deployment.map(|keeper| is_owned(keeper) || is_labelled(keeper, DEPLOYMENT_NAME));
+                deployment.map(|owner| is_owned(owner) || is_labelled(owner, DEPLOYMENT_NAME));
             let of_set = group
                 .set
                 .iter()
-                .map(|keeper| is_owned(keeper) || is_labelled(keeper, SET_NAME));
-            of_deployment.chain(of_set).any(|is_kept| is_kept)
+                .map(|owner| is_owned(owner) || is_labelled(owner, SET_NAME));
+            of_deployment.chain(of_set).any(|is_member| is_member)
         })
     }
 

@@ -122,13 +122,13 @@ pub async fn progress(
         }
     }
     if !taken.is_empty() {
-        return Err(WriteError::Taken(taken.join(", ")));
+        return Err(WriteError::AlreadyExists(taken.join(", ")));
     }
     if !undone.is_empty() {
         return Err(WriteError::BeingUndone(undone.join(", ")));
     }
     if !late.is_empty() {
-        return Err(WriteError::Late(late.join(", ")));
+        return Err(WriteError::MachinesAddedSince(late.join(", ")));
     }
     if !differ.is_empty() {
         return Err(WriteError::Differs(differ.join("; ")));
@@ -338,7 +338,7 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
             .filter_map(|found| not_adopted(&found.name_any(), &found.data))
             .collect())
     };
-    until_none(PAUSE, left, |left| WriteError::NotAdopted(left.join("; "))).await
+    until_none(PAUSE, left, |left| WriteError::VmsNotAdopted(left.join("; "))).await
 }
 
 /// Waits until nothing is left. It times out once [`TAKE_OVER`] passes without one less.
@@ -446,7 +446,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
         }
         if Instant::now() >= deadline {
             let set = set.name.clone();
-            return Err(WriteError::NotTakenOver {
+            return Err(WriteError::MachinesNotAdopted {
                 set,
                 left: left.join(", "),
             });

@@ -26,7 +26,7 @@ pub enum Progress {
     ForeignNode(Option<String>),
     /// The API server refuses to change this Node.
     Refused(String),
-    /// The workload cluster can't be visited.
+    /// The workload cluster can't be reached.
     Unreachable(Arc<Unreachable>),
 }
 

@@ -22,7 +22,7 @@ use crate::driver_resolution::driver_of;
 use crate::reconciler::{Requeue, upkeep_permit};
 use crate::retry::{self, Disposition, LONG_WAIT, Stage};
 use crate::wall_clock::{elapsed, until};
-use crate::workload_cluster::{self, Unreachable, Visit};
+use crate::workload_cluster::{self, ConnectionOutcome, Unreachable};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
 
 /// The poll interval of a Node while the drain waits for a pod: it grows with the wait.
@@ -89,13 +89,13 @@ pub async fn drain(
     };
     let (_, _, uid) = observed.machine_names();
     let now = Timestamp::now();
-    let visit = async |connection: &_| observe(connection, target, &ctx.leadership, now).await;
-    let observation = match ctx.workload_clusters.visit(cluster, visit).await? {
-        Visit::Busy => return Ok(busy_requeue(uid)),
-        Visit::Failed { cause, retry_after } => {
+    let observe = async |connection: &_| observe(connection, target, &ctx.leadership, now).await;
+    let observation = match ctx.workload_clusters.with_connection(cluster, observe).await? {
+        ConnectionOutcome::Busy => return Ok(busy_requeue(uid)),
+        ConnectionOutcome::Failed { cause, retry_after } => {
             return publish_unreachable(infra, ctx, uid, target, &cause, retry_after).await;
         }
-        Visit::Made(observation) => observation,
+        ConnectionOutcome::Done(observation) => observation,
     };
     ctx.outages.end(uid);
     match observation {
@@ -150,13 +150,13 @@ async fn evict_next(
     if ctx.leadership.check().is_err() {
         return Ok(Requeue::BackOff(Duration::ZERO));
     }
-    let visit = async |connection: &_| evict(connection, &pod, DryRun::No).await;
-    let evicted = match ctx.workload_clusters.visit(cluster, visit).await? {
-        Visit::Busy => return Ok(busy_requeue(uid)),
-        Visit::Failed { cause, retry_after } => {
+    let evict = async |connection: &_| evict(connection, &pod, DryRun::No).await;
+    let evicted = match ctx.workload_clusters.with_connection(cluster, evict).await? {
+        ConnectionOutcome::Busy => return Ok(busy_requeue(uid)),
+        ConnectionOutcome::Failed { cause, retry_after } => {
             return publish_unreachable(&infra, ctx, uid, target, &cause, retry_after).await;
         }
-        Visit::Made(evicted) => evicted,
+        ConnectionOutcome::Done(evicted) => evicted,
     };
     match evicted {
         EvictionResult::Accepted => {

@@ -27,7 +27,7 @@ const MAX_TRIED: usize = 32;
 /// The fewest pods that are tried: the most important one, one of the first ones, and one of the others.
 const MIN_TRIED: usize = 3;
 /// For how long the pods of one reconcile are tried: an API server that is slow to refuse is not one that is
-/// away, and a visit that takes its whole time counts as an outage.
+/// away, and a connection that takes its whole time counts as an outage.
 const MAX_TRYING: Duration = Duration::from_secs(3);
 /// For how long the same pods are tried.
 const SECONDS_A_ROUND: i64 = 10;
@@ -291,8 +291,8 @@ mod tests {
         (Connection::of(Client::new(service, "default")), asked)
     }
 
-    /// A visit that takes longer leads to a back-off, in which no other machine of the Cluster is looked at,
-    /// and at last to an outage, at which the drain ends.
+    /// A connection that takes longer leads to a back-off, in which no other machine of the Cluster is looked
+    /// at, and at last to an outage, at which the drain ends.
     #[tokio::test(start_paused = true)]
     async fn an_api_server_that_is_slow_to_refuse_evictions_is_left_before_that_counts_as_an_outage() {
         let target = DrainTarget {

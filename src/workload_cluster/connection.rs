@@ -12,7 +12,7 @@ use super::{InvalidKubeconfig, Unreachable, kubeconfig};
 /// The most bytes of one answer. A Node is some tens of KiB.
 const MAX_BYTES: usize = 1 << 20;
 
-/// A client of one workload cluster, for one visit.
+/// A client of one workload cluster, for one reconcile.
 pub struct Connection(Client);
 
 /// What the API server answered.

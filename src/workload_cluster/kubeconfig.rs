@@ -51,7 +51,7 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     config.default_retry = false;
     // A proxy of this process's environment, which no tenant may learn of.
     config.proxy_url = None;
-    // The deadline of the visit covers the connection too.
+    // The deadline of the connection covers the handshake too.
     config.connect_timeout = None;
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Else a Secret of 1 MiB takes 64 MiB of the provider's memory, at each visit.
+    /// Else a Secret of 1 MiB takes 64 MiB of the provider's memory, at each connection.
     #[tokio::test]
     async fn a_kubeconfig_that_is_large_or_expands_when_it_is_parsed_is_refused_and_says_what_is_wrong() {
         let token = "t".repeat(1000);

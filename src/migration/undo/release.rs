@@ -61,10 +61,10 @@ pub async fn pause(
     Ok(())
 }
 
-/// The objects of a group that core reconciles; those that keep the others come first.
+/// The objects of a group that core reconciles; owners come before what they own.
 fn paused_of(group: &Group) -> impl Iterator<Item = &Object> {
-    let keepers = group.deployment.iter().chain(&group.set);
-    keepers.chain(group.of_kind("Machine"))
+    let owners = group.deployment.iter().chain(&group.set);
+    owners.chain(group.of_kind("Machine"))
 }
 
 fn is_paused(found: &DynamicObject) -> bool {
@@ -244,29 +244,31 @@ async fn delete(
     Ok(())
 }
 
-/// Ensures that a keeper owns nothing: the garbage collector would delete its Machines with it, and core
-/// their VMs.
+/// Ensures that an object that is about to be deleted owns nothing: the garbage collector would delete its
+/// Machines with it, and core their VMs.
 async fn ensure_owns_nothing(
     client: &Client,
-    keeper: &DynamicObject,
+    deleted: &DynamicObject,
     what: &str,
     target: &Destination,
 ) -> Result<(), WriteError> {
     for kind in ["Machine", "MachineSet"] {
         let all = list(client, target, kind, &ListParams::default()).await?;
-        let kept = all.into_iter().filter(|found| {
+        let dependents = all.into_iter().filter(|found| {
             let owners = found.owner_references();
-            let is_kept = owners
+            let is_owned = owners
                 .iter()
-                .any(|owner| Some(&owner.uid) == keeper.metadata.uid.as_ref());
+                .any(|owner| Some(&owner.uid) == deleted.metadata.uid.as_ref());
             // A MachineSet of an earlier template keeps no Machines any more.
-            is_kept && found.data["spec"]["replicas"] != 0
+            is_owned && found.data["spec"]["replicas"] != 0
         });
-        let names: Vec<_> = kept.map(|found| format!("{kind} {}", found.name_any())).collect();
+        let names: Vec<_> = dependents
+            .map(|found| format!("{kind} {}", found.name_any()))
+            .collect();
         if !names.is_empty() {
-            return Err(WriteError::Keeps {
-                keeper: what.to_owned(),
-                kept: names.join(", "),
+            return Err(WriteError::HasOtherDependents {
+                owner: what.to_owned(),
+                dependents: names.join(", "),
             });
         }
     }
