@@ -82,8 +82,8 @@ enum CommandError {
     Failed(anyhow::Error),
 }
 
-/// `?` makes a failure of what was tried; [`ResultExt::misconfigured`] before it, an error that the user has
-/// to fix first.
+/// `?` turns an error into a failure of the command; [`ResultExt::misconfigured`] before it, into an error
+/// that the user has to fix first.
 impl<E: Into<anyhow::Error>> From<E> for CommandError {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
@@ -91,7 +91,7 @@ impl<E: Into<anyhow::Error>> From<E> for CommandError {
 }
 
 trait ResultExt<T> {
-    /// As [`CommandError::Misconfigured`].
+    /// Maps an error to [`CommandError::Misconfigured`].
     fn misconfigured(self) -> Result<T, CommandError>;
 }
 
@@ -109,7 +109,7 @@ impl CommandError {
         }
     }
 
-    /// The error and what led to it, in one line as a rule.
+    /// Returns the error and its causes, in one line as a rule.
     fn message(&self) -> String {
         match self {
             Self::Misconfigured(error) | Self::Failed(error) => ErrorChain(error.as_ref()).to_string(),
@@ -117,12 +117,12 @@ impl CommandError {
     }
 }
 
-/// The command line, as its help shows it.
+/// Returns the command line, as its help shows it.
 pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Parses the command line, runs the command, and says how it went.
+/// Parses the command line, runs the command, and returns the exit code; an error is printed.
 pub fn main() -> ExitCode {
     let Cli { command, log } = Cli::parse();
     let ended = match command {
@@ -152,8 +152,9 @@ pub fn main() -> ExitCode {
 /// The variable that says how many threads run tasks; tokio's own.
 const WORKER_THREADS: &str = "TOKIO_WORKER_THREADS";
 
-/// Threads that run tasks, unless [`WORKER_THREADS`] says how many. A fleet takes a sixth of a core as
-/// fast as an API server can follow: one for each core of a large node would hold memory for nothing.
+/// The most threads that run tasks, unless [`WORKER_THREADS`] says how many. At the highest pace that an API
+/// server can follow, a fleet takes a sixth of a core: one thread for each core of a large node would hold
+/// memory for nothing.
 const MAX_WORKER_THREADS: usize = 2;
 
 fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
@@ -172,7 +173,7 @@ fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
     threads.misconfigured()
 }
 
-/// Runs a command that logs, to its end; tasks that it leaves running are not waited for.
+/// Runs a command that logs to its end. Tasks that it leaves running are not awaited.
 fn block_on(
     log: &LogArgs,
     future: impl Future<Output = Result<(), CommandError>>,

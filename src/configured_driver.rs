@@ -49,8 +49,8 @@ use permits::Permits;
 use prober::Prober;
 use vm_locks::{VmLock, VmLocks};
 
-/// How long a waiter waits before it asks again, should its wake-up get lost: as a rule, it is woken when
-/// there is a permit.
+/// How long until a requester asks again for a permit, or for the driver's capabilities. As a rule, its waker
+/// runs before that: the interval is for a wait without a waker, and for a wake-up that gets lost.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
 /// How long until a call that changes a VM is retried when the VM is locked for another call.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
-//! InfraMachineTemplate: what one machine has, so that the autoscaler can start from zero, and what keeps
-//! machines from being made from it.
+//! Reconciles InfraMachineTemplates: publishes what one machine of a template has, so that the autoscaler can
+//! scale from zero, and why no machine can be made from the template, where that is so.
 //!
-//! It writes the template's status and nothing else.
+//! A reconcile writes the template's status and nothing else.
 
 mod plan;
 mod status;
@@ -27,19 +27,19 @@ use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
 
 /// What every reconcile works with.
 pub struct Context {
-    /// Writes.
+    /// The client of the API server.
     pub client: Client,
-    /// What is watched.
+    /// The caches of what is watched.
     pub caches: Caches,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// Failures and metrics.
+    /// Runs reconciles, and reports their failures and metrics.
     pub reconciler: Reconciler,
     /// Enqueues a template.
     pub enqueue: Enqueue,
 }
 
-/// One reconcile of one template.
+/// Runs one reconcile of one template.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -82,13 +82,13 @@ async fn publish(
     Ok(())
 }
 
-/// When the driver is asked again. One that answered all may answer more, or something else, after it was
-/// replaced.
+/// When the driver is asked again. A driver that has answered in full is asked again, too: the plugin that
+/// replaces it may answer more, or something else.
 fn requeue(described: &Described) -> Requeue {
     match described {
         Described::Known(_) | Described::NotSupported => Requeue::After(REFRESH),
         Described::NotConfigured(_) => Requeue::OnChange,
-        // Another version of the driver may take it.
+        // Another version of the driver may accept the spec, or report a capacity that can be published.
         Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
         // Secrets are not watched.
         Described::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
@@ -117,7 +117,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         QueryResult::Known(description) => Described::of(description),
         QueryResult::Skipped(violation) => Described::Refused(violation),
         QueryResult::NotSupported => Described::NotSupported,
-        // Of a template, the field stands elsewhere.
+        // In a template, the field is below `spec.template`.
         QueryResult::NotResolved(error @ ResolveError::Ambiguous { .. }) => {
             Described::NotConfigured(format!("spec.template.{error}"))
         }
@@ -127,7 +127,8 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     }))
 }
 
-/// Why no machine can be made from it, whatever Machine asks: with the place of the field.
+/// Returns why no machine can be made from the template, whichever Machine needs it, with the path of the
+/// field; `None` where nothing prevents it.
 pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
     let spec = &template.spec.template.spec;
     let violations = spec.violations();

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 
-/// An address to listen on; without a host, all of them.
+/// An address to listen on; without a host, all addresses of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BindAddress {
     host: String,
@@ -42,7 +42,7 @@ impl BindAddress {
     /// Listens on the address.
     pub(super) async fn bind(&self) -> anyhow::Result<TcpListener> {
         let bound = if self.host.is_empty() {
-            // Without IPv6 in the kernel, IPv4 is all of them.
+            // A kernel without IPv6 has IPv4 addresses only.
             match TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.port)).await {
                 Ok(listener) => Ok(listener),
                 Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, self.port)).await,

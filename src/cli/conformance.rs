@@ -1,4 +1,4 @@
-//! `capcmi conformance`: whether a driver keeps the rules, one by one.
+//! `capcmi conformance`: tests whether a driver complies with the rules, one by one.
 
 mod output;
 mod signals;
@@ -28,7 +28,8 @@ use cmi_grpc::client::Connector;
 use output::ReportFile;
 use signals::Signals;
 
-/// How much longer than the suite the client waits for a call, so that it is the suite that names a hang.
+/// How much longer the client waits for a call than the suite does, so that the suite is first to report a
+/// call that hangs.
 const CLIENT_GRACE: Duration = Duration::from_secs(5);
 
 /// Test a driver against the published rules (cmi.v1) and this provider's own (capcmi), one by one.
@@ -86,7 +87,7 @@ impl Required {
         }
     }
 
-    /// Why the exit code is not 0, if so.
+    /// Returns why the exit code is not 0; `None` where the level is met.
     fn unmet(self, report: &Report) -> Option<String> {
         let is_met = match self {
             Self::Published => report.compliance(Layer::Published) == Compliance::Yes,
@@ -125,10 +126,10 @@ enum BuiltIn {
     Simulated,
 }
 
-/// Prints a line for each case, as it ends.
+/// Prints a line for each case when it ends, and for a call that takes long.
 #[derive(Default)]
 struct Lines {
-    /// What the run may have made, once it has begun.
+    /// The ledger of what the run may have made; set when the run begins.
     ledger: Arc<OnceLock<Arc<Ledger>>>,
 }
 
@@ -151,7 +152,7 @@ impl Progress for Lines {
     }
 }
 
-/// What is tested, and with what.
+/// The target of a run, with its configuration and hooks.
 struct Subject {
     target: Target,
     config: Config,
@@ -236,7 +237,7 @@ fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     })
 }
 
-/// How a bare connection is made, in the terms of the suite.
+/// Returns the function by which the suite makes bare connections.
 pub fn connect(connector: Connector) -> Connect {
     let connector = Arc::new(connector);
     Box::new(move || {
@@ -245,7 +246,7 @@ pub fn connect(connector: Connector) -> Connect {
     })
 }
 
-/// The commands of a configuration; none when it names none.
+/// Returns the hooks that run the commands of a configuration; `None` when it names none.
 fn commands(config: &Config) -> Option<Arc<dyn Hooks>> {
     let hooks = config.hooks.clone();
     (!hooks.is_empty()).then(|| Arc::new(CommandHooks::new(hooks)) as Arc<dyn Hooks>)
@@ -256,7 +257,7 @@ fn read(path: &Path) -> anyhow::Result<Config> {
     Config::read(&yaml).with_context(|| format!("in {}", path.display()))
 }
 
-/// The rules with their cases, and the cases with what they show.
+/// Lists the rules with the cases that prove them, and the cases with their titles.
 fn list() -> String {
     let rule = |rule: &Rule| {
         let proof = match rule.proof {

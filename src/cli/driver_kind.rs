@@ -19,10 +19,10 @@ pub(super) enum DriverKind {
 }
 
 impl DriverKind {
-    /// Builds the driver, which is called with these timeouts. Makes no call.
+    /// Builds the driver, which is called with these timeouts; makes no call.
     ///
     /// # Errors
-    /// The driver's, when it can't be had with this configuration.
+    /// Those of the driver, when it can't be built from this configuration.
     pub(super) fn build(self, timeouts: &Timeouts) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
             Self::Simulated(config) => Ok(Arc::new(SimulatedDriver::new(config)?)),
@@ -30,10 +30,10 @@ impl DriverKind {
         }
     }
 
-    /// What makes bare connections to the driver; nothing where there is no wire.
+    /// Returns the connector that makes bare connections to the driver; `None` for a built-in driver.
     ///
     /// # Errors
-    /// When the configuration leads to no plugin.
+    /// The configuration describes no plugin.
     pub(super) fn connector(&self) -> Result<Option<Connector>, ConfigError> {
         match self {
             Self::Simulated(_) => Ok(None),
@@ -42,10 +42,10 @@ impl DriverKind {
     }
 }
 
-/// The driver that calls a plugin, with these timeouts. Makes no call.
+/// Returns the driver that calls a plugin with these timeouts; makes no call.
 ///
 /// # Errors
-/// When the configuration leads to no plugin.
+/// The configuration describes no plugin.
 pub(super) fn client(config: &GrpcConfig, timeouts: &Timeouts) -> Result<GrpcDriver, ConfigError> {
     let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
     GrpcDriver::new(config, Deadlines::new(deadlines))

@@ -1,4 +1,4 @@
-//! `capcmi drivers`: the drivers' configuration, before anything depends on it.
+//! `capcmi drivers`: checks the drivers' configuration before anything depends on it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,7 +46,8 @@ pub(super) fn load(path: &Path) -> Result<BuiltDrivers, CommandError> {
         .collect()
 }
 
-/// As [`load`], for a command that calls them: it is no replica that has to be the leader.
+/// Loads the drivers as [`load`] does, for a command that calls them: a command is no replica, and does not
+/// have to be the leader.
 pub(super) fn load_unelected(path: &Path) -> Result<ConfiguredDrivers, CommandError> {
     let metrics = Arc::new(Metrics::new());
     let drivers = load(path)?.into_iter().map(|(settings, driver)| {
@@ -73,7 +74,8 @@ pub(super) fn build(
         .misconfigured()
 }
 
-/// Credentials that can't be read are found here, before a machine waits for them.
+/// Builds a driver after a first read of its credentials: credentials that can't be read are found now,
+/// before a machine waits for them.
 fn with_credentials(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver>> {
     if let Some(credentials) = &settings.credentials {
         credentials
@@ -119,7 +121,8 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
     Err(anyhow::anyhow!("not ready: {}", failed.join(", ")).into())
 }
 
-/// Checks what the file says. The credentials that it names are where the provider runs, and maybe not here.
+/// Checks the file alone. The credentials that it names are where the provider runs, which may not be here,
+/// so they are not read.
 fn check_file(path: &Path) -> Result<(), CommandError> {
     for DriverConfig { mut settings, kind } in configured(path)? {
         settings.credentials = None;
@@ -129,7 +132,7 @@ fn check_file(path: &Path) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Whether a driver is ready, and what it declares, in one line.
+/// Returns whether a driver is ready, and a line with what it declares.
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, String)> {
     let permit = driver.acquire(Priority::Upkeep, "check").await;
     let Introspection {

@@ -15,17 +15,17 @@ use cmi_grpc::cli::duration::WrittenDuration;
 use cmi_grpc::client::GrpcConfig;
 use cmi_simulated::SimulatedConfig;
 
-/// What stands for every namespace.
+/// The entry of `namespaces` that stands for every namespace.
 const ANY_NAMESPACE: &str = "*";
 
-/// A driver as the file has it.
+/// The configuration of a driver, as the file has it.
 #[derive(Debug)]
 pub(super) struct DriverConfig {
     pub settings: Settings,
     pub kind: DriverKind,
 }
 
-/// Why a file can't be used. Neither shows values of the file, which may be secret.
+/// Why a file can't be used. No snippet of the file is shown: a secret may stand beside the mistake (OPS-11).
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DriversFileError {
     #[error("reading the drivers' file {} failed", path.display())]
@@ -45,7 +45,7 @@ struct DriversFile {
     drivers: Option<Vec<DriverEntry>>,
 }
 
-/// A driver: what is the same for every kind, and one key that says its kind.
+/// An entry of the file: the settings that every kind of driver has, and one key that says its kind.
 #[derive(Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DriverEntry {
@@ -78,12 +78,12 @@ struct DriverEntry {
 #[derive(Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct CredentialsEntry {
-    /// Where a Secret is mounted.
+    /// The directory at which a Secret is mounted.
     #[garde(custom(absolute))]
     directory: PathBuf,
 }
 
-/// A kind with no settings, `simulated:`, is one that has all its defaults.
+/// Reads a kind without settings, such as `simulated:`, as that kind with all its defaults.
 fn with_defaults<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de> + Default,
@@ -92,7 +92,7 @@ where
     Option::<T>::deserialize(deserializer).map(|given| Some(given.unwrap_or_default()))
 }
 
-/// A key of `timeouts`: `default`, or a call as `createMachine`.
+/// A key of `timeouts`: `default`, or the name of a call, such as `createMachine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 enum CallName {
@@ -118,10 +118,10 @@ impl TryFrom<String> for CallName {
     }
 }
 
-/// Parses and validates the file.
+/// Reads, parses and validates the file.
 ///
 /// # Errors
-/// The errors, each with its place.
+/// What is wrong with the file, with the place of the mistake.
 pub(super) fn load(path: &Path) -> Result<Vec<DriverConfig>, DriversFileError> {
     let text = std::fs::read_to_string(path).map_err(|source| DriversFileError::Read {
         path: path.to_owned(),
@@ -159,14 +159,14 @@ fn parse(text: &str) -> Result<Vec<DriverConfig>, String> {
     Ok(drivers)
 }
 
-/// Whether there is nothing but comments in it.
+/// Whether the text has nothing but comments, blank lines and `---`.
 fn is_blank(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim);
     lines.all(|line| line.is_empty() || line.starts_with('#') || line == "---")
 }
 
 impl DriverEntry {
-    /// The keys of which exactly one says what kind of driver it is.
+    /// The keys for the kinds of drivers: an entry has exactly one of them.
     const KINDS: [&str; 2] = ["simulated", "grpc"];
 
     fn into_driver(self) -> Result<DriverConfig, String> {
@@ -215,7 +215,7 @@ impl DriverEntry {
 
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
-        // Nought is refused before, with its place.
+        // The validation has refused zero before, with its place.
         let given = |number: Option<u32>| number.and_then(NonZeroU32::new);
         let calls_per_second = given(self.calls_per_second).unwrap_or(defaults.calls_per_second);
         let mut timeouts = Timeouts::default();
@@ -236,7 +236,7 @@ impl DriverEntry {
     }
 }
 
-/// Which folder the process runs in is nothing to rely on.
+/// Checks that a path is absolute, since the working directory of the process can't be relied on.
 fn absolute<C>(path: &Path, _context: &C) -> garde::Result {
     if path.is_absolute() {
         Ok(())
@@ -255,7 +255,7 @@ fn namespace<C>(name: &str, context: &C) -> garde::Result {
     }
 }
 
-/// Names end up in labels of metrics and in annotations.
+/// Checks that a name is a DNS label, since names end up in labels of metrics and in annotations.
 fn dns_label<C>(name: &str, _context: &C) -> garde::Result {
     let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let is_label = (1..=63).contains(&name.len())

@@ -1,4 +1,5 @@
-//! `capcmi migrate`: machines of machine-controller-manager become machines of Cluster API, with their VMs.
+//! `capcmi migrate`: turns machines of machine-controller-manager into machines of Cluster API, with their
+//! VMs.
 
 mod print;
 mod read;
@@ -194,7 +195,8 @@ impl Origin {
         }
     }
 
-    /// A controller that runs would delete the VMs, by its own objects or as orphans.
+    /// Makes sure that machine-controller-manager is stopped: a controller that runs would delete the VMs, by
+    /// its own objects or as orphans. Returns `None` where the objects come from files.
     async fn stopped(&self, args: &MigrateArgs) -> Result<Option<Stopped>, CommandError> {
         if !args.machine_controller_manager_is_stopped {
             return Err(CommandError::Misconfigured(anyhow!(
@@ -237,7 +239,7 @@ fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError>
         .misconfigured()
 }
 
-/// Has the driver convert the classes of its own kind, as the specification has it.
+/// Has the driver convert the classes of a provider's own kind, as the CMI specification defines it.
 async fn convert(
     source: &mut Source,
     name: &str,
@@ -268,14 +270,15 @@ async fn convert(
         };
         let class = driver.generate_machine_class_for_migration(request).await;
         let mut class = class.with_context(|| format!("the driver `{name}` can't convert {what}"))?;
-        // Which object it is, is not the driver's to say.
+        // The metadata stays as it was: the driver does not decide which object the class is.
         class.insert("metadata".to_owned(), metadata);
         source.classes.insert(key, class);
     }
     Ok(())
 }
 
-/// The machines become part of a Cluster that is there, with all that Cluster API wants of it.
+/// Checks that the Cluster exists and can take machines: the user creates it beforehand, with all that
+/// Cluster API wants of it.
 async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<(), CommandError> {
     let api = dynamic(
         client,
@@ -300,7 +303,7 @@ async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<
     }
 }
 
-/// Why a Cluster can't take machines.
+/// Returns why a Cluster can't take machines; `None` where it can.
 fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
     if cluster.metadata.deletion_timestamp.is_some() {
         Some("is being deleted, and would take the VMs with it")

@@ -83,7 +83,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
         .flat_map(|(driver, scan)| scan.failures.iter().map(move |why| format!("{driver}: {why}")))
         .collect();
     match args.output {
-        // Of what could not be looked at, nothing is reported but that.
+        // The error says what could not be looked at: `No orphans.` would not be true of that.
         Output::Table if rows.is_empty() && !failures.is_empty() => {}
         Output::Table if rows.is_empty() => print_line(none(args.all)),
         Output::Table => print_line(text(&rows, Timestamp::now()).trim_end()),
@@ -105,7 +105,7 @@ const fn none(all: bool) -> &'static str {
     }
 }
 
-/// The rows, by driver, Cluster and name.
+/// Returns the rows, sorted by driver, namespace, Cluster, name and ProviderID.
 fn rows(scans: &HashMap<String, Scan>, all: bool) -> Vec<Row> {
     let by_driver: BTreeMap<_, _> = scans.iter().collect();
     let mut rows: Vec<Row> = by_driver

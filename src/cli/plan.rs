@@ -68,7 +68,7 @@ pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What the driver of the new template can do; it is asked now.
+/// Asks the driver of the new template for its capabilities.
 async fn capabilities(
     drivers: &ConfiguredDrivers,
     gathered: &Gathered,

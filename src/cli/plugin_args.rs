@@ -1,4 +1,5 @@
-//! The flags that name the plugin which a command calls: as the key `grpc` of the drivers file.
+//! The flags that say how a command reaches a plugin: the same settings as the key `grpc` of the drivers
+//! file.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,10 +41,11 @@ pub(super) struct PluginArgs {
 
 /// The longest `keepaliveSeconds`: longer than any call.
 const MAX_KEEPALIVE: u32 = 3600;
-/// The interval of attempts to connect to a plugin that is waited for.
+/// The interval between attempts to connect to a plugin that has not started yet.
 const KNOCK: Duration = Duration::from_millis(100);
 
-/// What a key of the drivers file is on the command line; the longer ones first.
+/// The flags for the keys of the drivers file. Longer keys come first, since a shorter one may be part of
+/// them.
 const FLAGS: [(&str, &str); 9] = [
     ("certFile and keyFile", "--cert-file and --key-file"),
     ("`insecure: true`", "--insecure"),
@@ -57,10 +59,10 @@ const FLAGS: [(&str, &str); 9] = [
 ];
 
 impl PluginArgs {
-    /// The driver that calls the plugin. Makes no call.
+    /// Returns the driver that calls the plugin, without a call.
     ///
     /// # Errors
-    /// When the flags lead to no plugin.
+    /// The flags describe no plugin.
     pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<GrpcDriver, CommandError> {
         driver_kind::client(&self.config(), timeouts)
             .map_err(|error| anyhow!(with_flags(&error)))
@@ -68,10 +70,10 @@ impl PluginArgs {
             .misconfigured()
     }
 
-    /// What makes bare connections to the plugin.
+    /// Returns the connector that makes bare connections to the plugin.
     ///
     /// # Errors
-    /// When the flags lead to no plugin.
+    /// The flags describe no plugin.
     pub(super) fn connector(&self) -> Result<Connector, CommandError> {
         self.config()
             .connector()
@@ -80,11 +82,12 @@ impl PluginArgs {
             .misconfigured()
     }
 
-    /// Waits until the plugin takes connections, if that was asked for, or until the time is up: what the
-    /// plugin is asked then says what is wrong.
+    /// Waits until the plugin accepts connections, at most for the time of `--wait`; without that flag, not
+    /// at all. A plugin that does not accept one in time is no error here: the call that follows says what is
+    /// wrong.
     ///
     /// # Errors
-    /// When the flags lead to no plugin.
+    /// The flags describe no plugin.
     pub(super) async fn awaited(&self) -> Result<(), CommandError> {
         let Some(wait) = self.wait else { return Ok(()) };
         let connector = self.connector()?;
@@ -93,7 +96,7 @@ impl PluginArgs {
                 sleep(KNOCK).await;
             }
         };
-        // Late or never: the call that follows shows it.
+        // If the time is up, the call that follows shows what is wrong.
         let _ = timeout(wait, knocking).await;
         Ok(())
     }
@@ -108,15 +111,17 @@ impl PluginArgs {
                 server_name: self.server_name.clone(),
             }),
             insecure: self.insecure,
-            // No probes come here, and gRPC servers as they are out of the box close a connection that pings
-            // three times within five minutes without an answer in between: a create may take so long.
+            // A command sends no probes, and a gRPC server with default settings closes a connection that
+            // pings three times within five minutes without an answer to a call in between: a create may take
+            // that long.
             keepalive_seconds: MAX_KEEPALIVE,
             ..GrpcConfig::default()
         }
     }
 }
 
-/// Says what is wrong with the configuration that the flags make, in the words of the command line.
+/// Returns the message of an error in the configuration that the flags make, with the flags in place of the
+/// keys of the drivers file.
 fn with_flags(error: &ConfigError) -> String {
     FLAGS.iter().fold(error.to_string(), |message, (key, flag)| {
         message.replace(key, flag)

@@ -1,4 +1,5 @@
-//! `capcmi run`: flags into a manager. Names are those of Cluster API's managers where they have one.
+//! `capcmi run`: builds a manager from flags. Flags have the names of Cluster API's managers, where those
+//! have such a flag.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -18,8 +19,8 @@ use crate::manager::{
 use cmi_grpc::cli::{duration, signals};
 use cmi_grpc::server::{CertificateFiles, ServerTls};
 
-/// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the
-/// objects alone, the beginning of the name.
+/// Name of the Lease, after the custom of Cluster API's managers. For a provider that looks at only part of
+/// the objects, it is the beginning of the name.
 const LEASE: &str = "controller-leader-election-capcmi";
 
 /// Flags of `capcmi run`.
@@ -62,8 +63,9 @@ struct ElectionArgs {
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
     /// How long others wait for a leader that is silent.
-    // A follower looks every retry period and a fifth of that more, and counts from when it saw the last
-    // renewal: with these times, a replica that was killed is followed within 14 s.
+    // A follower reads the Lease at intervals of the retry period and up to a fifth more, and counts from
+    // when it saw the last renewal: with these times, it takes at most 14 s until another replica follows one
+    // that was killed.
     #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "10s",
         value_name = "TIME")]
     lease_duration: Duration,
@@ -220,7 +222,7 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     Ok(manager::run(setup, stop).await?)
 }
 
-/// How to reach the API server.
+/// Returns the configuration that reaches the API server.
 pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Config, CommandError> {
     let Some(path) = kubeconfig else {
         return kube::Config::infer()
@@ -236,20 +238,21 @@ pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Conf
         .misconfigured()
 }
 
-/// The API server for a command that reads, and the namespace of the kubeconfig.
+/// Returns a client for a command that reads, and the namespace of the kubeconfig.
 pub(super) async fn reading_client(kubeconfig: Option<PathBuf>) -> Result<(Client, String), CommandError> {
     let config = api_server(kubeconfig).await?;
     let namespace = config.default_namespace.clone();
     Ok((manager::reading_client(config).misconfigured()?, namespace))
 }
 
-/// The name of the Lease of a provider: one for all replicas that look at the same objects. Replicas that
-/// look at others must not stand by for them.
+/// Returns the name of a provider's Lease: one for all replicas that look at the same objects. A replica that
+/// looks at other objects must not stand by for them.
 fn lease(namespace: &str, watch_filter: &str) -> String {
     if namespace.is_empty() && watch_filter.is_empty() {
         return LEASE.to_owned();
     }
-    // The value of a label may have what a name may not. Neither of the two has a line break.
+    // Hashed, since the value of a label may have characters that a name may not have. Neither of the two
+    // values has a line break.
     let hash = Sha256::digest(format!("{namespace}\n{watch_filter}"));
     let short = hash
         .iter()
@@ -337,7 +340,7 @@ impl WorkArgs {
     }
 }
 
-/// The host name, which is the pod's name as a rule; only an operator reads it.
+/// Returns the host name, which is the pod's name as a rule; only an operator reads it.
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

@@ -1,4 +1,4 @@
-//! Columns as kubectl has them.
+//! Tables in columns, as kubectl prints them.
 
 use clap::ValueEnum;
 
@@ -14,7 +14,7 @@ pub(super) enum Output {
     Json,
 }
 
-/// The lines, the titles first, with every column as wide as its widest cell.
+/// Formats the lines, the titles first, with every column as wide as its widest cell.
 pub(super) fn table<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
     let shown = lines
         .iter()

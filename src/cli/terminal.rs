@@ -1,5 +1,5 @@
-//! Output of a command for its user. A closed terminal or pipe, as with `| head`, ends no command: it
-//! finishes what it has begun.
+//! Output of a command for its user. A closed terminal or pipe, as with `| head`, ends no command: the
+//! command finishes what it has begun.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -15,12 +15,13 @@ pub(super) fn print_error(text: &str) {
     let _gone = writeln!(io::stderr(), "capcmi: {}", harmless(text));
 }
 
-/// A text of others in one line: what of it would end the line or command the terminal is written out.
+/// Returns a text of foreign origin as one line: characters that would end the line or command the terminal
+/// are escaped.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_command)
 }
 
-/// As [`printable`], for texts whose line ends are this program's own.
+/// Escapes as [`printable`] does, but keeps line ends and tabs: in these texts, they are this program's own.
 fn harmless(text: &str) -> Cow<'_, str> {
     escaped(text, |letter| {
         is_command(letter) && letter != '\n' && letter != '\t'

@@ -1,13 +1,13 @@
-//! Files that operators write.
+//! Parses files that operators write.
 
 use garde::Validate;
 use serde::de::DeserializeOwned;
 
-/// Reads and validates a file.
+/// Parses and validates the text of a file.
 ///
 /// # Errors
-/// What is wrong, and where. A snippet of the file is not shown: a secret may stand
-/// beside the mistake (OPS-11).
+/// What is wrong, and where. A snippet of the file is not shown: a secret may stand beside the mistake
+/// (OPS-11).
 pub(super) fn parse<T>(text: &str) -> Result<T, String>
 where
     T: DeserializeOwned + Validate,
@@ -23,13 +23,14 @@ where
     })
 }
 
-/// Where the file can't be read, as `drivers[0].burst`. The parser has the path of what it checks, but not of
-/// what it can't read: so a file that is wrong is read once more, and the path kept.
+/// Returns the path of the value that can't be read, such as `drivers[0].burst`. The parser knows the path of
+/// a value that it validates, but not of one that it can't read: so a wrong file is read once more, and the
+/// path kept.
 fn unreadable_place<T: DeserializeOwned>(text: &str) -> Option<String> {
     let options = serde_saphyr::options! { with_snippet: false };
     let mut place = None;
-    // It fails with what is known already, or it can be read and did not pass the check,
-    // which names the path itself.
+    // The error is known already; or the file can be read and did not pass the validation, whose error names
+    // the path itself.
     let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
         let read = serde_path_to_error::deserialize::<_, T>(deserializer);
         read.map(drop).map_err(|error| {
@@ -40,7 +41,7 @@ fn unreadable_place<T: DeserializeOwned>(text: &str) -> Option<String> {
     place.filter(|place| !place.is_empty())
 }
 
-/// Without the signs for the file as a whole and for a key that has no name.
+/// Formats a path without the signs for the file as a whole and for a key that has no name.
 fn path(path: &serde_path_to_error::Path) -> String {
     path.to_string().trim_matches(['.', '?']).to_owned()
 }

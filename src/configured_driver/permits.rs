@@ -158,7 +158,8 @@ impl Permits {
         self.queue.lock().expire(key);
     }
 
-    /// Ends the reconcile of `key`: if it has not asked, it wants no permit, and the next waiter is woken.
+    /// Ends the reconcile of `key`: if it has not asked again, it leaves the queue. Where a permit was
+    /// reserved for it, the reservation ends, and the next waiter is woken.
     pub(super) fn end(&self, key: &str) {
         let mut queue = self.queue.lock();
         if !queue.leave_expired(key) {

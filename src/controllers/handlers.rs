@@ -82,7 +82,8 @@ impl Controllers {
         }
     }
 
-    /// Hints at the machines whose Nodes are unhealthy when this replica begins to lead. Earlier
+    /// When this replica begins to lead, hints at the machines whose Nodes are unhealthy, or report although
+    /// the VM was found to be gone. The runtime state of all machines is forgotten first. Earlier
     /// notifications may be long past, or have come before the InfraMachine that they were about: only the
     /// current state counts.
     pub(super) async fn hint_machines_with_unhealthy_nodes(&self) {

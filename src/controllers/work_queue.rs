@@ -1,4 +1,4 @@
-//! The queue from the watches to the controller of a kind.
+//! The work queue of a controller: watches and wakers send it the keys of objects.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use crate::caches::NamespacedName;
 
-/// The objects that have to be reconciled. Keys that are sent before there is a controller are dropped: the
-/// controller starts with all objects.
+/// The objects that have to be reconciled. Keys that are sent before there is a controller are dropped: most
+/// controllers start with a backlog of all objects. For the controllers of taints and of volume drains, which
+/// have no backlog, the objects that need them are enqueued when they start.
 pub(super) struct WorkQueue<K> {
     sender: Arc<OnceLock<UnboundedSender<ScheduleRequest<NamespacedName>>>>,
     of: PhantomData<fn(K)>,

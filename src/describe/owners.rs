@@ -36,8 +36,9 @@ pub enum OwnerState {
     Unread(String),
 }
 
-/// The owners of an object, the nearest first: each is the controller of the one before, or, above the
-/// controllers, its only owner.
+/// Reads the owners of an object, the nearest first: each is the controller of the object before it, or the
+/// first owner of an object without a controller. The chain ends at an owner that does not exist or can't be
+/// read.
 pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
     let (mut chain, mut meta) = (Vec::new(), meta.clone());
     while chain.len() < MAX_CHAIN {

@@ -107,9 +107,10 @@ pub struct DeletionPolicy {
 /// What time it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// When the list was requested, by the monotonic clock.
+    /// When the list was requested, by the monotonic clock; for the check right before a delete, the current
+    /// time.
     pub requested_at: Instant,
-    /// The same by the calendar.
+    /// The current time by the calendar, which is later than the request of the list.
     pub now: Timestamp,
 }
 
@@ -118,7 +119,7 @@ pub struct Clock {
 pub struct Observation {
     /// When the first list that had the VM was requested.
     pub first: Instant,
-    /// The same by the calendar.
+    /// When that list was classified, by the calendar.
     pub since: Timestamp,
     /// Whether a list that was requested at least the gap later had the VM, too.
     pub is_confirmed: bool,
@@ -137,7 +138,8 @@ pub enum Finding {
     Foreign,
     /// Nothing may be concluded now; the text says why.
     Frozen(String),
-    /// The VM has no owner, but was seen so only once, or not for long enough.
+    /// The VM has no owner or is the second one of a machine, but no list that was requested at least the gap
+    /// later has confirmed that yet.
     SeenOnce,
     /// The VM is the second one of a machine, and is never deleted.
     Duplicate(NamespacedName),

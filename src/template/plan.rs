@@ -9,16 +9,17 @@ use crate::api::v1alpha1::InfraMachineTemplate;
 /// What has to be done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Nothing, and nothing is written.
+    /// Nothing is to be done, and nothing is written.
     NoOp,
-    /// Paused; the status says by what.
+    /// The template is paused; the status says by what.
     Pause(String),
     /// The driver is asked what a machine of the template has.
     Describe,
 }
 
-/// What has to be done for a template of these Clusters. One that several share is left alone while one of
-/// them is paused: that one may be on its way to another management cluster, and the template with it.
+/// Plans what has to be done for a template of these Clusters. A template that several Clusters share is left
+/// alone while one of them is paused: the paused Cluster may be moving to another management cluster, and the
+/// template with it.
 pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan {
     if template.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;

@@ -13,27 +13,27 @@ use crate::api::v1alpha1::{
 };
 use cmi_driver::{ClassDescription, Code, Operation, Status};
 
-/// What came of the question what a machine has.
+/// The result of asking the driver what a machine of the template has.
 #[derive(Debug)]
 pub enum Described {
-    /// This.
+    /// The driver's answer.
     Known(ClassDescription),
-    /// The driver does not say. It takes the spec, as far as is known.
+    /// The driver does not offer the call. Nothing speaks against the spec, as far as is known.
     NotSupported,
-    /// The spec can't be handed to the driver: why, and where.
+    /// The driver is not asked, since the spec is not valid for it: the reason, with the field.
     Refused(String),
-    /// The driver's answer can't be shown: why, and where.
+    /// The driver's answer can't be published: the reason, with the field.
     Unusable(String),
-    /// There is no such driver.
+    /// No driver resolves, for this reason.
     NotConfigured(String),
-    /// The credentials can't be read.
+    /// The credentials can't be read, for this reason.
     NoSecrets(String),
-    /// The driver could not say.
+    /// The driver could not answer.
     Failed(Status),
 }
 
 impl Described {
-    /// Takes the driver's answer if the API server will.
+    /// Takes the driver's answer if the API server accepts its capacity.
     pub fn of(description: ClassDescription) -> Self {
         match violation(&description.capacity) {
             None => Self::Known(description),
@@ -42,7 +42,7 @@ impl Described {
     }
 }
 
-/// What the API server would refuse of a capacity; it is asked of the schema that the API server has as well.
+/// Returns why the API server would refuse a capacity, by the schema that the API server uses as well.
 fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     let schema = schema::quantities(&mut SchemaGenerator::default());
     let quantities = match jsonschema::validator_for(schema.as_value()) {
@@ -59,7 +59,8 @@ fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
-/// The status of a template that is paused; of the rest nothing new is known.
+/// Returns the status of a paused template: only the condition Paused changes, since nothing new is known of
+/// the rest.
 pub fn paused(template: &InfraMachineTemplate, by: &str, now: Timestamp) -> InfraMachineTemplateStatus {
     let mut status = template.status.clone().unwrap_or_default();
     Setter::new(&mut status.conditions, &template.metadata, now).set(
@@ -71,7 +72,7 @@ pub fn paused(template: &InfraMachineTemplate, by: &str, now: Timestamp) -> Infr
     status
 }
 
-/// The status after an answer; the same as before where nothing changed.
+/// Returns the status after an answer; it equals the current status where nothing has changed.
 pub fn status(
     template: &InfraMachineTemplate,
     described: &Described,
@@ -96,7 +97,7 @@ pub fn status(
             why.as_str(),
         ),
         Described::NoSecrets(why) => (ConditionStatus::False, reason::INVALID_SECRET, why.as_str()),
-        // A driver that does not answer says nothing about a template that it took.
+        // An outage of the driver says nothing about a template that the driver has accepted.
         Described::Failed(error) if error.code().is_outage() && is_ready(template) => return status,
         Described::Failed(error) => {
             failed = format!("{}: {}", Operation::DescribeClass, error.message());
@@ -108,7 +109,7 @@ pub fn status(
     status
 }
 
-/// Whether its status says that machines can be made from it as it is now.
+/// Whether the template's status says that machines can be made from its current generation.
 fn is_ready(template: &InfraMachineTemplate) -> bool {
     template.status.as_ref().is_some_and(|status| {
         status.observed_generation == template.metadata.generation

@@ -1,6 +1,6 @@
-//! The addresses of a guest, and how long its agent may take. The binding of the crate takes an interface
-//! without a hardware address, which a guest agent may report, for text that is there: a guest could end the
-//! driver by it. So this call is made here.
+//! The addresses of a guest, and a bound on the time that its agent takes. This module makes the call itself:
+//! a guest agent may report an interface without a hardware address, which the crate's binding reads as if it
+//! were there, so that a guest could crash the driver with it.
 
 #![allow(unsafe_code)]
 
@@ -10,15 +10,15 @@ use std::ptr;
 use virt::domain::Domain;
 use virt::error::Error;
 
-/// Where addresses come from, the surest first.
+/// The sources of addresses, the most reliable first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The agent in the guest, where it runs.
+    /// The agent in the guest, where one runs.
     Agent,
-    /// The leases of the host's DHCP server. An old one may be left for an address; so a machine's hardware
-    /// address is its own.
+    /// The leases of the host's DHCP server. An old lease may be left for a hardware address, so every
+    /// machine has a hardware address of its own.
     Lease,
-    /// The neighbours that the host has seen.
+    /// The host's ARP table: the neighbours that the host has seen.
     Arp,
 }
 
@@ -35,11 +35,11 @@ impl Source {
     }
 }
 
-/// How long the agent in a guest may take to answer, seconds. libvirt itself waits for ever, so that a guest
-/// could keep the driver from its host.
+/// How long the agent in a guest may take to answer, in seconds. libvirt itself waits for ever, so that a
+/// guest could keep the driver from its host.
 const AGENT_TIMEOUT: i32 = 2;
 
-/// Bounds what the agent in the guest may take for each answer.
+/// Bounds the time that the agent in the guest may take for each answer.
 pub fn bound_agent(domain: &Domain) {
     // SAFETY: the domain is valid as long as it is borrowed.
     let bounded = unsafe { virt_sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0) };
@@ -49,10 +49,10 @@ pub fn bound_agent(domain: &Domain) {
     }
 }
 
-/// The addresses of the interface with this hardware address.
+/// Returns the addresses of the interface with this hardware address.
 ///
 /// # Errors
-/// Those of libvirt; without an agent in the guest, one is common.
+/// Those of libvirt; an error is common for a guest without an agent.
 pub fn of(domain: &Domain, source: Source, mac: &str) -> Result<Vec<String>, Error> {
     let mut interfaces: *mut virt_sys::virDomainInterfacePtr = ptr::null_mut();
     // SAFETY: the domain is valid as long as it is borrowed, and `interfaces` is written to only here.
@@ -64,8 +64,8 @@ pub fn of(domain: &Domain, source: Source, mac: &str) -> Result<Vec<String>, Err
     };
     let mut found = Vec::new();
     for index in 0..count {
-        // SAFETY: libvirt made an array of `count` interfaces, each with `naddrs` addresses, and gave it
-        // away. An interface is freed once, after what is kept of it was copied.
+        // SAFETY: libvirt made an array of `count` interfaces, each with `naddrs` addresses, and passed on
+        // its ownership. Each interface is freed once, after the parts of it that are kept were copied.
         unsafe {
             let interface = *interfaces.add(index);
             if text((*interface).hwaddr).is_some_and(|address| address.eq_ignore_ascii_case(mac)) {
@@ -75,15 +75,15 @@ pub fn of(domain: &Domain, source: Source, mac: &str) -> Result<Vec<String>, Err
             virt_sys::virDomainInterfaceFree(interface);
         }
     }
-    // SAFETY: the array itself is of the C library's allocator, and nothing in it is used any more.
+    // SAFETY: the C library's allocator made the array itself, and nothing in it is used any more.
     unsafe { libc::free(interfaces.cast()) };
     Ok(found)
 }
 
-/// A copy of a text of C, if there is one.
+/// Copies a C string; `None` for a null pointer.
 ///
 /// # Safety
-/// The pointer is null, or leads to a text that ends with a zero.
+/// The pointer is null, or points to a string that ends with a zero byte.
 unsafe fn text(pointer: *const c_char) -> Option<String> {
     if pointer.is_null() {
         return None;

@@ -1,4 +1,4 @@
-//! What the driver is configured with: hosts, and what machines are made of.
+//! The configuration of the driver: hosts, and what machines are made of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -20,13 +20,13 @@ pub struct Config {
     /// has to stay. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub hosts: BTreeMap<String, Host>,
-    /// What `vmPool` of a provider spec names. Required.
+    /// The pools that `vmPool` of a provider spec names. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub vm_pools: BTreeMap<String, VmPool>,
-    /// What `size` of a provider spec names. Required.
+    /// The sizes that `size` of a provider spec names. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub sizes: BTreeMap<String, Size>,
-    /// What machines boot from. Required.
+    /// The images that machines boot from. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub images: BTreeMap<String, Image>,
 }
@@ -35,9 +35,9 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VirtType {
-    /// With the processor's help.
+    /// With KVM.
     Kvm,
-    /// Emulated: slow, and on any computer.
+    /// Emulated: slow, but possible on any computer.
     Qemu,
 }
 
@@ -80,7 +80,7 @@ pub struct VmPool {
     pub max_root_fs_gb: u64,
 }
 
-/// What a machine of a size has.
+/// The CPUs and memory of a machine of a size.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Size {
@@ -92,8 +92,8 @@ pub struct Size {
     pub memory_mib: u64,
 }
 
-/// What machines boot from: a volume that every machine has a layer of its own upon. It is never written to,
-/// and may not change as long as a machine stands on it.
+/// An image that machines boot from: a volume that the root file system of each of these machines is a layer
+/// upon. Nothing writes to it, and it may not change as long as a machine uses it.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Image {
@@ -122,14 +122,14 @@ pub struct Image {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageFormat {
-    /// QEMU's own.
+    /// QEMU's own format.
     Qcow2,
     /// The bytes of the disk.
     Raw,
 }
 
 impl ImageFormat {
-    /// As libvirt writes it.
+    /// Returns the name of the format in libvirt.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Qcow2 => "qcow2",
@@ -179,17 +179,17 @@ impl Config {
     /// Reads a file and checks it.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// What is wrong with the file, and where.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let what = || format!("the driver's configuration {} can't be used", path.display());
         let text = std::fs::read_to_string(path).with_context(what)?;
         Self::parse(&text).with_context(what)
     }
 
-    /// Reads a text and checks it.
+    /// Parses a text and checks it.
     ///
     /// # Errors
-    /// What is wrong with it, and where. Nothing of the text is shown: a URI may hold a password.
+    /// What is wrong with the text, and where. No snippet of it is shown: a URI may hold a password.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let options = serde_saphyr::options! { with_snippet: false };
         let config: Self = serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
@@ -201,7 +201,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Every name that one part has of another is there.
+    /// Checks that the images and hosts that pools name exist.
     fn check_names(&self) -> anyhow::Result<()> {
         for (name, pool) in &self.vm_pools {
             if !self.images.contains_key(&pool.image) {
@@ -222,26 +222,26 @@ impl Config {
         Ok(())
     }
 
-    /// The hosts that machines of a pool are placed on.
+    /// Returns the hosts that machines of a pool are placed on.
     pub fn hosts_of<'a>(&'a self, pool: &'a VmPool) -> impl Iterator<Item = &'a str> {
         let all = self.hosts.keys().map(String::as_str);
         all.filter(|host| pool.hosts.as_ref().is_none_or(|hosts| hosts.contains(*host)))
     }
 }
 
-/// The message with the path as the file has it: the parser spells only its last key so.
+/// Returns a message with paths as the file has them: the parser spells only the last key of a path so.
 fn as_written(message: &str) -> String {
     message
         .replace(" vm_pools.", " vmPools.")
         .replace(".direct_boot.", ".directBoot.")
 }
 
-/// Where a text can't be read, as `vmPools.default.image`. The parser has the path of what it checks, but not
-/// of what it can't read, so that is read once more.
+/// Returns the path of the value that can't be read, such as `vmPools.default.image`. The parser knows the
+/// path of a value that it validates, but not of one that it can't read, so the text is read once more.
 fn unreadable_place(text: &str) -> Option<String> {
     let options = serde_saphyr::options! { with_snippet: false };
     let mut place = None;
-    // It fails with what is known already, or did not pass the check, which names the path itself.
+    // The error is known already; or the text did not pass the validation, whose error names the path itself.
     let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
         let read = serde_path_to_error::deserialize::<_, Config>(deserializer);
         read.map(drop).map_err(|error| {
@@ -262,8 +262,8 @@ fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
     }
 }
 
-/// How a host may be reached. `tcp` lets in whatever can connect to the host's port, and `ext` runs a
-/// program.
+/// The transports by which a host may be reached. `tcp` would let in whatever can connect to the host's port,
+/// and `ext` would run a program.
 const TRANSPORTS: [&str; 5] = ["unix", "tls", "ssh", "libssh", "libssh2"];
 
 fn qemu_uri<C>(uri: &str, _: &C) -> garde::Result {

@@ -84,7 +84,7 @@ struct Attempt {
     began: Instant,
 }
 
-/// The last attempt, if it has failed.
+/// The failure of the last attempt.
 #[derive(Debug)]
 struct ConnectFailure {
     began: Instant,
@@ -149,7 +149,7 @@ struct Lent {
 }
 
 impl Host {
-    /// A host to which nothing is open yet.
+    /// Returns a host without an open connection.
     pub fn new(name: &str, uri: &str) -> Self {
         handle_events();
         Self {

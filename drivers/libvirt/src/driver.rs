@@ -134,7 +134,7 @@ impl LibvirtDriver {
         }
     }
 
-    /// Whether no host has answered yet, and one may soon.
+    /// Whether the driver was started a moment ago, and has reached no host yet.
     fn is_starting(&self) -> bool {
         self.started.elapsed() < STARTS_WITHIN && !self.hosts.values().any(|host| host.was_there())
     }
@@ -154,8 +154,8 @@ impl LibvirtDriver {
         })
     }
 
-    /// The hosts that may have the VM of a machine, according to the ProviderID, the failure domain or the
-    /// placement record.
+    /// Returns the hosts that may have the VM of a machine, according to the ProviderID, the failure domain
+    /// or the placement record.
     fn possible_hosts(asked: &MachineCall, record: Option<PlacementRecord>) -> PossibleHosts {
         let known = asked.id.as_ref().map(|id| id.host.clone());
         let known = known
@@ -172,7 +172,7 @@ impl LibvirtDriver {
         Ok(Survey::of(&self.hosts, key, possible).await)
     }
 
-    /// The only host that has the machine.
+    /// Finds the only host that has the machine.
     async fn home(&self, asked: &MachineCall, record: Option<PlacementRecord>) -> Result<&Arc<Host>> {
         if !asked.is_possible() {
             return Err(asked.not_found());

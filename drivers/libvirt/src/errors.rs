@@ -34,7 +34,7 @@ fn code_of(number: ErrorNumber) -> Code {
         | E::NoName | E::NoOs | E::NoDevice | E::InvalidDomain | E::InvalidNetwork | E::InvalidMac
         | E::InvalidStoragePool | E::InvalidStorageVol | E::InvalidStream | E::MultipleDomains
         | E::NoHostname | E::NoDomainMetadata
-        // Errors of what this driver does not use: libvirt reports them in error, if at all.
+        // Errors of features that this driver does not use: libvirt reports them by mistake, if at all.
         | E::Ok | E::GetFailed | E::PostFailed | E::HttpError | E::SExprSerial | E::NoXen | E::XenCall
         | E::NoXenStore | E::CallFailed | E::NetworkExist | E::InvalidNodeDevice | E::NoNodeDevice
         | E::InvalidInterface | E::MultipleInterfaces | E::InvalidNwfilter | E::InvalidNwfilterBinding
@@ -55,7 +55,7 @@ const NO_ROOM: [&str; 3] = [
     "Disk quota exceeded",
 ];
 
-/// The machine code of an error.
+/// Returns the code of the driver contract for an error.
 pub fn code(number: ErrorNumber, message: &str) -> Code {
     if NO_ROOM.iter().any(|words| message.contains(words)) {
         return Code::ResourceExhausted;
@@ -70,8 +70,8 @@ pub fn status(doing: &str, error: Error) -> Status {
     Status::new(code, message).with_source(error)
 }
 
-/// The status of an error with a volume that was found. A volume that another call makes or removes at this
-/// moment is busy, and soon will not be.
+/// Returns the status of an error with a volume that was found. A volume that another call is making or
+/// removing is busy, and soon will not be: ABORTED.
 pub fn of_a_volume(doing: &str, error: Error) -> Status {
     let is_busy = [ErrorNumber::OperationInvalid, ErrorNumber::NoStorageVolume].contains(&error.code());
     let status = status(doing, error);
@@ -81,8 +81,8 @@ pub fn of_a_volume(doing: &str, error: Error) -> Status {
     status
 }
 
-/// The status of an error while a connection was opened: UNAVAILABLE, unless the host refuses the driver. It
-/// says nothing about any VM.
+/// Returns the status of an error while a connection was opened: UNAVAILABLE, unless the host refuses the
+/// driver. It says nothing about any VM.
 pub fn not_connected(host: &str, error: Error) -> Status {
     let code = match code(error.code(), error.message()) {
         refused @ (Code::Unauthenticated | Code::PermissionDenied) => refused,

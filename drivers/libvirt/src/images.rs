@@ -1,5 +1,5 @@
-//! The images that machines stand on: each is checked against its checksum before the first machine of a host
-//! stands on it, and again when its file has changed.
+//! The images that the disks of machines are layers upon. Each is verified against its checksum before the
+//! first machine of a host uses it, and again when its file has changed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -17,10 +17,10 @@ use crate::config::Image;
 use crate::errors::status;
 use crate::storage_pool;
 
-/// The bytes that are read at once.
+/// How many bytes are read at once.
 const CHUNK: usize = 256 * 1024;
 
-/// An image on a host, fit to stand on.
+/// An image on a host whose checksum was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedImage {
     /// Path of its file on the host.
@@ -29,14 +29,14 @@ pub struct CheckedImage {
     pub capacity: u64,
 }
 
-/// The images that were found to be right.
+/// The checksums that were found in the files of images.
 #[derive(Clone, Debug, Default)]
 pub struct Images(Arc<Mutex<HashMap<Place, Known>>>);
 
-/// What is known of an image; held while it is found out.
+/// What is known of an image; locked while its file is read.
 type Known = Arc<Mutex<Option<State>>>;
 
-/// Which image, and on which host.
+/// The place of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place {
     host: String,
@@ -51,7 +51,7 @@ struct State {
     sha256: String,
 }
 
-/// By what a change of the file shows.
+/// The properties that show a change of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     path: String,
@@ -60,11 +60,12 @@ struct Stamp {
 }
 
 impl Images {
-    /// The image, if it is what the configuration says. The first time its whole file is read.
+    /// Returns the image, if its checksum is the configured one. The whole file is read the first time, and
+    /// after a change of the file.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION when it is missing, another one, or was copied in part; ABORTED while another job
-    /// reads it: jobs that wait would take up the connections of the host.
+    /// FAILED_PRECONDITION when the image is missing, is another one, or was copied in part; ABORTED while
+    /// another job reads the file: jobs that wait would take up the connections of the host.
     pub fn check(&self, connect: &Connect, host: &str, name: &str, image: &Image) -> Result<CheckedImage> {
         let volume = find(connect, host, name, image)?;
         let stamp = stamp(&volume)?;
@@ -110,7 +111,8 @@ impl Images {
     }
 }
 
-/// The volume. A file that was copied into the folder of a pool is seen once the pool was read again.
+/// Finds the volume of an image. libvirt sees a file that was copied into the folder of a pool only once it
+/// has reread the pool.
 fn find(connect: &Connect, host: &str, name: &str, image: &Image) -> Result<StorageVol> {
     let pool = StoragePool::lookup_by_name(connect, &image.storage_pool).map_err(|error| {
         status(
@@ -166,7 +168,8 @@ fn stamp(volume: &StorageVol) -> Result<Stamp> {
     })
 }
 
-/// The checksum of the whole file, which is read over the connection: the host may be another computer.
+/// Computes the checksum of the whole file. The file is read over the connection, since the host may be
+/// another computer.
 fn checksum(connect: &Connect, volume: &StorageVol) -> Result<String> {
     let failed = |error| status("reading an image", error);
     let stream = Stream::new(connect, 0).map_err(failed)?;
@@ -183,7 +186,7 @@ fn checksum(connect: &Connect, volume: &StorageVol) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits

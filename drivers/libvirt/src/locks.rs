@@ -1,4 +1,4 @@
-//! One change of a machine at a time, in this process.
+//! Locks by which this process makes one change of a machine at a time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,7 +8,7 @@ use cmi_driver::{Code, Result, Status};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
-/// How long a call waits for another one on the same machine.
+/// How long a call waits for the lock that another call on the same machine holds.
 const WAIT: Duration = Duration::from_secs(20);
 
 /// A lock for each name that is held or waited for.
@@ -16,11 +16,10 @@ const WAIT: Duration = Duration::from_secs(20);
 pub struct Locks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
 impl Locks {
-    /// Waits for the lock of a name. The guard goes with the job, which ends later than a call that is
-    /// dropped.
+    /// Waits for the lock of a name. The guard is moved into the job, which outlives a call that is dropped.
     ///
     /// # Errors
-    /// ABORTED when something else holds it for long.
+    /// ABORTED when another call holds the lock for too long.
     pub async fn hold(&self, name: &str) -> Result<OwnedMutexGuard<()>> {
         let lock = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -253,7 +253,7 @@ pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<Lis
     Ok(listed)
 }
 
-/// The memory of the host that no domain has, be the domain on or off.
+/// Reads the memory of the host that no domain has, whether the domain is on or off.
 ///
 /// # Errors
 /// Those of the host.
@@ -300,7 +300,7 @@ fn record(domain: &Domain) -> Result<DomainMetadata> {
 }
 
 impl Vm {
-    /// The machine as the driver contract reports it.
+    /// Returns the machine as the driver contract reports it.
     ///
     /// # Errors
     /// Those of the host.
@@ -333,7 +333,7 @@ impl Vm {
         Ok(machine)
     }
 
-    /// The addresses of the first source that has any.
+    /// Returns the addresses of the first source that has any.
     fn addresses(&self, mac: &str) -> Vec<String> {
         addresses::bound_agent(&self.domain);
         for source in Source::ALL {
@@ -373,8 +373,8 @@ impl Vm {
             .map_err(|error| status("reading the state of a domain", error))
     }
 
-    /// The flags of a change: it affects the running domain and the definition for the next start, as far as
-    /// both exist.
+    /// Returns the flags of a change, which affects the running domain and the definition for the next start,
+    /// as far as both exist.
     fn affected(&self) -> Result<u32> {
         let live = if self.is_active()? { LIVE } else { 0 };
         let config = if self.is_persistent()? { CONFIG } else { 0 };
@@ -389,7 +389,7 @@ impl Vm {
         Err(Status::new(Code::Aborted, what))
     }
 
-    /// FAILED_PRECONDITION where an administrator has locked the domain.
+    /// Returns FAILED_PRECONDITION where an administrator has locked the domain.
     fn ensure_not_locked(&self) -> Result<()> {
         let lock = self
             .domain
@@ -501,9 +501,8 @@ impl Vm {
         self.note(record)
     }
 
-    /// Has the domain started with its host. That is set at the first start, which is repeated until it is
-    /// recorded: were it set right after the definition, a call that is cut off there would never be made up
-    /// for.
+    /// Has the domain started with its host. The first start sets that, and is repeated until it is recorded:
+    /// if it were set right after the definition, a call that is cut off there would never be made up for.
     fn enable_autostart(&self) -> Result<()> {
         match self.domain.set_autostart(true) {
             Ok(_) => Ok(()),

@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 
 /// The exit code of wrong flags, environment or files: nothing was started.
 const MISCONFIGURED: u8 = 2;
-/// How long jobs on hosts may take to end after the calls that wanted them.
+/// How long the process waits at its end for jobs on hosts that outlast their calls.
 const JOBS_END_WITHIN: Duration = Duration::from_secs(1);
 
 /// A driver of virtual machines on hosts with libvirt and QEMU, for the Common Machine Interface.
@@ -43,11 +43,11 @@ enum LogFormat {
     Json,
 }
 
-/// Why the program did not do what it was asked.
+/// Why the program failed.
 enum RunError {
     /// Flags, environment or files have to change.
     Misconfigured(anyhow::Error),
-    /// It was tried.
+    /// The configuration is valid, but starting or serving failed.
     Failed(anyhow::Error),
 }
 
@@ -81,15 +81,16 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
-        // A line that nothing reads any more is lost: to report that it is would end the process.
+        // A log line that nothing reads any more is lost: an attempt to report the loss would end the
+        // process.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match cli.logging_format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),
     }
-    // What a panic in a call says may hold what the call was given, and jobs of calls run on threads of their
-    // own: no message is shown.
+    // No panic message is logged: it may hold what the call was given, and the jobs of calls run on threads
+    // of their own.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
         let thread = std::thread::current();

@@ -32,26 +32,26 @@ pub struct Record {
     pub identity: String,
     /// The ProviderID that was reported for the domain.
     pub provider_id: String,
-    /// When it was made.
+    /// When the domain was made.
     pub created_at: Timestamp,
     /// Whether the domain was ever started. A domain that was not is not a machine yet.
     pub started: bool,
     /// When the driver last started the domain. Earlier versions did not record it.
     #[serde(default)]
     pub started_at: Option<Timestamp>,
-    /// Whether its deletion has begun.
+    /// Whether the deletion of the domain has begun.
     pub deleting: bool,
-    /// What it was made from.
+    /// The pool that the machine was made in.
     pub vm_pool: String,
-    /// What it was made from.
+    /// The size that it was made with.
     pub size: String,
-    /// What it was made from, in bytes.
+    /// The size of its root file system when it was made, in bytes.
     pub root_fs_bytes: u64,
-    /// What it was made from.
+    /// The image that it was made from.
     pub image: String,
     /// The host that the spec asked for, or that it was placed on.
     pub host: String,
-    /// All other tags.
+    /// All tags but the reserved ones.
     pub tags: BTreeMap<String, String>,
 }
 
@@ -82,13 +82,13 @@ impl Record {
         }
     }
 
-    /// Whether the metadata is that of the machine, and of the machine object.
+    /// Whether the metadata belongs to the machine, its machine object included.
     pub fn is_of(&self, key: &MachineKey) -> bool {
         self.key() == *key
     }
 
-    /// The first field in which the VM is not what a spec asks for. Hot-updatable fields make no other VM;
-    /// nor does a new default of the configuration.
+    /// Returns the first field in which the VM differs from a spec. Hot-updatable fields do not count, and
+    /// neither does a new default of the configuration.
     pub fn difference(&self, spec: &VmSpec) -> Option<&'static str> {
         let gigabytes = |bytes: u64| bytes / crate::spec::GB;
         [
@@ -122,7 +122,7 @@ impl Record {
     /// Writes the element into a domain's XML.
     ///
     /// # Errors
-    /// Those of the writer, and when there is no JSON for it.
+    /// Those of the writer, and when the metadata can't be encoded as JSON.
     pub fn write<W: io::Write>(&self, writer: &mut Writer<W>) -> io::Result<()> {
         let text = self.to_json()?;
         let name = format!("{PREFIX}:{ELEMENT}");
@@ -136,7 +136,7 @@ impl Record {
     /// Encodes the element for a domain that exists: libvirt adds the namespace.
     ///
     /// # Errors
-    /// INTERNAL when it can't be written.
+    /// INTERNAL when the element can't be written.
     pub fn to_element(&self) -> Result<String> {
         let failed = |error: io::Error| {
             Status::new(Code::Internal, "the metadata of a domain can't be written").with_source(error)

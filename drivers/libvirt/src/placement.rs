@@ -21,8 +21,8 @@ pub struct Candidate {
 /// Chooses the host with the most free memory among those that have as much as the machine needs. Free memory
 /// is compared by powers of two of what the machine needs; hosts that have about as much are ordered by a
 /// hash of the machine and the host, so that many machines are spread. Two processes that place the same
-/// machine mostly agree, though what they see differs a little: only where the caller brings back the record
-/// is that certain.
+/// machine mostly choose the same host, although they see slightly different amounts of free memory. That is
+/// certain only where the caller returns the placement record.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when no host has enough.

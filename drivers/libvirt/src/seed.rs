@@ -9,28 +9,29 @@ use hadris_iso::read::PathSeparator;
 use hadris_iso::write::options::{BaseIsoLevel, CreationFeatures, IsoFormatOptions};
 use hadris_iso::write::{File, InputFiles, IsoImageWriter};
 
-/// The label by which cloud-init knows the volume.
+/// The label by which cloud-init recognizes the volume.
 const LABEL: &str = "cidata";
 /// The sector size of an ISO image, bytes.
 const SECTOR: usize = 2048;
-/// More than descriptors, path tables and two directories of three files take.
+/// More bytes than descriptors, path tables and two directories of three files take.
 const OVERHEAD: usize = 64 * SECTOR;
 
-/// What a guest is given besides its user data.
+/// The data that a guest gets besides its user data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Changes when the guest is another one.
+    /// The instance ID: another guest has another one.
     pub id: String,
     /// The name of the guest.
     pub hostname: String,
-    /// What its kubelet has to report.
+    /// The ProviderID that its kubelet has to report.
     pub provider_id: String,
-    /// The address of its network interface.
+    /// The MAC address of its network interface.
     pub mac: String,
 }
 
 impl Instance {
-    /// The instance metadata. A name is quoted: YAML takes `1001` and `no` for a number and a truth value.
+    /// Returns the instance metadata. The host name is quoted: YAML takes `1001` and `no` for a number and a
+    /// truth value.
     fn meta_data(&self) -> String {
         format!(
             "instance-id: {}\nlocal-hostname: \"{}\"\nprovider_id: {}\n",
@@ -38,7 +39,8 @@ impl Instance {
         )
     }
 
-    /// DHCP on the one interface, which is found by its address: its name depends on the guest.
+    /// Returns the network configuration: DHCP on the only interface. The interface is matched by its MAC
+    /// address, since its name depends on the guest.
     fn network_config(&self) -> String {
         format!(
             "version: 2\nethernets:\n  primary:\n    match: {{macaddress: \"{}\"}}\n    set-name: eth0\n    \
@@ -48,10 +50,10 @@ impl Instance {
     }
 }
 
-/// The image. User data may be of any size, and need not be text.
+/// Builds the image. User data may be of any size, and need not be text.
 ///
 /// # Errors
-/// INTERNAL when it can't be written.
+/// INTERNAL when the image can't be written.
 pub fn image(instance: &Instance, user_data: &[u8]) -> Result<Vec<u8>> {
     let file = |name: &str, contents: &[u8]| File::File {
         name: Arc::new(name.to_owned()),
@@ -76,7 +78,8 @@ pub fn image(instance: &Instance, user_data: &[u8]) -> Result<Vec<u8>> {
     Ok(image.into_inner())
 }
 
-/// Joliet for the names that cloud-init looks for; those of plain ISO 9660 have no `-` and no lower case.
+/// Returns the format of the image: Joliet, for the names that cloud-init looks for. Names of plain ISO 9660
+/// have no `-` and no lower case.
 fn options() -> IsoFormatOptions {
     IsoFormatOptions {
         volume_name: LABEL.to_owned(),
@@ -103,7 +106,7 @@ fn options() -> IsoFormatOptions {
     }
 }
 
-/// An error of the writer.
+/// The text of an error of the image writer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Text(String);

@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 use crate::config::{Config, Image, Size, VmPool};
 use crate::identity::MachineKey;
 
-/// Where the tags stand.
+/// The field with the tags.
 pub const TAGS: &str = "tags";
-/// Where the share of the host's processors stands.
+/// The field with the share of the host's processors.
 pub const CPU_SHARES: &str = "cpuShares";
-/// Where the memory that the guest has at the moment stands.
+/// The field with the memory that the guest has at the moment.
 pub const MEMORY_MIB: &str = "memoryMib";
-/// Where the size of the root file system stands.
+/// The field with the size of the root file system.
 const ROOT_FS_SIZE: &str = "rootFsSize";
-/// What the kernel takes as CPU shares, of both versions of control groups.
+/// The CPU shares that the kernel accepts with both versions of control groups.
 const SHARES: std::ops::RangeInclusive<u64> = 2..=10_000;
-/// Less and no guest is left.
+/// The least memory of a guest: with less, no guest can run.
 const LEAST_MEMORY_MIB: u64 = 64;
 /// A GB, as disks are sold.
 pub const GB: u64 = 1_000_000_000;
@@ -68,12 +68,13 @@ pub struct VmSpec {
 /// The tags that a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tagged {
-    /// None: it is about the class.
+    /// None: the call is about a class.
     Not,
-    /// `kubernetes.io/cluster`: it is about a cluster.
+    /// `kubernetes.io/cluster`: the call is about a cluster.
     Cluster,
-    /// That and `kubernetes.io/role`: it is about one machine. `capcmi.io/machine` says whose it is; a client
-    /// of the published interface alone does not send it.
+    /// `kubernetes.io/cluster` and `kubernetes.io/role`: the call is about one machine. `capcmi.io/machine`
+    /// says which machine object the VM belongs to; a client of the published interface alone does not send
+    /// it.
     Machine,
 }
 
@@ -87,7 +88,7 @@ impl Tagged {
     }
 }
 
-/// What a spec asks for, found in the configuration.
+/// The parts of the configuration that a spec asks for.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// The pool.
@@ -113,7 +114,8 @@ impl Wanted<'_> {
 }
 
 impl VmSpec {
-    /// Reads a spec: mandatory fields and tags are there, and every field has its type (DRV-02, DRV-04).
+    /// Reads a spec, and checks that mandatory fields and tags are present and that every field has its type
+    /// (DRV-02, DRV-04).
     ///
     /// # Errors
     /// INVALID_ARGUMENT with the place of the field.
@@ -147,7 +149,7 @@ impl VmSpec {
         Ok(read)
     }
 
-    /// The machine of this name that the spec is about.
+    /// Returns the key of the machine of this name that the spec is about.
     pub fn key(&self, name: &str) -> MachineKey {
         let tag = |tag| self.tags.get(tag).cloned().unwrap_or_default();
         MachineKey {
@@ -162,7 +164,7 @@ impl VmSpec {
         self.tags.get(tags::CLUSTER).map_or("", String::as_str)
     }
 
-    /// The tags that say nothing of whose the VM is.
+    /// Returns the tags that do not say which machine the VM belongs to.
     pub fn own_tags(&self) -> BTreeMap<String, String> {
         let all = self.tags.iter();
         all.filter(|(tag, _)| !tags::RESERVED.contains(&tag.as_str()))
@@ -170,12 +172,12 @@ impl VmSpec {
             .collect()
     }
 
-    /// Finds in the configuration what the spec asks for. A call on a VM that exists does not ask: what was
-    /// made has to be found and deleted after its pool or size was taken out of the configuration, too.
+    /// Finds in the configuration what the spec asks for. A call about an existing VM does not need that: the
+    /// VM has to be found and deleted even after its pool or size was removed from the configuration.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when there is no such thing, OUT_OF_RANGE when there is but not of this size
-    /// (DRV-CR-11).
+    /// INVALID_ARGUMENT when the configuration does not have what the spec names; OUT_OF_RANGE when a number
+    /// is not one that the pool or the size allows (DRV-CR-11).
     pub fn within<'a>(&self, config: &'a Config) -> Result<Wanted<'a>> {
         let pool = known(&config.vm_pools, &self.vm_pool, "/vmPool")?;
         let size = known(&config.sizes, &self.size, "/size")?;
@@ -210,10 +212,10 @@ impl VmSpec {
         })
     }
 
-    /// Checks that the host which the spec asks for is there.
+    /// Checks that the configuration has the host that the spec asks for.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the field and the hosts that there are.
+    /// INVALID_ARGUMENT with the field and the configured hosts.
     pub fn check_failure_domain(&self, config: &Config) -> Result<()> {
         match &self.failure_domain {
             Some(asked) if !config.hosts.contains_key(asked) => {
@@ -223,7 +225,7 @@ impl VmSpec {
         }
     }
 
-    /// Checks what can be changed on a VM that lives and has so much memory at most.
+    /// Checks the numbers that can be changed while a VM lives, for a VM with this maximum of memory.
     ///
     /// # Errors
     /// OUT_OF_RANGE with the field (DRV-CR-11).
@@ -244,11 +246,11 @@ impl VmSpec {
     }
 }
 
-/// The schema of a user's spec. The tags of the controller are not in it, which adds them later.
+/// Returns the schema of a user's spec. The controller's tags are not in it: the controller adds them later.
 pub fn schema(config: &Config) -> SpecSchema {
     let mut schema = Value::from(schemars::schema_for!(VmSpec));
     let fields = &mut schema["properties"];
-    // What may be left out may not be null.
+    // A field that may be left out may not be null.
     for field in fields.as_object_mut().into_iter().flatten() {
         if let Some(field) = field.1.as_object_mut() {
             field.remove("default");
@@ -294,8 +296,8 @@ fn tag_place(tag: &str) -> String {
     format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
 }
 
-/// A path as `tags.team`, as ` /tags/team`. The names of fields have no dot; in those of tags one is shown as
-/// a slash, and the tag is found all the same.
+/// Formats a path such as `tags.team` as `'s /tags/team`. Names of fields have no dot; a dot in the name of a
+/// tag is shown as a slash, and the tag is found all the same.
 fn pointer(path: &str) -> String {
     format!("'s /{}", path.replace('.', "/"))
 }
@@ -314,14 +316,14 @@ fn not_blank_if_there<'de, D: Deserializer<'de>>(
     not_blank(deserializer).map(Some)
 }
 
-/// A whole number, which JSON may also write as `20.0`.
+/// Reads a whole number, which JSON may also write as `20.0`.
 fn whole_if_there<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
     let number = serde_json::Number::deserialize(deserializer)?;
     let whole = number.as_u64().or_else(|| {
         let number = number
             .as_f64()
             .filter(|number| number.fract() == 0.0 && *number >= 0.0)?;
-        // What is beyond all bounds is out of range, and not of the wrong type.
+        // A number beyond all bounds is out of range, and not of the wrong type.
         format!("{number:.0}").parse().ok().or(Some(u64::MAX))
     });
     let refused = || serde::de::Error::custom("it has to be a whole number, and not negative");

@@ -1,4 +1,4 @@
-//! The XML that libvirt is given. A writer escapes every name and text.
+//! The XML of domains and volumes for libvirt. The writer escapes every name and text.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub struct Domain<'a> {
     pub name: &'a str,
     /// Its UUID.
     pub uuid: &'a str,
-    /// How it runs.
+    /// Whether it runs with KVM or is emulated.
     pub virt_type: VirtType,
     /// Its metadata.
     pub record: &'a Record,
@@ -40,9 +40,9 @@ pub struct Domain<'a> {
     pub bootstrap: Bootstrap<'a>,
     /// Path of the file for its serial console, on the host.
     pub console_path: &'a str,
-    /// What it is attached to.
+    /// What its network interface is attached to.
     pub attachment: Attachment<'a>,
-    /// The address of its network interface.
+    /// The MAC address of its network interface.
     pub mac: &'a str,
 }
 
@@ -57,7 +57,7 @@ pub enum Bootstrap<'a> {
         path: &'a str,
         /// The name of the guest.
         hostname: &'a str,
-        /// What its kubelet has to report.
+        /// The ProviderID that its kubelet has to report.
         provider_id: &'a str,
     },
 }
@@ -80,15 +80,15 @@ pub struct Volume<'a> {
     pub capacity: u64,
     /// Its format.
     pub format: ImageFormat,
-    /// Path and format of what it is a layer upon.
+    /// Path and format of the image that the volume is a layer upon.
     pub backing: Option<(&'a str, ImageFormat)>,
 }
 
 impl Domain<'_> {
-    /// As libvirt defines it.
+    /// Returns the XML that libvirt defines the domain from.
     ///
     /// # Errors
-    /// INTERNAL when it can't be written.
+    /// INTERNAL when the XML can't be written.
     pub fn to_xml(&self) -> Result<String> {
         document("domain", |writer| self.write(writer))
     }
@@ -162,8 +162,8 @@ impl Domain<'_> {
         })
     }
 
-    /// Of several files of UEFI, libvirt takes the first that nothing excludes, which on Debian is the
-    /// one that starts only what is signed.
+    /// Writes whether the firmware has Secure Boot. Of several UEFI files, libvirt takes the first that
+    /// nothing excludes: on Debian, that is the one that starts only signed boot loaders.
     fn write_secure_boot(&self, xml: &mut Xml) -> io::Result<()> {
         let enabled = match self.firmware {
             Firmware::Bios => return Ok(()),
@@ -181,7 +181,7 @@ impl Domain<'_> {
     fn write_devices(&self, xml: &mut Xml) -> io::Result<()> {
         write_disk(xml, "vda", self.root_path, "qcow2", false)?;
         if let Bootstrap::Seed(path) = self.bootstrap {
-            // A disk and no CD-ROM: kernels for clouds have no driver for those.
+            // A disk, and no CD-ROM: kernels for clouds have no driver for a CD-ROM.
             write_disk(xml, "vdb", path, "raw", true)?;
         }
         let (kind, source) = match self.attachment {
@@ -217,10 +217,11 @@ impl Domain<'_> {
 }
 
 impl Volume<'_> {
-    /// As a storage pool makes it. Only its owner may read it: a seed holds secrets.
+    /// Returns the XML that a storage pool makes the volume from. Only the owner of the file may read it: a
+    /// seed holds secrets.
     ///
     /// # Errors
-    /// INTERNAL when it can't be written.
+    /// INTERNAL when the XML can't be written.
     pub fn to_xml(&self) -> Result<String> {
         document("volume", |xml| {
             element(xml, "volume", &[], |xml| {
@@ -245,8 +246,8 @@ impl Volume<'_> {
     }
 }
 
-/// By its path, and not by pool and volume: of those libvirt's AppArmor profile of the guest knows nothing,
-/// and QEMU may not open them.
+/// Writes a disk by its path, and not by pool and volume: libvirt's AppArmor profile of the guest does not
+/// cover those, and QEMU may not open them.
 fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, fixed: bool) -> io::Result<()> {
     element(xml, "disk", &[("type", "file"), ("device", "disk")], |xml| {
         empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;

@@ -12,9 +12,9 @@ use tempfile::TempDir;
 use cmi_conformance::{Config, Hook, HookCall, Hooks};
 use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, Vm, VmId};
 
-/// What the suite knows of the driver.
+/// The suite's configuration for the driver.
 const CONFIG: &str = include_str!("simulated.yaml");
-/// A cloud that is fast, and has a pool without capacity.
+/// The configuration of the cloud, which is fast and has a pool without capacity.
 const CLOUD: &str = "
 pools:
   default: {subnet: 10.100.0.0/16}
@@ -30,13 +30,13 @@ credentials:
   powerlessToken: conformance-token-without-rights
 ";
 
-/// A simulated driver with everything that the suite has to know of it.
+/// A simulated driver, with the configuration and hooks that the suite needs.
 pub struct Simulated {
     /// The driver.
     pub driver: Arc<SimulatedDriver>,
-    /// What its author says of it.
+    /// The suite's configuration for the driver.
     pub config: Config,
-    /// Where its faults come from.
+    /// The hooks that cause its faults.
     pub hooks: Arc<dyn Hooks>,
 }
 
@@ -48,10 +48,10 @@ pub struct SimulatedHooks {
 }
 
 impl Simulated {
-    /// A driver with a cloud of its own.
+    /// Makes a driver with a cloud of its own.
     ///
     /// # Errors
-    /// When there is no room for its files.
+    /// The files of the driver can't be made.
     pub fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("capcmi-conformance-").context("making a folder for faults")?;
         let mut cloud: SimulatedConfig = serde_saphyr::from_str(CLOUD)?;
@@ -91,7 +91,7 @@ impl SimulatedHooks {
             .with_context(|| format!("cluster `{}` has no VM `{}`", call.cluster, call.machine))
     }
 
-    /// What UpdateMachine can change, and the tags, which it can't.
+    /// Returns what UpdateMachine can change, and the tags, which it can't change.
     fn vm_spec(&self, call: &HookCall) -> Result<Vec<u8>> {
         let id = self.vm(call)?;
         let has = |vm: &Vm| json!({"labels": vm.labels, "tags": vm.tags});

@@ -1,4 +1,4 @@
-//! `capcmi driver info`: what a driver says of itself.
+//! `capcmi driver info`: prints what a driver says of itself.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -36,14 +36,14 @@ pub(in crate::cli) struct InfoArgs {
 
 /// A driver to ask.
 struct ChosenDriver {
-    /// Its name, or its endpoint.
+    /// The name of the driver in the file, or the plugin's endpoint.
     name: String,
     driver: Arc<dyn Driver>,
-    /// Nothing when it is not behind the wire.
+    /// The connector of a plugin; `None` for a built-in driver.
     connector: Option<Connector>,
 }
 
-/// What a driver says of itself.
+/// The answers of a driver.
 struct DriverInfo {
     info: PluginInfo,
     readiness: Readiness,
@@ -51,12 +51,12 @@ struct DriverInfo {
     extension: Extension,
 }
 
-/// What a driver declares of the extension.
+/// The calls of the extension that a driver declares.
 enum Extension {
-    /// It is not behind the wire: all that it can do is in its capabilities.
+    /// The driver is built in: its capabilities have all that it can do.
     BuiltIn,
     NotServed,
-    /// These calls.
+    /// The driver declares these calls.
     Declares(Vec<String>),
 }
 
@@ -83,7 +83,7 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
     Err(anyhow::anyhow!("no answer from {}", failed.join(", ")).into())
 }
 
-/// The drivers to ask.
+/// Returns the drivers to ask.
 fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
     if let Some(endpoint) = &args.plugin.endpoint {
         return Ok(vec![ChosenDriver {
@@ -112,7 +112,7 @@ fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
         .collect()
 }
 
-/// Asks in the order of the CMI specification.
+/// Asks the driver for all answers, in the order of the CMI specification.
 async fn fetch(chosen: &ChosenDriver) -> cmi_driver::Result<DriverInfo> {
     let driver = chosen.driver.as_ref();
     Ok(DriverInfo {

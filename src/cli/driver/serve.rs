@@ -32,7 +32,7 @@ enum ServedKind {
 }
 
 impl ServedKind {
-    /// The driver, with the configuration of a file or else with its defaults.
+    /// Builds the driver, with the configuration of a file or else with its defaults.
     fn build(self, config: Option<&Path>) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
             Self::Simulated => {
@@ -52,7 +52,8 @@ impl ServedKind {
     }
 }
 
-/// Serves until it is stopped. What is configured wrongly is reported before anything is served (CMI-188).
+/// Serves the driver until the process is stopped. A wrong configuration is reported before anything is
+/// served (CMI-188).
 pub(super) async fn serve(args: ServeArgs) -> Result<(), CommandError> {
     let driver = args.kind.build(args.config.as_deref()).misconfigured()?;
     match args.server.serve(driver, env!("CARGO_PKG_VERSION")).await {

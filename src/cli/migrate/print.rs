@@ -8,7 +8,7 @@ use crate::migration::health_checks::{HealthCheck, HealthChecks};
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::write::MigrationProgress;
 
-/// The objects to make, those that exist already, and what may prevent the migration.
+/// Lists the objects to make, those that exist already, and what may prevent the migration.
 pub(super) fn described(
     migration: &Migration,
     progress: &MigrationProgress,
@@ -57,7 +57,7 @@ pub(super) fn described(
     text
 }
 
-/// What to do about MachineHealthChecks.
+/// Writes what to do about MachineHealthChecks.
 fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destination) {
     let all = match checks {
         HealthChecks::Known(all) => all,
@@ -85,7 +85,7 @@ fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destin
     }
 }
 
-/// A line for each of the objects that are, or come, in the place of `from`.
+/// Writes a heading for `from`, and a line for each object that takes, or has taken, its place.
 pub(super) fn headed<'a>(
     text: &mut String,
     from: &str,

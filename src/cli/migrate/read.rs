@@ -36,7 +36,8 @@ fn file(path: &Path, namespace: Option<&str>, source: &mut Source) -> anyhow::Re
 
 /// Reads a namespace, and the classes and Secrets that its machines use.
 ///
-/// Secrets of other namespaces only with `others`: an administrator may read more than the author of a class.
+/// Secrets of other namespaces are read only with `others`: the administrator who runs the command may read
+/// more than the author of a class.
 pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> anyhow::Result<Source> {
     let mut source = Source::default();
     for kind in ["Machine", "MachineSet", "MachineDeployment"] {
@@ -68,7 +69,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
             ("secretRef", true),
             ("credentialsSecretRef", true),
         ] {
-            // A provider's own class has them in its spec.
+            // A class of a provider's own kind has these fields in its spec.
             let holder = if nested { &class["spec"] } else { class };
             let (mut place, name) = secret_key(holder, field);
             if place.is_empty() {

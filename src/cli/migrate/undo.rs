@@ -1,7 +1,7 @@
-//! `capcmi migrate --undo`: back to machine-controller-manager.
+//! `capcmi migrate --undo`: gives the VMs back to machine-controller-manager.
 //!
-//! Its look-up of a VM is no [`crate::driver_query`]: a command waits for its permit, and the credentials are
-//! those that machine-controller-manager had, where it had any.
+//! The look-up of a VM does not use [`crate::driver_query`]: the command waits for its permit, and uses the
+//! credentials that machine-controller-manager had, where it had any.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::migration::source::text;
 use crate::migration::undo::{self, MigratedObjects, Vm};
 use cmi_driver::{MachineClass, MachineRef, ProviderSpec};
 
-/// What is undone.
+/// The inputs of an undo.
 pub(super) struct Undo<'a> {
     pub args: &'a MigrateArgs,
     pub client: &'a Client,
@@ -54,7 +54,7 @@ impl Undo<'_> {
         undo::pause(self.client, self.migration, &remains)
             .await
             .map_err(failed)?;
-        // Core may have worked on it until now.
+        // Cluster API may have worked on the objects until they were paused.
         self.examined(driver, "all is paused, and this run has released no VM")
             .await?;
         undo::release(self.client, self.migration, self.target, &old, print_line)
@@ -67,7 +67,7 @@ impl Undo<'_> {
         Ok(())
     }
 
-    /// What there is, if it can be undone.
+    /// Returns the objects of the migration that exist, unless something prevents the undo.
     async fn examined(
         &self,
         driver: &ConfiguredDriver,
@@ -90,8 +90,8 @@ impl Undo<'_> {
         )))
     }
 
-    /// Asks the driver for every VM: an InfraMachine that does not exist may have been released by an earlier
-    /// run, or have gone with its VM.
+    /// Asks the driver about every VM, also where the InfraMachine does not exist: an earlier run may have
+    /// released the VM, or the InfraMachine was deleted together with it.
     async fn vms(&self, driver: &ConfiguredDriver, remains: &MigratedObjects) -> BTreeMap<String, Vm> {
         let groups = self.migration.groups.iter();
         let mut vms = BTreeMap::new();
@@ -109,10 +109,11 @@ impl Undo<'_> {
         vms
     }
 
-    /// As the provider knows the VM, or else as machine-controller-manager does.
+    /// Returns the class that a VM is looked up with: that of machine-controller-manager, with the provider
+    /// spec that the InfraMachine records as applied, where it exists and records one.
     ///
     /// # Errors
-    /// What the provider knows can't be read.
+    /// The recorded provider spec can't be read.
     fn class_of(&self, object: &Object, remains: &MigratedObjects) -> Result<MachineClass, String> {
         let from = text(
             &object.body,
@@ -160,7 +161,7 @@ impl Undo<'_> {
     }
 }
 
-/// The spec that a VM was made from, as its InfraMachine has it.
+/// Parses the applied provider spec in the annotation of an InfraMachine.
 fn parsed(applied: &str) -> Result<ProviderSpec, String> {
     serde_json::from_str(applied).map_err(|error| {
         format!(
@@ -170,7 +171,7 @@ fn parsed(applied: &str) -> Result<ProviderSpec, String> {
     })
 }
 
-/// The provider's own where the class has none, as the provider does it.
+/// Adds the driver's own credentials where the class has none, as a reconcile does.
 async fn with_credentials(
     driver: &ConfiguredDriver,
     mut class: MachineClass,
@@ -181,7 +182,7 @@ async fn with_credentials(
     Ok(class)
 }
 
-/// Asks the driver whether the VM that the migration has found is there.
+/// Asks the driver whether the VM that the migration has found exists.
 async fn observe(driver: &ConfiguredDriver, object: &Object, class: MachineClass) -> Vm {
     let id = text(&object.body, "/spec/providerID");
     let permit = driver.acquire(Priority::Upkeep, &object.name).await;

@@ -1,4 +1,5 @@
-//! Whether Cluster API's core manager has the feature gates on without which it updates nothing in place.
+//! Reads whether Cluster API's core manager has the feature gates on without which it updates nothing in
+//! place.
 
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -12,18 +13,19 @@ const FLAG: &str = "--feature-gates";
 /// The gates that all have to be on.
 const GATES: [&str; 2] = ["RuntimeSDK", "InPlaceUpdates"];
 
-/// The gates in core's Deployment.
+/// The state of the gates, as core's Deployment sets them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CoreGate {
     /// All are on.
     On,
     /// This one is off.
     Off(&'static str),
-    /// The state is unknown, and why.
+    /// The state is unknown, for this reason.
     Unknown(String),
 }
 
-/// Reads core's Deployment. An administrator may read it, and a user of one namespace may not.
+/// Reads the gates from core's Deployment, which an administrator may read, and a user of one namespace may
+/// not.
 pub(super) async fn read(client: &Client) -> CoreGate {
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
     let read = deployments.get_opt(DEPLOYMENT).await;
@@ -43,7 +45,7 @@ fn arguments(deployment: Deployment) -> Vec<String> {
         .collect()
 }
 
-/// What arguments say of the gates. A gate that is off decides, whatever is unknown of the other.
+/// Reads the gates from arguments. A gate that is off decides, even if the other one is unknown.
 fn of(arguments: &[String]) -> CoreGate {
     let mut unknown = None;
     for gate in GATES {
@@ -51,14 +53,14 @@ fn of(arguments: &[String]) -> CoreGate {
             Some((_, Some(true))) => {}
             Some((_, Some(false))) => return CoreGate::Off(gate),
             Some((value, None)) => unknown = Some(format!("core's flag has `{gate}={value}`")),
-            // Its default is that of core's version.
+            // The default depends on core's version.
             None => unknown = Some(format!("core's Deployment does not set `{gate}`")),
         }
     }
     unknown.map_or(CoreGate::On, CoreGate::Unknown)
 }
 
-/// The value of a gate: the last one given, as the manager takes it.
+/// Returns the value of a gate: the last one given, as the manager takes it.
 fn last<'a>(arguments: &'a [String], gate: &str) -> Option<&'a str> {
     let following = arguments
         .iter()

@@ -14,7 +14,7 @@ use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStra
 use crate::template;
 use cmi_driver::Capabilities;
 
-/// Annotation of an InfraMachine: the template that its spec is from.
+/// Annotation of an InfraMachine: the template that the InfraMachine was cloned from.
 const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
 
 /// The inputs of a forecast.
@@ -24,9 +24,9 @@ pub(super) struct Gathered {
     pub(super) templates: BTreeMap<String, DynamicObject>,
     /// The Machines, each with its InfraMachine where that is one of this provider's.
     pub(super) machines: Vec<(DynamicObject, Option<DynamicObject>)>,
-    /// How many extensions say whether a MachineSet can be updated in place; `None` where they can't be read.
+    /// How many extensions handle CanUpdateMachineSet; `None` where they can't be read.
     pub(super) extensions: Option<usize>,
-    /// Whether core updates anything in place.
+    /// Whether core's feature gates let it update anything in place.
     pub(super) core_gate: CoreGate,
 }
 
@@ -38,12 +38,12 @@ pub(super) struct Forecast {
     pub(super) refused: Option<String>,
     pub(super) fields: Vec<Field>,
     pub(super) machines: Vec<Row>,
-    /// What keeps all machines from being updated in place, besides their fields, and what is not known of
-    /// that.
+    /// What keeps all machines from being updated in place besides their fields, what is unknown about that,
+    /// and which templates lack the watch-filter label of machines.
     pub(super) notes: Vec<String>,
 }
 
-/// A field that differs from a template.
+/// A field in which the new template differs from a template of the machines.
 #[derive(Debug, Serialize)]
 pub(super) struct Field {
     pub(super) template: String,
@@ -55,7 +55,7 @@ pub(super) struct Field {
     pub(super) why: String,
 }
 
-/// What happens to a machine.
+/// The forecast for a machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) machine: String,
@@ -68,18 +68,18 @@ pub(super) struct Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Action {
-    /// It stays as it is.
+    /// The machine stays as it is.
     Kept,
-    /// It is changed, with its VM.
+    /// The machine and its VM are updated in place.
     InPlace,
-    /// It takes a new machine.
+    /// A new machine replaces the machine.
     Replaced,
-    /// No machine can have it.
+    /// No machine can have the new value.
     Refused,
 }
 
 impl Action {
-    /// As a column has it.
+    /// The text of the action in a table.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Kept => "kept",
@@ -90,16 +90,16 @@ impl Action {
     }
 }
 
-/// What a MachineDeployment does with machines whose VMs could be kept.
+/// How a MachineDeployment rolls out a change that could be made on the living VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rollout {
-    /// It has them updated in place.
+    /// Machines are updated in place.
     InPlace,
-    /// It replaces them.
+    /// Machines are replaced.
     Replacing,
-    /// It replaces them, since this gate of core is off.
+    /// Machines are replaced, since this feature gate of core is off.
     GateOff(&'static str),
-    /// Nothing.
+    /// Nothing is rolled out.
     Stuck,
 }
 
@@ -111,7 +111,7 @@ pub(super) fn spec_of(template: &DynamicObject) -> Option<&Map<String, Value>> {
     template.data["spec"]["template"]["spec"].as_object()
 }
 
-/// What becomes of the machines when their MachineDeployment is pointed at the template `new`.
+/// Forecasts what happens to the machines when their MachineDeployment is pointed at the template `new`.
 pub(super) fn forecast(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Forecast {
     let empty = Map::new();
     let desired = gathered.templates.get(new).and_then(spec_of).unwrap_or(&empty);
@@ -156,7 +156,8 @@ pub(super) fn forecast(gathered: &Gathered, new: &str, capabilities: &Capabiliti
     }
 }
 
-/// Why no machine can be made from the new template, whatever those that exist are made from.
+/// Returns why no machine can be made from the new template, whichever templates the existing machines are
+/// from; `None` where nothing prevents it.
 fn refusal(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Option<String> {
     match gathered
         .templates
@@ -169,7 +170,7 @@ fn refusal(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Optio
     }
 }
 
-/// Why no machine of the MachineDeployment is updated in place, whatever changes.
+/// Returns the reasons why no machine of the MachineDeployment is updated in place, whichever fields change.
 fn notes(gathered: &Gathered) -> Vec<String> {
     let mut notes = Vec::new();
     if gathered.deployment.data["spec"]["rollout"]["strategy"]["type"] == "OnDelete" {
@@ -206,8 +207,9 @@ fn notes(gathered: &Gathered) -> Vec<String> {
     notes
 }
 
-/// Which templates lack the label of the machines: the flags of the provider are not known here, and with
-/// `--watch-filter` it does not answer for such a template, now or at the next change.
+/// Returns a note on each template, the new one among them, that lacks the watch-filter label of machines. A
+/// provider with that `--watch-filter` does not answer for such a template, now or at the next change. The
+/// flags of the provider are not known here.
 fn of_another_shard(gathered: &Gathered, new: &str) -> impl Iterator<Item = String> {
     let filter_of = |object: &DynamicObject| object.labels().get(labels::WATCH_FILTER).cloned();
     let infra = gathered.machines.iter().filter_map(|(_, infra)| infra.as_ref());
@@ -278,7 +280,7 @@ fn row(
     }
 }
 
-/// What becomes of a machine of a template that differs like this.
+/// Forecasts what happens to a machine whose template differs from the new one by these changes.
 fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> (Action, String) {
     let places = |wanted: fn(&UpdateStrategy) -> bool| {
         let found = changes.iter().filter(|change| wanted(&change.strategy));

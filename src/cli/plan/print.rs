@@ -1,4 +1,4 @@
-//! A forecast as an operator reads it.
+//! Prints a forecast for an operator.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::cli::table::table;
 /// The most characters of a value that are printed.
 const MAX_VALUE: usize = 40;
 
-/// Tables of the fields and of the machines, and what else there is to know.
+/// Formats a forecast as a table of the fields, a table of the machines, and notes.
 pub(super) fn text(forecast: &Forecast) -> String {
     let mut fields = vec![["FIELD", "OF", "FROM", "TO", "ACTION", "WHY"].map(str::to_owned)];
     fields.extend(forecast.fields.iter().map(|field| {

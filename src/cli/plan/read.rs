@@ -20,7 +20,7 @@ use crate::apiserver::dynamic;
 /// Label of a Machine: the MachineDeployment that it belongs to.
 const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
 
-/// The inputs of a forecast.
+/// Reads the inputs of a forecast.
 pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> anyhow::Result<Gathered> {
     let core = |kind| dynamic(client, namespace, cluster_api::GROUP, "v1beta2", kind);
     let ours = |kind| dynamic(client, namespace, GROUP, "v1alpha1", kind);
@@ -70,8 +70,8 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
     })
 }
 
-/// How many extensions answer CanUpdateMachineSet for a namespace; nothing where the user may not read them,
-/// as an administrator may.
+/// Counts the extensions that handle CanUpdateMachineSet for a namespace; `None` where the user may not read
+/// them, as an administrator may.
 async fn extensions(client: &Client, namespace: &str) -> anyhow::Result<Option<usize>> {
     let kind = GroupVersionKind::gvk("runtime.cluster.x-k8s.io", "v1beta2", "ExtensionConfig");
     let configs = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));

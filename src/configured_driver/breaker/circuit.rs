@@ -200,9 +200,10 @@ impl Circuit {
         }
     }
 
-    /// Records a hint that there may be capacity before the time that the driver asked for. The next try is
-    /// soon, but not at once, and later each time that a hint proves wrong, so that the replacement of a
-    /// fleet does not keep trying a class in vain.
+    /// Records a hint that there may be capacity. An open circuit lets a create through earlier, but not
+    /// before a back-off has passed since capacity was exhausted last. That back-off is longer each time that
+    /// a hint proves wrong, so that the replacement of a fleet does not keep trying a class in vain. In any
+    /// other state, the circuit keeps the hint for a create that then finds no capacity.
     pub fn on_capacity_hint(&mut self, now: Instant) {
         match &mut self.state {
             CircuitState::Open(until) => {

@@ -17,7 +17,8 @@ impl PlacementRecord {
         serde_json::from_slice(state.as_bytes()).ok()
     }
 
-    /// Replaces a record that is no longer valid: an empty state would leave the old record in place.
+    /// Returns the state that replaces a record which is no longer valid: an empty state would leave the old
+    /// record in place.
     pub fn withdrawn() -> Option<LastKnownState> {
         LastKnownState::new(b"{}".to_vec())
     }

@@ -115,7 +115,7 @@ impl Survey {
         }
     }
 
-    /// The only VM of the machine.
+    /// Returns the only VM of the machine.
     ///
     /// # Errors
     /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be the machine's; NOT_FOUND
@@ -133,11 +133,12 @@ impl Survey {
         }
     }
 
-    /// The host that has the machine already, or none if the machine may be made.
+    /// Returns the host that has the machine already, or `None` if the machine may be made.
     ///
     /// # Errors
-    /// ALREADY_EXISTS when a domain of the name belongs to another machine object, FAILED_PRECONDITION when
-    /// there are several VMs, and the error of a host that may have the VM and did not answer.
+    /// FAILED_PRECONDITION when there are several VMs; ALREADY_EXISTS when a domain belongs to another
+    /// machine object, or may be the machine's; otherwise the error of a host that may have the VM and did
+    /// not answer.
     pub fn for_create(self, key: &MachineKey, possible: &PossibleHosts) -> Result<Option<String>> {
         let ids = self.ids();
         if self.found.len() > 1 {

@@ -23,7 +23,7 @@ use crate::seed::{self, Instance};
 use crate::spec::{GB, VmSpec};
 use crate::xml::{self, Attachment, Bootstrap};
 
-/// The bytes that one call sends to libvirt.
+/// How many bytes one call sends to libvirt at most.
 const CHUNK: usize = 256 * 1024;
 /// The unit in which libvirt measures the size of a layer.
 const KIB: u64 = 1024;
@@ -192,7 +192,7 @@ fn check_attachment(connect: &Connect, pool: &VmPool) -> Result<()> {
     Err(Status::new(Code::FailedPrecondition, what))
 }
 
-/// The size of the root file system: the image's size, unless the spec asks for more.
+/// Returns the size of the root file system: the image's size, unless the spec asks for more.
 fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
     let Some(gigabytes) = request.spec.root_fs_size else {
         return Ok(image.capacity);

@@ -12,12 +12,11 @@ use crate::identity::MachineKey;
 use crate::metadata::Record;
 use crate::storage_pool;
 
-/// Removes the machine with everything that was made for it. There may be nothing left, or only a part.
+/// Removes the machine with everything that was made for it: first the volumes, then the domain, since the
+/// machine exists as long as its domain does. There may be nothing left, or only a part.
 ///
 /// # Errors
 /// Those of the host; a repeat finds what is left.
-///
-/// First the volumes, then the domain: as long as the domain is there, the machine is.
 pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     match look(connect, key)? {
         Lookup::Ours(mut vm) => {
@@ -82,8 +81,8 @@ fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
     Err(Status::new(Code::Aborted, what))
 }
 
-/// ABORTED where another process has defined the domain while its volumes were removed, whose paths that
-/// process knew: the repeat finds the domain, and removes it.
+/// Returns ABORTED where another process has defined the domain while its volumes were removed, with the
+/// paths that it knew of them: the repeat finds the domain, and removes it.
 fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
     match look(connect, key)? {
         Lookup::Nothing | Lookup::Other(_) => Ok(()),
@@ -102,7 +101,7 @@ fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String])
     remove(volumes(connect, key)?)
 }
 
-/// The machine's volumes in the active pools.
+/// Finds the machine's volumes in the active pools.
 fn volumes(connect: &Connect, key: &MachineKey) -> Result<Vec<StorageVol>> {
     let failed = |error| status("looking for the volumes of the machine", error);
     let mut found = Vec::new();
