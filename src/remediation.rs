@@ -49,7 +49,7 @@ pub struct Context {
     pub events: Events,
     /// Whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
-    /// Failures and metrics.
+    /// Runs reconciles, and reports their failures and metrics.
     pub reconciler: Reconciler,
     /// Enqueues a remediation.
     pub enqueue: Enqueue,

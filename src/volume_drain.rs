@@ -65,7 +65,7 @@ pub struct Context {
     pub leadership: Leadership,
     /// Events.
     pub events: Events,
-    /// Failures and metrics.
+    /// Runs reconciles, and reports their failures and metrics.
     pub reconciler: Reconciler,
     /// Enqueues a Machine.
     pub enqueue: Enqueue,

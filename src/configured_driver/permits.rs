@@ -142,7 +142,7 @@ impl Permits {
         is_promoted
     }
 
-    /// Releases a permit, and wakes the next waiter.
+    /// Releases a permit, and wakes the waiters that can have one now.
     pub(super) fn release(&self, namespace: &str, priority: Priority) {
         let mut queue = self.queue.lock();
         queue.release(namespace, priority);
@@ -159,7 +159,7 @@ impl Permits {
     }
 
     /// Ends the reconcile of `key`: if it has not asked again, it leaves the queue. Where a permit was
-    /// reserved for it, the reservation ends, and the next waiter is woken.
+    /// reserved for it, the reservation ends, and the waiters that can have one now are woken.
     pub(super) fn end(&self, key: &str) {
         let mut queue = self.queue.lock();
         if !queue.leave_expired(key) {

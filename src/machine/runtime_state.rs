@@ -248,7 +248,8 @@ impl RuntimeStates {
         self.machines.lock().remove(uid);
     }
 
-    /// Drops the state of machines that were deleted while no watch ran, which no event reports.
+    /// Drops the state of all machines but these: no event reports those that were deleted while no watch
+    /// ran. What an earlier leadership knew is dropped as a whole.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.machines.lock().retain(|uid, _| is_there(uid));
     }

@@ -28,7 +28,7 @@ pub struct Circuit {
     wrong_hints: u32,
     /// Whether a hint of capacity ended the wait, or is to end it.
     follows_hint: bool,
-    /// Whether there was a hint while the circuit was half open.
+    /// Whether there was a hint while the circuit was half open or recovering.
     hint_meanwhile: bool,
     /// Creates that were let through and are not answered yet.
     in_flight: u32,
