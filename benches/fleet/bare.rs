@@ -1,5 +1,5 @@
-//! The best bare client that is known: HTTP/2 on one connection, 64 requests at a time, answers unparsed,
-//! watches on another connection and unparsed as well. It guards no write and keeps nothing: no provider can
+//! The best bare client that is known: HTTP/2 on one connection, 64 concurrent requests, answers unparsed,
+//! and watches on another connection, unparsed as well. It guards no write and keeps nothing: no provider can
 //! do with less.
 
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ use super::floor::Client;
 use super::http2::Connection;
 use super::requests::Target;
 
-/// Requests at a time.
+/// The number of concurrent requests.
 const AT_ONCE: usize = 64;
 
 #[derive(Deserialize)]
@@ -59,9 +59,9 @@ pub async fn run(floor: &Client) -> Result<()> {
         .await
 }
 
-/// Gets all objects of a kind and what becomes of them, and drops it. The API server ends a watch that it
-/// can't send fast enough: the next one goes on where that one ended, as that of any client does, and not
-/// with all objects again.
+/// Watches all objects of a kind and their changes, and drops the data. The API server ends a watch that it
+/// can't send fast enough: the next one resumes where that one ended, as that of any client does, and does
+/// not get all objects again.
 async fn watch(connection: Connection, namespace: String, kind: &str) {
     let (group, plural) = kind.rsplit_once('/').unwrap_or_default();
     let path = format!("/apis/{group}/namespaces/{namespace}/{plural}?watch=1&allowWatchBookmarks=true");
@@ -81,7 +81,7 @@ async fn watch(connection: Connection, namespace: String, kind: &str) {
     }
 }
 
-/// The resource version of the last event, which stands in the last bytes of a watch.
+/// Returns the resource version of the last event, from the last bytes of a watch.
 fn last_version(tail: &[u8]) -> Option<&str> {
     const KEY: &str = r#""resourceVersion":""#;
     let text = std::str::from_utf8(tail).ok()?;

@@ -1,4 +1,5 @@
-//! A fleet comes up, idles, is relisted, and its provider is restarted; beside the floors.
+//! The costs of a fleet that comes up, idles and is relisted, and whose provider is restarted; beside the
+//! floors.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,12 @@ use super::measure::{self, ControlPlane, Measured, Requests, Usage};
 use super::report::{Report, Rest, Row, Run};
 use super::{Args, WINDOW, provider, window};
 
-/// How long nothing is written when all is done.
+/// The time without writes after which everything is done.
 const QUIET: Duration = Duration::from_secs(1);
-/// How long an Event may take after what it is about.
+/// The longest time between an Event and what it is about.
 const EVENTS_DEADLINE: Duration = Duration::from_mins(1);
 
-/// Machines in the management cluster of a provider, as they come up.
+/// A management cluster with machines that come up, for one provider.
 pub struct Bench {
     /// The management cluster.
     pub management: ManagementCluster,
@@ -30,7 +31,7 @@ pub struct Bench {
     size: usize,
 }
 
-/// What is measured.
+/// The subject of a measurement.
 #[derive(Clone, Copy)]
 enum Contestant {
     Floor(Kind),
@@ -53,8 +54,8 @@ impl Contestant {
     }
 }
 
-/// Measures all contestants at all sizes. Each round begins with another one: a computer is not equally fast
-/// all the time, and what comes last may always find it slower.
+/// Measures all contestants at all sizes. Each round begins with another contestant: a computer is not
+/// equally fast all the time, and the last one may always find it slower.
 pub async fn measure(args: &Args) -> Result<()> {
     let floors = Kind::ALL.map(Contestant::Floor);
     let providers = args.places.iter().copied().map(Contestant::Provider);
@@ -81,7 +82,7 @@ pub async fn measure(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Prints on the way how far it is.
+/// Prints the progress.
 fn print_progress(round: usize, row: &Row) {
     if let Some(run) = row.runs.last() {
         eprintln!(
@@ -127,7 +128,7 @@ async fn of_provider(place: Place, size: usize) -> Result<Run> {
 }
 
 impl Bench {
-    /// Machines that wait, and no provider.
+    /// Prepares machines that wait for a provider.
     pub async fn set(place: Place, size: usize) -> Result<Self> {
         let management = provider::management_cluster().await?;
         let cloud = Cloud::start(&management, place, false).await?;
@@ -145,8 +146,8 @@ impl Bench {
         })
     }
 
-    /// The machines come up, then nothing is to do, then the API server and at last the provider are
-    /// restarted; that one is returned.
+    /// Measures a provider whose machines come up, that then idles, whose API server is restarted, and that
+    /// is itself restarted at last. Returns the restarted provider as well.
     pub async fn run(&self, flags: &[&str]) -> Result<(Run, Measured)> {
         let (mut replica, mut run) = self.come_up(flags).await?;
         run.rest.push(self.idle(&replica).await?);
@@ -157,7 +158,7 @@ impl Bench {
         Ok((run, replica))
     }
 
-    /// The machines come up.
+    /// Measures a provider until its machines are up.
     pub async fn come_up(&self, flags: &[&str]) -> Result<(Measured, Run)> {
         let before = self.control_plane.usage()?;
         let plugin = self.cloud.plugin.as_ref().map(Measured::usage).transpose()?;
@@ -202,13 +203,14 @@ impl Bench {
         })
     }
 
-    /// What a provider costs whose API server is restarted and has forgotten what it was watched for, so that
-    /// all is listed anew: until a machine is up that is made as soon as the API server is there again.
+    /// Measures a provider whose API server is restarted and has lost the state of its watches, so that the
+    /// provider relists everything: until a machine is up that is made as soon as the API server is back, and
+    /// for a while after.
     async fn relist(&self, replica: &mut Measured) -> Result<Rest> {
         let (calls, reconciles) = (replica.driver_calls().await?, replica.reconciles().await?);
         self.management.kill_api_server().await;
         self.management.start_api_server().await?;
-        // Those of the one before are gone with it.
+        // The counters of the previous API server are gone with it.
         let (usage, requests) = (replica.usage()?, Requests::read(&self.admin).await?);
         replica.forget_peak()?;
         let started = Instant::now();
@@ -232,7 +234,7 @@ impl Bench {
         })
     }
 
-    /// What a provider costs that starts when all machines are up, until it has looked at each, and for a
+    /// Measures a provider that starts when all machines are up, until it has reconciled each, and for a
     /// while after.
     async fn restart(&self, flags: &[&str]) -> Result<(Rest, Measured)> {
         let requests = Requests::read(&self.admin).await?;
@@ -253,8 +255,8 @@ impl Bench {
     }
 }
 
-/// Waits until every machine has its Event, which comes after what it is about, and nothing is written for a
-/// while. A contestant that makes fewer Events is shown by its counts.
+/// Waits until every machine has its Event, which is written last, and nothing is written for a while. The
+/// counts show a contestant that makes fewer Events.
 pub async fn settled(admin: &kube::Client, since: &Requests, size: usize) -> Result<()> {
     let begun = Instant::now();
     let mut before = Requests::read(admin).await?;
@@ -269,7 +271,7 @@ pub async fn settled(admin: &kube::Client, since: &Requests, size: usize) -> Res
     }
 }
 
-/// What processes have used since then.
+/// Returns the usage of two processes since an earlier one.
 pub fn since(now: [Usage; 2], before: [Usage; 2]) -> [Usage; 2] {
     [now[0].since(before[0]), now[1].since(before[1])]
 }

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use super::CONCURRENCY;
 use super::measure::Measured;
 
-/// How long a start may take.
+/// The longest time that a start may take.
 const DEADLINE: Duration = Duration::from_mins(2);
 
 /// Where the driver runs.
@@ -29,7 +29,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// What the table calls a provider with such a driver.
+    /// Returns the name of a provider with such a driver in the table.
     pub const fn provider(self) -> &'static str {
         match self {
             Self::InProcess => "capcmi",
@@ -40,16 +40,16 @@ impl Place {
 
 /// A simulated cloud.
 pub struct Cloud {
-    /// Where its driver is configured.
+    /// The drivers file, which configures its driver.
     pub drivers: PathBuf,
-    /// The process of its driver, if that is another.
+    /// The process of the driver, if it is not the provider's.
     pub plugin: Option<Measured>,
     faults: PathBuf,
     calls: Option<PathBuf>,
 }
 
 impl Cloud {
-    /// A cloud that is empty, and whose driver can be called.
+    /// Starts an empty cloud whose driver takes calls.
     pub async fn start(management: &ManagementCluster, place: Place, log_calls: bool) -> Result<Self> {
         let file = |name: &str| management.folder().path().join(name);
         let calls = log_calls.then(|| file("calls.jsonl"));
@@ -78,31 +78,30 @@ impl Cloud {
         })
     }
 
-    /// Has every create take so long, from now on; no time at all is as without this.
+    /// Makes every create take so long from now on. Zero removes the delay.
     pub fn slow_down_creates(&self, latency: Duration) -> Result<()> {
         let millis = u64::try_from(latency.as_millis())?;
         let slow = json!({"operation": "CreateMachine", "latencyMs": millis});
-        // A fault that does nothing is refused.
+        // The driver refuses a fault that does nothing.
         let faults: Vec<Value> = (millis > 0).then_some(slow).into_iter().collect();
         let beside = self.faults.with_extension("new");
         std::fs::write(&beside, json!(faults).to_string()).context("writing the faults")?;
         std::fs::rename(&beside, &self.faults).context("putting the faults in place")
     }
 
-    /// How long the call log is now, in bytes: the calls that begin later come after it.
+    /// Returns the length of the call log, in bytes: calls that begin later are logged behind it.
     pub fn calls_end(&self) -> Result<u64> {
         let metadata = std::fs::metadata(self.call_log()?).context("looking at the call log")?;
         Ok(metadata.len())
     }
 
-    /// The calls that have begun, as far as they were logged in lines that begin at a byte of the log or
-    /// later.
+    /// Returns the calls that have begun, from the lines of the log that begin at this byte or later.
     ///
-    /// A fleet of a hundred thousand has a log of a hundred megabytes: to read all of it again and again
-    /// would take a core from what is measured.
+    /// A fleet of a hundred thousand has a log of a hundred megabytes: reading all of it again and again
+    /// would take a core from the measurement.
     pub fn calls_from(&self, start: u64) -> Result<Vec<CallLine>> {
         let mut file = File::open(self.call_log()?).context("opening the call log")?;
-        // The line that ends just before that byte, or after it, is an earlier one.
+        // The line that ends just before the byte, or behind it, is an earlier one.
         file.seek(SeekFrom::Start(start.saturating_sub(1)))
             .context("seeking in the call log")?;
         let mut text = String::new();
@@ -128,7 +127,7 @@ impl Cloud {
     }
 }
 
-/// The configuration of the driver. Its subnet has room for more machines than any fleet.
+/// Returns the configuration of the driver. Its subnet has room for more machines than any fleet has.
 fn config(state: &Path, faults: &Path, calls: Option<&Path>) -> Value {
     let mut config = json!({
         "bootSeconds": 0, "bootJitterSeconds": 0, "deleteSeconds": 0, "shutDownSeconds": 0,

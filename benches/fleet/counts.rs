@@ -1,4 +1,4 @@
-//! What a fleet costs in counts, which no busy computer changes: compared with `counts.json`.
+//! The counts of a fleet, which no busy computer changes, compared with `counts.json`.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use super::report::Run;
 /// The expected counts, beside this file.
 const EXPECTED: &str = include_str!("counts.json");
 
-/// Brings a fleet up at each place of the driver, and fails where a count differs from the expected one.
+/// Brings a fleet up with the driver at each place, and fails where a count differs from the expected one.
 pub async fn check(args: &Args) -> Result<()> {
     let expected: Value = serde_json::from_str(EXPECTED).context("reading counts.json")?;
     for place in &args.places {
@@ -29,7 +29,7 @@ pub async fn check(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The counts of a run, each of a machine where it is of machines.
+/// Returns the counts of a run, per machine where a count grows with the machines.
 fn counts(run: &Run) -> Value {
     let mut counts = Map::new();
     counts.insert("writes a machine".to_owned(), each(run, run.requests.patches));
@@ -52,7 +52,7 @@ fn counts(run: &Run) -> Value {
     Value::Object(counts)
 }
 
-/// A whole number where it is one, and else the fraction that shows what is wrong.
+/// Returns a whole number per machine where it is one, and otherwise the fraction, which shows what is wrong.
 #[allow(clippy::cast_precision_loss)] // hundreds
 fn each(run: &Run, count: u64) -> Value {
     let size = run.size as u64;

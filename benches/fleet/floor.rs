@@ -1,5 +1,5 @@
-//! The floors: what the same requests cost without a provider, in a process of their own. Patches, an Event,
-//! a read of the bootstrap Secret, and the watches.
+//! The floors: the cost of the same requests without a provider, in a process of their own. The requests are
+//! patches, an Event, a read of the bootstrap Secret, and the watches.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,17 +26,17 @@ use super::{CONCURRENCY, bare};
 /// The client of a floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// kube's client over HTTP/1, with typed caches, as the provider does it.
+    /// The client of kube over HTTP/1 with typed caches, as in the provider.
     Kube,
     /// The best bare client that is known.
     Bare,
 }
 
 impl Kind {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Kube, Self::Bare];
 
-    /// The name in the table.
+    /// Returns the name in the table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kube => "kube client, HTTP/1",
@@ -52,23 +52,23 @@ impl Kind {
     }
 }
 
-/// A client that is a floor.
+/// The client of a floor, with its arguments.
 #[derive(Debug)]
 pub struct Client {
     kind: Kind,
-    /// The way to the API server.
+    /// The kubeconfig for the API server.
     pub kubeconfig: PathBuf,
-    /// Where the machines are.
+    /// The namespace of the machines.
     pub namespace: String,
-    /// Patches for each.
+    /// The number of patches for each machine.
     pub writes: u8,
 }
 
-/// The environment variable that is set for the process of a floor.
+/// The environment variable that marks the process of a floor.
 const MARK: &str = "CAPCMI_BENCH_FLOOR";
 
 impl Client {
-    /// What this process is to be, if it is to be one.
+    /// Returns the floor that this process has to be, if it has to be one.
     pub fn asked_for() -> Result<Option<Self>> {
         let Some(mark) = std::env::var_os(MARK) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! HTTP/2 on one connection, below any Kubernetes client: the cheapest known way.
+//! HTTP/2 on one connection, below any Kubernetes client: the cheapest way that is known.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -19,13 +19,13 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Has the API server answer with metadata alone.
+/// The Accept header of requests whose answer is metadata alone.
 const METADATA_ALONE: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-/// The same for a list.
+/// The Accept header of lists whose answer is metadata alone.
 const LIST_OF_METADATA: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
-/// The frames of a watch that are kept, each of 16 KiB at most: an event has a few.
+/// The number of last frames of a watch that are kept, each of 16 KiB at most: an event has a few.
 const TAIL_FRAMES: usize = 16;
 
 /// One connection to the API server. Clones share it.
@@ -37,7 +37,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects as a kubeconfig with one server and one token says.
+    /// Opens a connection with a kubeconfig that has one server and one token.
     pub async fn open(kubeconfig: &Path) -> Result<Self> {
         let document = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
         let kubeconfig = Kubeconfig::from_yaml(&document).context("reading the kubeconfig")?;
@@ -78,7 +78,7 @@ impl Connection {
         })
     }
 
-    /// A write. Its answer is metadata, of which only the end is read.
+    /// Writes an object. The answer is metadata, and is discarded.
     pub async fn write(&self, method: Method, path: &str, body: &impl serde::Serialize) -> Result<()> {
         let answer = self
             .send(method, path, METADATA_ALONE, serde_json::to_vec(body)?)
@@ -86,7 +86,7 @@ impl Connection {
         drain(answer.into_body()).await
     }
 
-    /// A write that returns the metadata of its answer.
+    /// Writes an object. Returns the metadata of the answer.
     pub async fn write_and_read(
         &self,
         method: Method,
@@ -99,7 +99,7 @@ impl Connection {
         Ok(answer.into_body().collect().await?.to_bytes())
     }
 
-    /// A read whose answer is not parsed.
+    /// Reads without parsing the answer.
     pub async fn read(&self, path: &str) -> Result<()> {
         let answer = self
             .send(Method::GET, path, "application/json", Vec::new())
@@ -107,7 +107,7 @@ impl Connection {
         drain(answer.into_body()).await
     }
 
-    /// A read of what is not parsed either, and the last bytes of it, an event of a watch at least.
+    /// Reads without parsing the answer. Returns its last bytes, which hold at least one event of a watch.
     pub async fn read_to_tail(&self, path: &str) -> Result<Vec<u8>> {
         let answer = self
             .send(Method::GET, path, "application/json", Vec::new())
@@ -125,7 +125,7 @@ impl Connection {
         Ok(tail.into_iter().flatten().collect())
     }
 
-    /// A page of metadata.
+    /// Returns a page of metadata.
     pub async fn metadata(&self, path: &str) -> Result<Bytes> {
         let answer = self.send(Method::GET, path, LIST_OF_METADATA, Vec::new()).await?;
         Ok(answer.into_body().collect().await?.to_bytes())

@@ -1,5 +1,5 @@
-//! How soon the driver is called about a machine while creates wait for it: after a deletion, a change of
-//! the spec, and a Node that goes silent; and about a new machine after a fail-over and after a restart.
+//! The time until the driver is called about a machine while creates wait for it: after a deletion, a change
+//! of the spec, and a Node that goes silent; and about a new machine after a fail-over and after a restart.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use super::machines::{Fleet, name, patch};
 use super::report::{ms, percentile};
 use super::{Args, CONCURRENCY, provider};
 
-/// How long a create of the backlog takes.
+/// The time that a create of the backlog takes.
 const SLOW: Duration = Duration::from_secs(2);
-/// How long a call may take to come: more than this is none.
+/// The longest time until a call: a later one counts as none.
 const DEADLINE: Duration = Duration::from_mins(3);
 
-/// What is done to a machine that is up.
+/// A change to a machine that is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stimulus {
     Deletion,
@@ -47,8 +47,8 @@ impl Stimulus {
 struct Stage {
     cloud: Cloud,
     fleet: Fleet,
-    /// What connections are made by, each when it is needed: the API server closes one that is idle for
-    /// minutes.
+    /// The source of connections, each of which is opened when it is needed: the API server closes one that
+    /// is idle for minutes.
     kubeconfig: PathBuf,
 }
 
@@ -75,7 +75,7 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
     fleet.create(&management, "m", size).await?;
     let mut alone = provider::start(&management, "alone", cloud, fleet, &[]).await?;
     alone.has(fleet.provisioned(&admin, size)).await?;
-    // The Machines of the last third report.
+    // The Nodes of the last third report.
     let connection = stage.connect().await?;
     let reporting = (2 * samples..3 * samples).map(|index| stage.node_reports(&connection, index, "True"));
     futures::stream::iter(reporting)
@@ -145,11 +145,12 @@ impl Stage {
         Connection::open(&self.kubeconfig).await
     }
 
-    /// Does everything to so many machines each, spread over the time that the backlog takes, and says when.
+    /// Applies every stimulus to so many machines, spread over the time that the backlog takes. Returns the
+    /// time of each.
     async fn stimulate(&self, samples: usize, backlog: usize) -> Result<BTreeMap<(Stimulus, String), u64>> {
         let creates_at_once = CONCURRENCY - CONCURRENCY / 8;
         let lasts = SLOW * u32::try_from(backlog / creates_at_once).context("a backlog of billions")?;
-        // Some of it goes by while the backlog is made.
+        // A part of that time goes by while the backlog is made.
         let pause = lasts.mul_f64(0.6) / u32::try_from(samples.max(1))?;
         let connection = self.connect().await?;
         let mut begun = BTreeMap::new();
@@ -157,7 +158,8 @@ impl Stage {
         for index in 0..samples {
             pace.tick().await;
             for position in 0..Stimulus::ALL.len() {
-                // In another order each time: what comes first may wait for what the others find done.
+                // The order differs each time: the first stimulus may wait for work that the others find
+                // done.
                 let third = (index + position) % Stimulus::ALL.len();
                 let stimulus = Stimulus::ALL[third];
                 let index = third * samples + index;
@@ -182,7 +184,7 @@ impl Stage {
         format!("{}/{}", self.fleet.path_of_infra_machines(), name("m", index))
     }
 
-    /// The Node of a Machine reports, or does not.
+    /// Sets whether the Node of a Machine reports.
     async fn node_reports(&self, connection: &Connection, index: usize, status: &str) -> Result<()> {
         let path = format!("{}/{}/status", self.fleet.path_of_machines(), name("m", index));
         let condition = json!({
@@ -193,7 +195,7 @@ impl Stage {
         patch(connection, &path, &status).await
     }
 
-    /// Creates that have begun.
+    /// Returns the number of creates that have begun.
     fn creates(&self) -> Result<usize> {
         let calls = self.cloud.calls_from(0)?;
         let creates = calls
@@ -202,8 +204,8 @@ impl Stage {
         Ok(creates.count())
     }
 
-    /// How long after each the first call about its machine began; some may still have to come. The calls are
-    /// in the log from a byte on.
+    /// Waits until each machine has a call since its stimulus, in the log from a byte on. Returns the times
+    /// between stimulus and first call.
     async fn latencies(
         &self,
         begun: &BTreeMap<(Stimulus, String), u64>,
@@ -227,8 +229,8 @@ impl Stage {
         .await
     }
 
-    /// How long after an instant the first call about a machine began, in the log from a byte on; it may
-    /// still have to come.
+    /// Waits until a machine has a call since an instant, in the log from a byte on. Returns the time between
+    /// the two.
     async fn call_since(&self, machine: &str, since: u64, log: u64) -> Result<Duration> {
         eventually(DEADLINE, &format!("a call about {machine}"), async || {
             let calls = self.cloud.calls_from(log)?;
@@ -241,7 +243,7 @@ impl Stage {
         .await
     }
 
-    /// Makes a machine, and says how long after an instant the driver is called about it.
+    /// Makes a machine. Returns the time between an instant and the first call about the machine.
     async fn act_on_new(&self, machine: &str, since: u64) -> Result<Duration> {
         let log = self.cloud.calls_end()?;
         self.fleet.create_one(&self.connect().await?, machine).await?;

@@ -1,4 +1,4 @@
-//! The machines that wait.
+//! The machines that wait for a provider.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use super::http2::Connection;
 
 /// The bootstrap data of every machine.
 pub const BOOTSTRAP: &str = "#cloud-config\nruncmd: [\"kubeadm join\"]\n";
-/// How long the slowest run may take.
+/// The longest time of the slowest run.
 const DEADLINE: Duration = Duration::from_mins(30);
-/// When an API server is asked again that can't be watched yet.
+/// The pause before another request to an API server that can't be watched yet.
 const RETRY: Duration = Duration::from_millis(100);
-/// Machines at a time while they are made.
+/// The number of machines that are made at a time.
 const MAKING: usize = 64;
 
 /// A namespace with a Cluster that is ready, for machines.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    /// The namespace.
+    /// The value of the label for `--watch-filter`, if the machines carry one.
     pub namespace: String,
     /// The value of the label for `--watch-filter`, if they carry one.
     pub watch_filter: Option<String>,
@@ -44,7 +44,7 @@ struct MadeMetadata {
 }
 
 impl Fleet {
-    /// Makes the namespace, the bootstrap Secret that all machines name, and the Cluster.
+    /// Makes the namespace, the Cluster, and the bootstrap Secret that all machines name.
     pub async fn found(
         management: &ManagementCluster,
         prefix: &str,
@@ -77,7 +77,7 @@ impl Fleet {
         })
     }
 
-    /// Makes so many Machines and InfraMachines, `<prefix>-000000` and on, over one connection.
+    /// Makes so many Machines and InfraMachines, named from `<prefix>-000000` on, over one connection.
     pub async fn create(&self, management: &ManagementCluster, prefix: &str, size: usize) -> Result<()> {
         let connection = Connection::open(management.admin_kubeconfig()).await?;
         futures::stream::iter((0..size).map(Ok))
@@ -121,7 +121,7 @@ impl Fleet {
             .await
     }
 
-    /// Where the Machines are.
+    /// Returns the path of the Machines.
     pub fn path_of_machines(&self) -> String {
         format!(
             "/apis/cluster.x-k8s.io/v1beta2/namespaces/{}/machines",
@@ -129,13 +129,13 @@ impl Fleet {
         )
     }
 
-    /// Where the InfraMachines are.
+    /// Returns the path of the InfraMachines.
     pub fn path_of_infra_machines(&self) -> String {
         let namespace = &self.namespace;
         format!("/apis/infrastructure.capcmi.io/v1alpha1/namespaces/{namespace}/inframachines")
     }
 
-    /// Waits until so many machines are provisioned, by a watch of which little is parsed.
+    /// Waits until so many machines are provisioned, by a watch of which it parses little.
     pub async fn provisioned(&self, admin: &Client, size: usize) -> Result<()> {
         let mut done = HashSet::new();
         let wait = async {
@@ -150,7 +150,7 @@ impl Fleet {
         })
     }
 
-    /// Watches, from all that there is, until so many are provisioned or the API server ends the watch.
+    /// Watches all objects until so many are provisioned or the API server ends the watch.
     async fn watch(&self, admin: &Client, done: &mut HashSet<String>, size: usize) -> Result<()> {
         let path = format!(
             "{}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
@@ -159,7 +159,7 @@ impl Fleet {
         let request = http::Request::get(path).body(Vec::new())?;
         let stream = match admin.request_stream(request).await {
             Ok(stream) => stream,
-            // It has just been started, and fills its watch cache.
+            // The API server was just started, and fills its watch cache.
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 tokio::time::sleep(RETRY).await;
                 return Ok(());
@@ -168,7 +168,7 @@ impl Fleet {
         };
         let mut lines = std::pin::pin!(stream.lines());
         while let Some(line) = lines.next().await {
-            // The connection may break off: then it is watched anew.
+            // A connection that breaks off ends this watch, and the caller begins another.
             let Ok(line) = line else { return Ok(()) };
             if !line.contains(r#""provisioned":true"#) {
                 continue;
@@ -183,7 +183,7 @@ impl Fleet {
     }
 }
 
-/// Of a line of the watch, what counts.
+/// The parts of a watch's line that are needed.
 #[derive(Deserialize)]
 struct Seen {
     object: SeenObject,
@@ -199,7 +199,7 @@ struct SeenMetadata {
     name: String,
 }
 
-/// The name of a machine.
+/// Returns the name of a machine.
 pub fn name(prefix: &str, index: usize) -> String {
     format!("{prefix}-{index:06}")
 }

@@ -1,10 +1,10 @@
-//! What a fleet costs: N machines wait in the API server when the provider starts; Cluster API's core does
-//! not run, so that only the provider acts. In the same run, two floors: a bare kube client that makes the
-//! same requests, and the best bare client that is known. Each contestant has a fresh management cluster, so
-//! that no database is older than another's.
+//! The cost of a fleet: N machines wait in the API server when the provider starts. Cluster API's core does
+//! not run, so that only the provider acts. The same run measures two floors: a bare kube client that makes
+//! the same requests, and the best bare client that is known. Each contestant has a fresh management cluster,
+//! so that no database is older than another's.
 //!
-//! `make bench`, or `cargo bench --bench fleet -- 2000 10000`. Not a test: it measures time. What it counts
-//! is compared with `counts.json` by `make bench-counts`.
+//! `make bench`, or `cargo bench --bench fleet -- 2000 10000`. This is no test, since it measures time.
+//! `make bench-counts` compares its counts with `counts.json`.
 
 mod bare;
 mod bring_up;
@@ -30,19 +30,19 @@ use clap::{Parser, ValueEnum};
 
 use self::cloud::Place;
 
-/// Machines at a time, for the provider and for the floor.
+/// The number of machines at a time, for the provider and for the floor.
 const CONCURRENCY: usize = 32;
-/// How long a small fleet is watched that idles, or whose provider was restarted.
+/// The time for which a small fleet is watched while it idles, or after its provider was restarted.
 const WINDOW: Duration = Duration::from_secs(10);
-/// How long a large one is: the inventory lists all VMs twice meanwhile.
+/// The same for a large fleet: the inventory lists all VMs twice meanwhile.
 const LONG_WINDOW: Duration = Duration::from_mins(2);
 /// The number of machines from which a fleet is large.
 const LARGE: usize = 10_000;
-/// How often a size is measured, where that is not said.
+/// The default number of rounds at a size.
 const ROUNDS: usize = 3;
-/// A larger one is measured once: a round of 100,000 takes more than twenty minutes.
+/// The largest size with several rounds: a round of 100,000 takes more than twenty minutes.
 const LARGEST_REPEATED: usize = 20_000;
-/// Writes that bring a machine up, without its Event.
+/// The writes that bring a machine up, without its Event.
 const WRITES: u8 = 2;
 
 /// What is measured, and at which size.
@@ -96,7 +96,7 @@ struct Args {
 }
 
 impl Args {
-    /// How often a size is measured.
+    /// Returns the number of rounds at a size.
     fn rounds(&self, size: usize) -> usize {
         let default = if size <= LARGEST_REPEATED { ROUNDS } else { 1 };
         self.rounds.map_or(default, NonZero::get)
@@ -118,7 +118,7 @@ enum Scenario {
     Profile,
 }
 
-/// How long a fleet of so many machines is watched.
+/// Returns the time for which a fleet of so many machines is watched.
 const fn window(machines: usize) -> Duration {
     if machines < LARGE { WINDOW } else { LONG_WINDOW }
 }

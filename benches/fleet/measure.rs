@@ -1,4 +1,4 @@
-//! What processes and requests cost.
+//! The costs of processes and requests.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -17,25 +17,25 @@ use management_cluster::{ManagementCluster, Process};
 
 use super::CONCURRENCY;
 
-/// Clock ticks a second: fixed at 100 for what Linux shows to processes.
+/// The clock ticks a second: Linux shows processes a fixed 100.
 const TICKS: u64 = 100;
-/// How often a process is asked whether it has ended.
+/// The interval at which a process is checked for its end.
 const POLL: Duration = Duration::from_millis(200);
-/// How long a start may take.
+/// The longest time that a start may take.
 const DEADLINE: Duration = Duration::from_mins(2);
 
 /// A process that is measured.
 pub struct Measured {
     /// The process.
     pub process: Process,
-    /// Its id.
+    /// The process id.
     pub pid: u32,
-    /// `127.0.0.1:port` of its /metrics, if it is a provider.
+    /// The address of its /metrics, `127.0.0.1:port`, if it is a provider.
     pub diagnostics: String,
 }
 
 impl Measured {
-    /// Finds a process by a word of its command line that no other has.
+    /// Finds a process by a word that only its command line has.
     pub async fn find(mut process: Process, word: &str, diagnostics: String) -> Result<Self> {
         let mut found = None;
         process
@@ -51,7 +51,7 @@ impl Measured {
         })
     }
 
-    /// Waits for something that this process does, and fails when it ends instead.
+    /// Waits for something that this process does. Fails when the process ends first.
     pub async fn has<T>(&mut self, done: impl Future<Output = Result<T>>) -> Result<T> {
         let ended = async {
             loop {
@@ -71,24 +71,24 @@ impl Measured {
         }
     }
 
-    /// The usage of the process.
+    /// Returns the usage of the process.
     pub fn usage(&self) -> Result<Usage> {
         Usage::of(self.pid)
     }
 
-    /// Resets the peak of its memory.
+    /// Resets the peak of the memory of the process.
     pub fn forget_peak(&self) -> Result<()> {
         let path = format!("/proc/{}/clear_refs", self.pid);
         std::fs::write(&path, "5").with_context(|| format!("writing {path}"))
     }
 
-    /// Reconciles of InfraMachines that have ended.
+    /// Returns the number of InfraMachine reconciles that have ended.
     pub async fn reconciles(&self) -> Result<u64> {
         reconciles(&self.diagnostics).await
     }
 
-    /// Calls on the driver about one machine each, as the provider counts them. Its lists come at an
-    /// interval.
+    /// Returns the number of driver calls about one machine each, as the provider counts them. Lists do not
+    /// count: they come at an interval.
     pub async fn driver_calls(&self) -> Result<u64> {
         sum(&self.diagnostics, "capcmi_driver_calls_total{", |line| {
             line.contains("Machine") && !line.contains("ListMachines")
@@ -97,7 +97,7 @@ impl Measured {
     }
 }
 
-/// Reconciles of InfraMachines that have ended in a provider.
+/// Returns the number of InfraMachine reconciles that have ended in a provider.
 pub async fn reconciles(diagnostics: &str) -> Result<u64> {
     sum(diagnostics, "capcmi_reconcile_total{", |line| {
         line.contains(r#""inframachine""#)
@@ -105,7 +105,7 @@ pub async fn reconciles(diagnostics: &str) -> Result<u64> {
     .await
 }
 
-/// Machines that are up, as a provider counts those in its caches.
+/// Returns the number of machines in a provider's caches that are up.
 pub async fn provisioned(diagnostics: &str) -> Result<u64> {
     sum(diagnostics, "capcmi_machines{", |line| {
         line.contains(r#"phase="Provisioned""#)
@@ -123,7 +123,7 @@ async fn sum(diagnostics: &str, prefix: &str, counts: impl Fn(&str) -> bool) -> 
         .sum())
 }
 
-/// The process, not the shell that supervises it, whose command line has this word.
+/// Returns the process whose command line has this word, but not the shell that supervises it.
 fn pid_of(word: &str) -> Option<u32> {
     std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -134,7 +134,7 @@ fn pid_of(word: &str) -> Option<u32> {
     })
 }
 
-/// The processes that a management cluster has, for what they cost.
+/// The processes of a management cluster whose costs are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlPlane {
     api_server: u32,
@@ -152,13 +152,13 @@ impl ControlPlane {
         })
     }
 
-    /// What they have used: the API server, then etcd.
+    /// Returns the usage of the API server, then that of etcd.
     pub fn usage(self) -> Result<[Usage; 2]> {
         Ok([Usage::of(self.api_server)?, Usage::of(self.etcd)?])
     }
 }
 
-/// What a process has used since it began.
+/// The usage of a process since its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// CPU time, user and system.
@@ -170,7 +170,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The sum of two usages. The sum of the peaks is an upper bound: two processes need not peak at the same
+    /// Returns the sum of two usages. The sum of the peaks is an upper bound: two processes need not peak at the same
     /// time.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -181,7 +181,7 @@ impl Usage {
         }
     }
 
-    /// The same usage without the CPU time of `before`.
+    /// Returns the usage without the CPU time of `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -190,14 +190,14 @@ impl Usage {
         }
     }
 
-    /// Reads what the kernel has counted.
+    /// Reads the counters of the kernel.
     pub fn of(pid: u32) -> Result<Self> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/{name}");
             std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))
         };
         let stat = read("stat")?;
-        // The name in parentheses may hold anything; fields are counted behind it.
+        // The name in parentheses may hold anything, so the fields are counted after it.
         let fields: Vec<&str> = stat
             .rsplit(')')
             .next()
@@ -241,7 +241,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Reads the API server's own counters.
+    /// Reads the counters of the API server.
     pub async fn read(admin: &Client) -> Result<Self> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = admin
@@ -286,7 +286,7 @@ impl Requests {
         Ok(requests)
     }
 
-    /// What came since.
+    /// Returns the requests since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             patches: self.patches - before.patches,
@@ -297,16 +297,17 @@ impl Requests {
         }
     }
 
-    /// Patches and Events.
+    /// Returns the number of patches and Events.
     pub fn writes(&self) -> u64 {
         self.patches + self.events
     }
 }
 
-/// Set, to a number of machines, for the process that is the simulated cloud without a provider.
+/// The environment variable that makes a process the simulated cloud without a provider. Its value is a
+/// number of machines.
 pub const CLOUD: &str = "CAPCMI_BENCH_CLOUD";
 
-/// The simulated cloud's own share, measured in a process of its own, with fresh memory.
+/// Returns the simulated cloud's own share, measured in a process of its own, with fresh memory.
 pub fn simulated_cloud(size: usize) -> Result<String> {
     let program = std::env::current_exe().context("finding this program")?;
     let output = Command::new(program)
@@ -321,7 +322,7 @@ pub fn simulated_cloud(size: usize) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
 }
 
-/// The same calls without a provider; says what they cost.
+/// Makes the same calls without a provider. Returns their cost as text.
 pub async fn be_simulated_cloud(size: usize) -> Result<String> {
     let folder = tempfile::tempdir().context("making a folder")?;
     let config = SimulatedConfig {
@@ -344,7 +345,7 @@ pub async fn be_simulated_cloud(size: usize) -> Result<String> {
     let used = after.cpu.saturating_sub(before.cpu);
     #[allow(clippy::cast_precision_loss)] // thousands
     let each = used.as_secs_f64() * 1000.0 / size as f64;
-    // Until here: what is measured is what it holds.
+    // The driver lives until here, since its memory is measured.
     drop(driver);
     Ok(format!(
         "  simulated cloud alone: {each:.3} ms CPU a machine, {} MiB, {:.1} s in all",
@@ -367,7 +368,7 @@ async fn call(driver: Arc<SimulatedDriver>, index: usize) -> Result<()> {
         machine: MachineRef::new(name.clone(), class),
         provider_id: None,
     };
-    // NOT_FOUND, as the provider's look-up gets it.
+    // The answer is NOT_FOUND, as for the provider's look-up.
     let _ = driver.get_machine_status(status).await;
     let secrets: Secrets = [(
         USER_DATA.to_owned(),

@@ -1,4 +1,4 @@
-//! Where the CPU of the provider goes while a fleet comes up, as perf samples it.
+//! The CPU time of the provider while a fleet comes up, as perf samples it.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use management_cluster::eventually;
 use super::bring_up::Bench;
 use super::{Args, provider};
 
-/// Samples a second: not in step with anything that comes every hundredth of a second.
+/// The samples a second. The rate is not in step with anything that happens every hundredth of a second.
 const FREQUENCY: &str = "499";
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// Records into the file that was asked for.
+/// Records into the requested file.
 pub async fn record(args: &Args) -> Result<()> {
     let file = args
         .perf
@@ -27,7 +27,7 @@ pub async fn record(args: &Args) -> Result<()> {
     let admin = bench.management.admin_client().await?;
     let mut replica = provider::start(&bench.management, "capcmi", &bench.cloud, &bench.fleet, &[]).await?;
     let mut perf = Command::new("perf")
-        // In a virtual machine there may be no counter but the clock.
+        // A virtual machine may have no counter but the clock.
         .args(["record", "--quiet", "--event=cpu-clock", "--call-graph=fp"])
         .args(["--freq", FREQUENCY, "--pid", &replica.pid.to_string(), "--output"])
         .arg(file)

@@ -11,16 +11,16 @@ use super::cloud::Cloud;
 use super::machines::Fleet;
 use super::measure::{self, Measured};
 
-/// How long a start may take.
+/// The longest time that a start may take.
 const DEADLINE: Duration = Duration::from_mins(5);
 
-/// Flags of a provider that is elected, by a Lease where the shipped roles allow one.
+/// The flags of a provider with leader election, by a Lease where the shipped roles allow one.
 pub const ELECTED: &[&str] = &[
     "--leader-elect",
     "--leader-elect-resource-namespace=capcmi-system",
 ];
 
-/// A management cluster without core, with the shipped manifests installed.
+/// Starts a management cluster without Cluster API's core, and installs the shipped manifests.
 pub async fn management_cluster() -> Result<ManagementCluster> {
     let manifests = capcmi::manifests::stream(&capcmi::manifests::Part::ALL)?;
     ManagementCluster::builder()
@@ -30,7 +30,7 @@ pub async fn management_cluster() -> Result<ManagementCluster> {
         .await
 }
 
-/// Starts the provider of a fleet as its ServiceAccount, and waits until it runs.
+/// Starts the provider of a fleet with its ServiceAccount, and waits until it runs.
 pub async fn start(
     management: &ManagementCluster,
     name: &str,
@@ -64,12 +64,12 @@ pub async fn start(
     Measured::find(process, &format!("--health-addr={health}"), diagnostics).await
 }
 
-/// Waits until a provider that was restarted has looked at so many machines.
+/// Waits until a restarted provider has reconciled so many machines.
 pub async fn looked_at(replica: &mut Measured, machines: usize) -> Result<()> {
     counts(replica, machines, measure::reconciles).await
 }
 
-/// Waits until a provider, which need not lead, has so many machines that are up in its caches.
+/// Waits until a provider, which need not lead, has so many machines in its caches that are up.
 pub async fn knows(replica: &mut Measured, machines: usize) -> Result<()> {
     counts(replica, machines, measure::provisioned).await
 }

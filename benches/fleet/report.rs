@@ -8,7 +8,7 @@ use super::measure::{Requests, Usage};
 /// The result of one round of a contestant.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// Machines.
+    /// The number of machines.
     pub size: usize,
     /// The time from the start of the process until all machines were provisioned.
     pub took: Duration,
@@ -22,20 +22,20 @@ pub struct Run {
     pub requests: Requests,
     /// The calls of the driver.
     pub driver_calls: Option<u64>,
-    /// What it cost when nothing was to do, when all was listed anew, and at a restart.
+    /// The costs of the provider while it idles, during a relist, and at a restart.
     pub rest: Vec<Rest>,
 }
 
-/// What a process costs in a window in which nothing has to be done.
+/// The costs of a process in a window without work.
 #[derive(Clone, Copy, Debug)]
 pub struct Rest {
     /// `idle`, `relist` or `restart`.
     pub what: &'static str,
-    /// How long it was watched; when all is listed anew, until a new machine was up; at a restart, until all
-    /// machines were looked at.
+    /// The length of the window. At a relist, it ends when a new machine is up; at a restart, when the
+    /// provider has looked at all machines.
     pub window: Duration,
-    /// Of the process, in the window; at a restart, from its start. The peak is of the idle provider's whole
-    /// life, and of a relist alone.
+    /// The usage of the process in the window, or from its start at a restart. The peak is that of the idle
+    /// provider's whole life, and that of a relist alone.
     pub usage: Usage,
     /// The requests to the API server.
     pub requests: Requests,
@@ -46,9 +46,9 @@ pub struct Rest {
 /// The rounds of a contestant.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Floor or provider.
+    /// The name of the floor or provider.
     pub what: String,
-    /// Its rounds.
+    /// The rounds.
     pub runs: Vec<Run>,
 }
 
@@ -64,13 +64,13 @@ impl Run {
 }
 
 impl Row {
-    /// The median of a figure over the rounds.
+    /// Returns the median of a figure over the rounds.
     pub fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
         median(self.runs.iter().map(figure).collect())
     }
 
-    /// The median of the ratios to the best floor of the same round: which one that is, each figure says
-    /// anew.
+    /// Returns the median of the ratios to the best floor of the same round, which may be another one for
+    /// each figure.
     fn ratio(&self, floors: &[Self], figure: impl Fn(&Run) -> f64) -> f64 {
         let rounds = self.runs.iter().enumerate().map(|(round, own)| {
             let floors = floors.iter().filter_map(|floor| floor.runs.get(round));
@@ -82,9 +82,9 @@ impl Row {
 
 /// All contestants at one size.
 pub struct Report {
-    /// They, the floors among them.
+    /// The contestants, floors included.
     pub rows: Vec<Row>,
-    /// How many of them are floors: the first ones, with the best of which the others are compared.
+    /// The number of floors, which come first. The other contestants are compared with the best of them.
     pub floors: usize,
 }
 
@@ -192,12 +192,12 @@ fn rests(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
     Ok(())
 }
 
-/// Milliseconds.
+/// Returns the time in milliseconds.
 pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// The median; 0 of no values.
+/// Returns the median, or 0 for no values.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len() / 2;
@@ -208,7 +208,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     }
 }
 
-/// The percentile.
+/// Returns a percentile.
 pub fn percentile(figures: &[f64], percent: usize) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The requests of a bare client for a machine: as many as the provider makes.
+//! The requests of a bare client about a machine: as many as those of the provider.
 
 use capcmi::api::v1alpha1::InfraMachine;
 use jiff::Timestamp;
@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Resource as _;
 use serde_json::{Value, json};
 
-/// The provider spec of a machine as the provider writes it down.
+/// The provider spec of a machine, as the provider records it.
 const APPLIED_PROVIDER_SPEC: &str = concat!(
     r#"{"size":"small","tags":{"#,
     r#""capcmi.io/machine":"00000000-0000-0000-0000-000000000000","#,
@@ -19,21 +19,22 @@ const APPLIED_PROVIDER_SPEC: &str = concat!(
 /// A machine that a bare client brings up.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Its namespace.
+    /// The namespace of the InfraMachine.
     pub namespace: String,
-    /// Its name.
+    /// The name of the InfraMachine.
     pub name: String,
-    /// Its UID.
+    /// The UID of the InfraMachine.
     pub uid: String,
 }
 
 impl Target {
-    /// The id of its VM.
+    /// Returns the id of the machine's VM.
     pub fn provider_id(&self) -> String {
         format!("simulated://zone-a/{}", self.uid)
     }
 
-    /// Finalizer, identity and provider spec, and the providerID as well where that is written with them.
+    /// Returns a patch of finalizer, identity and provider spec, and of the providerID where it is written
+    /// with them.
     pub fn ownership(&self, version: Option<&str>, provider_id: Option<&str>) -> Value {
         let Self { namespace, name, uid } = self;
         let mut ownership = json!({"metadata": {
@@ -56,7 +57,7 @@ impl Target {
         ownership
     }
 
-    /// The providerID alone.
+    /// Returns a patch of the providerID alone.
     pub fn identified(&self, version: Option<&str>) -> Value {
         let mut identified = json!({"spec": {"providerID": self.provider_id()}});
         if let Some(version) = version {
@@ -65,7 +66,7 @@ impl Target {
         identified
     }
 
-    /// A status as large as the provider's.
+    /// Returns a status as large as the provider's.
     pub fn status(&self, version: Option<&str>) -> Value {
         let now = Timestamp::now().to_string();
         let condition = |type_: &str, status: &str, reason: &str| {
@@ -93,7 +94,7 @@ impl Target {
         status
     }
 
-    /// The Event at the end.
+    /// Returns the Event that is written last.
     pub fn event(&self) -> Event {
         let now = Timestamp::now();
         Event {

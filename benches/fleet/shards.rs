@@ -10,10 +10,10 @@ use super::measure::{ControlPlane, Measured, Requests};
 use super::report::{Report, Row, Run};
 use super::{Args, bring_up, provider};
 
-/// The values of the label. Each elects a leader, by a Lease of its own.
+/// The values of the label. The provider of each elects a leader by a Lease of its own.
 const SHARDS: [&str; 2] = ["a", "b"];
 
-/// Measures two halves, beside one provider of the whole unless they are asked for alone.
+/// Measures two halves, and one provider of the whole unless only the halves are requested.
 pub async fn measure(args: &Args) -> Result<()> {
     for size in &args.sizes {
         for place in &args.places {
@@ -44,7 +44,7 @@ pub async fn measure(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Both together, and each.
+/// Measures two providers. Returns the costs of both together, and of each.
 async fn of_shards(place: Place, size: usize) -> Result<[Run; 3]> {
     let management = provider::management_cluster().await?;
     let admin = management.admin_client().await?;

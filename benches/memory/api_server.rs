@@ -1,5 +1,4 @@
-//! An API server that streams a fleet to those that watch it, after which nothing happens until their watches
-//! expire.
+//! An API server that streams a fleet to its watches. Nothing happens after that until the watches expire.
 
 use std::convert::Infallible;
 use std::iter::once;
@@ -20,15 +19,15 @@ use tokio::sync::watch;
 
 use super::{Part, objects};
 
-/// What is listed rather than watched, of which there is nothing.
+/// The answer to a list without a watch, which is always empty.
 const EMPTY_LIST: &str =
     r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"9000000"},"items":[]}"#;
-/// The kinds that there are objects of.
+/// The number of kinds that have objects.
 const KINDS: usize = 2;
-/// The kinds that are watched.
+/// The number of kinds that are watched.
 const WATCHED: usize = 6;
 
-/// Cloning it gives another handle of the same one.
+/// An API server. Its clones share the state.
 #[derive(Clone)]
 pub struct ApiServer(Arc<State>);
 
@@ -36,13 +35,13 @@ struct State {
     part: Part,
     size: usize,
     expired: watch::Sender<bool>,
-    /// Lists of Machines and InfraMachines that were answered in full.
+    /// The number of complete lists of Machines and InfraMachines.
     lists: watch::Sender<usize>,
     watches: AtomicUsize,
 }
 
 impl ApiServer {
-    /// A server with so many machines.
+    /// Returns a server with so many machines.
     pub fn new(part: Part, size: usize) -> Self {
         Self(Arc::new(State {
             part,
@@ -53,7 +52,7 @@ impl ApiServer {
         }))
     }
 
-    /// A client of the server.
+    /// Returns a client of the server.
     pub fn client(&self) -> Client {
         let this = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -71,9 +70,9 @@ impl ApiServer {
         Client::new(service, "default")
     }
 
-    /// Has all watches expire, and waits until everything was listed again, and is watched.
+    /// Lets all watches expire, and waits until the client has relisted everything and watches again.
     pub async fn list_anew(&self) {
-        // A watch that has not begun yet would not expire.
+        // Only a watch that has begun can expire.
         self.watches(WATCHED).await;
         let before = *self.0.lists.borrow();
         let mut lists = self.0.lists.subscribe();
@@ -89,13 +88,14 @@ impl ApiServer {
         }
     }
 
-    /// Object by object: all of them would take more than what is measured.
+    /// Streams a watch object by object: all objects at once would take more memory than what is measured.
     fn watched(&self, path: &str, is_listed: bool) -> UnsyncBoxBody<Bytes, Infallible> {
         let this = self.clone();
         let expiry = stream::once(async move { this.expired().await });
         let objects = is_listed.then(|| self.objects(path)).into_iter().flatten();
         let events = stream::iter(objects).chain(expiry);
-        // The type comes first, as of an API server: what an object is read into depends on it.
+        // The type comes first, as in the events of an API server: the client decides by it what to read an
+        // object into.
         let lines = events.map(|(type_, object)| {
             let line = format!("{{\"type\":\"{type_}\",\"object\":{object}}}\n");
             Ok::<_, Infallible>(Frame::data(line.into()))
@@ -103,7 +103,7 @@ impl ApiServer {
         StreamBody::new(lines).boxed_unsync()
     }
 
-    /// The events of a list that is streamed.
+    /// Returns the events of a streamed list.
     fn objects(&self, path: &str) -> impl Iterator<Item = (&'static str, Value)> + Send + use<> {
         let object: Option<fn(usize) -> Value> = match path.rsplit('/').next() {
             Some("inframachines") if self.0.part.has_infra_machines() => Some(objects::infra_machine),

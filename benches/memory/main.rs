@@ -1,8 +1,8 @@
-//! What a machine costs in memory, by part: the caches are filled by their own watches from an API server
-//! within the process, which answers with lists of a fleet that is up.
+//! The memory cost of a machine, by part: the caches fill by their own watches from an API server within the
+//! process, which answers with lists of a fleet that is up.
 //!
-//! `make bench-memory`, or `cargo bench --bench memory -- 10000 100000`. Each part is a process of its own,
-//! so that what one leaves to the allocator is no other's.
+//! `make bench-memory`, or `cargo bench --bench memory -- 10000 100000`. Each part is measured in a process
+//! of its own, so that no part gets what another left to the allocator.
 
 mod api_server;
 mod objects;
@@ -20,23 +20,23 @@ use tikv_jemallocator::Jemalloc;
 
 use self::api_server::ApiServer;
 
-/// As the provider has it.
+/// The provider's allocator.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// Says to a process of this program which part it measures.
+/// The environment variable that tells a process of this program which part it measures.
 const PART: &str = "CAPCMI_MEMORY_PART";
-/// How long a list of everything may take.
+/// The longest time that a list of everything may take.
 const DEADLINE: Duration = Duration::from_mins(30);
 
-/// What is in the API server.
+/// The content of the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Nothing,
     InfraMachines,
     Machines,
     Both,
-    /// And then the watches expire, so that everything is listed anew.
+    /// Both kinds, and the watches expire once, so that everything is relisted.
     Relist,
 }
 
@@ -152,7 +152,7 @@ async fn measure(part: Part, size: usize) -> Result<Resident> {
             .context("no list anew in time")?;
     }
     let peak = field("VmHWM:")?;
-    // Until the allocator has given back what it had for what was read.
+    // The allocator gives back the memory of the answers in this time.
     tokio::time::sleep(Duration::from_secs(3)).await;
     Ok(Resident {
         now: field("VmRSS:")?,
@@ -160,7 +160,7 @@ async fn measure(part: Part, size: usize) -> Result<Resident> {
     })
 }
 
-/// A field of what the kernel says of this process, in KiB.
+/// Reads a field of the kernel's status of this process, in KiB.
 fn field(name: &str) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("reading /proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(name));

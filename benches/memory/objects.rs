@@ -1,8 +1,8 @@
-//! The objects of a fleet that is up, as an API server sends them, managed fields included.
+//! The objects of a fleet that is up, as an API server sends them, with their managed fields.
 
 use serde_json::{Value, json};
 
-/// Machines of one Cluster.
+/// The number of machines in a Cluster.
 const OF_A_CLUSTER: usize = 500;
 
 fn address(index: usize) -> String {
@@ -54,7 +54,7 @@ fn managed_fields() -> Value {
     ])
 }
 
-/// An InfraMachine whose VM is up.
+/// Returns an InfraMachine whose VM is up.
 pub fn infra_machine(index: usize) -> Value {
     let (cluster, name) = (index / OF_A_CLUSTER, format!("workers-5d8f9c7b4d-{index:06}"));
     let (namespace, cluster_name) = (format!("team-{cluster:03}"), format!("cluster-{cluster:03}"));
@@ -129,7 +129,7 @@ pub fn infra_machine(index: usize) -> Value {
     })
 }
 
-/// The labels of a MachineDeployment's Machines and InfraMachines.
+/// Returns the labels of the Machines and InfraMachines of a MachineDeployment.
 fn labels(cluster_name: &str) -> Value {
     json!({
         "cluster.x-k8s.io/cluster-name": cluster_name, "cluster.x-k8s.io/deployment-name": "workers",
@@ -137,7 +137,7 @@ fn labels(cluster_name: &str) -> Value {
     })
 }
 
-/// The Machine of an InfraMachine, whose Node is healthy.
+/// Returns the Machine of an InfraMachine, whose Node is healthy.
 pub fn machine(index: usize) -> Value {
     let (cluster, name) = (index / OF_A_CLUSTER, format!("workers-5d8f9c7b4d-{index:06}"));
     let (namespace, cluster_name) = (format!("team-{cluster:03}"), format!("cluster-{cluster:03}"));

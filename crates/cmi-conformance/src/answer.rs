@@ -1,11 +1,11 @@
-//! What a call answered, and what a case makes of it.
+//! The answer of a call, and its check by a case.
 
 use std::fmt;
 
 use super::config::Setting;
 use cmi_driver::{Code, Machine, Operation, Status};
 
-/// Why a case ends early.
+/// The reason why a case ends early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CaseError {
     /// A rule is broken: a sentence for the driver's author.
@@ -24,29 +24,29 @@ pub enum CaseError {
     /// The case can't be run until the configuration says more.
     #[error("{reason}")]
     Unconfigured {
-        /// What the case can't see without the setting.
+        /// The reason: what the case can't see without the setting.
         reason: String,
-        /// What has to be configured.
+        /// The setting to be configured.
         setting: Setting,
     },
 }
 
-/// How a case ends.
+/// The end of a case.
 pub type CaseResult<T = ()> = Result<T, CaseError>;
 
 impl CaseError {
-    /// A broken rule.
+    /// Returns the error of a broken rule.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::Failed(message.into())
     }
 
-    /// The same error, with its subject before the reason.
+    /// Returns the same error, with its subject before the reason.
     #[must_use]
     pub fn after(self, about: &str) -> Self {
         self.reworded(|reason| format!("{about}: {reason}"))
     }
 
-    /// The same error, with advice behind the reason.
+    /// Returns the same error, with advice behind the reason.
     #[must_use]
     pub fn before(self, advice: &str) -> Self {
         self.reworded(|reason| reason + advice)
@@ -60,7 +60,7 @@ impl CaseError {
         }
     }
 
-    /// The same error, as one of the preparation: it says nothing about what the case tests.
+    /// Returns the same error as one of the preparation: it says nothing about the rule that the case tests.
     #[must_use]
     pub fn in_preparation(self) -> Self {
         match self {
@@ -84,7 +84,7 @@ pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> CaseResult {
     }
 }
 
-/// What an answer calls a VM: its id, and the name of its Node.
+/// Returns the names of a VM in an answer: its id, and the name of its Node.
 pub fn names(machine: &Machine) -> (&str, &str) {
     (machine.provider_id.as_str(), &machine.node_name)
 }
@@ -107,16 +107,16 @@ pub fn same_names(made: &Machine, call: impl fmt::Display, found: (&str, &str)) 
 #[derive(Debug)]
 #[must_use = "an answer that is not checked proves nothing"]
 pub struct Answer<T> {
-    /// Which call.
+    /// The call.
     pub operation: Operation,
     /// The subject of the call, for messages: a machine's name or a class.
     pub about: String,
-    /// What was answered.
+    /// The response or the error.
     pub result: cmi_driver::Result<T>,
 }
 
 impl<T> Answer<T> {
-    /// The response; anything else is a failure.
+    /// Returns the response; anything else is a failure.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call was refused.
@@ -129,7 +129,7 @@ impl<T> Answer<T> {
         })
     }
 
-    /// The error, which has to have this very code.
+    /// Returns the error, which has to have this very code.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
@@ -137,7 +137,7 @@ impl<T> Answer<T> {
         self.refused_with(&[code])
     }
 
-    /// The error, which has to have one of these codes.
+    /// Returns the error, which has to have one of these codes.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
@@ -153,7 +153,7 @@ impl<T> Answer<T> {
         )))
     }
 
-    /// The response, or nothing when the call was refused with one of these codes.
+    /// Returns the response, or nothing when the call was refused with one of these codes.
     ///
     /// # Errors
     /// [`CaseError::Failed`] for every other code.
@@ -164,12 +164,12 @@ impl<T> Answer<T> {
         }
     }
 
-    /// The code that the call was refused with.
+    /// Returns the code with which the call was refused.
     pub fn code(&self) -> Option<Code> {
         self.result.as_ref().err().map(Status::code)
     }
 
-    /// The answer without its response, for a caller that only asks how the call ended.
+    /// Returns the answer without its response, for a caller that only asks how the call ended.
     pub fn bare(self) -> Answer<()> {
         Answer {
             operation: self.operation,

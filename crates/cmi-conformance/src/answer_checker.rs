@@ -34,23 +34,23 @@ pub struct Violation {
 pub struct AnswerChecker {
     /// The secret text in the bootstrap data: it may come back without the lines around it.
     canary: String,
-    /// Keys that stand among the credentials and hold no secret: an account's id is part of
-    /// what the driver answers.
+    /// Keys among the credentials that hold no secret, such as an account's id that is part of the driver's
+    /// answers.
     public: BTreeSet<String>,
     found: Mutex<BTreeSet<Violation>>,
 }
 
 /// The texts in a response, in which no secret may be found.
 pub trait Texts {
-    /// Every text; none for a response that has no text.
+    /// Returns every text; none for a response that has no text.
     fn texts(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
 impl AnswerChecker {
-    /// A checker that knows the secret text in the bootstrap data, and which keys of the
-    /// credentials hold no secret.
+    /// Returns a checker that knows the secret text in the bootstrap data, and which keys of the credentials
+    /// hold no secret.
     pub fn new(canary: String, public: BTreeSet<String>) -> Self {
         Self {
             canary,
@@ -91,13 +91,13 @@ impl AnswerChecker {
             );
             self.record(&["CMI-41"], what);
         }
-        // A gRPC server answers for an unknown method by itself, without the driver.
+        // A gRPC server answers calls of an unknown method by itself, without the driver.
         let needs_message = !answer.is_code(tonic::Code::Ok) && !answer.is_code(tonic::Code::Unimplemented);
         if needs_message && answer.message().trim().is_empty() {
             let what = format!("{path} answered code {} without a message", answer.code);
             self.record(&["CMI-40"], what);
         }
-        // A secret that looks as if it were percent-encoded may be written without being so.
+        // A secret that looks percent-encoded may stand in the answer as it is.
         let mut texts = vec![
             answer.message(),
             answer.message_as_written().to_owned(),
@@ -131,19 +131,19 @@ impl AnswerChecker {
         }
     }
 
-    /// The violations, each once.
+    /// Returns the violations, each once.
     pub fn violations(&self) -> Vec<Violation> {
         let found = self.found.lock();
         found.iter().cloned().collect()
     }
 
-    /// Notes a broken rule, whichever case shows it.
+    /// Records a broken rule, whichever case shows it.
     pub fn record(&self, rules: &'static [&'static str], message: String) {
         self.found.lock().insert(Violation { rules, message });
     }
 }
 
-/// What is wrong with the message of an error (DRV-17).
+/// Returns the fault in the message of an error, if there is one (DRV-17).
 pub fn problem(status: &Status) -> Option<&'static str> {
     let message = status.message();
     if status.has_default_message() || message.trim().is_empty() {
@@ -162,7 +162,7 @@ pub fn problem(status: &Status) -> Option<&'static str> {
     None
 }
 
-/// The rows about the message of an error, by call.
+/// Returns the rows about the message of an error, by call.
 pub const fn message_rules(operation: Operation) -> &'static [&'static str] {
     match operation {
         Operation::CreateMachine => &["DRV-17", "CMI-40", "CMI-98"],

@@ -9,15 +9,15 @@ use super::config::Setting;
 use super::need::Need;
 use super::test_context::TestContext;
 
-/// A case. It is identified by its name, which stays as it is.
+/// A case. Its name identifies it, and never changes.
 pub struct Case {
     /// The name begins with the call: `create-again`.
     pub name: &'static str,
-    /// What holds when it passes.
+    /// The claim that holds when the case passes.
     pub title: &'static str,
-    /// The rows of the requirements that it proves.
+    /// The rows of the requirements that the case proves.
     pub proves: &'static [&'static str],
-    /// What the case can't run without.
+    /// The needs of the case: it can't run without them.
     pub needs: &'static [Need],
     /// Makes the calls and checks the answers.
     pub run: fn(TestContext) -> BoxFuture<'static, CaseResult>,

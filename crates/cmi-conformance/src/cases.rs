@@ -83,8 +83,8 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .flatten()
 }
 
-/// A table of cases, by row: the name, what holds when the case passes, the rows of the requirements that it
-/// proves, what it can't run without, and what it does.
+/// A table of cases. Each row has the name, the claim that holds when the case passes, the rows of the
+/// requirements that it proves, its needs, and the function that runs it.
 macro_rules! cases {
     ($($name:literal: $title:tt $proves:expr, $needs:expr => $run:expr;)+) => {
         &[$(
@@ -100,9 +100,9 @@ macro_rules! cases {
 }
 use cases;
 
-/// Cases that try the same with several calls: how their names end, what holds when they pass, what they
-/// can't be run without beside the call, and what they do. Each has a row: how its name begins, the call, and
-/// the rows of the requirements that it proves.
+/// Cases that try the same with several calls. The head of the table has the end of their names, the claim
+/// that holds when they pass, their needs beside the call, and the function that runs them. Each row has the
+/// beginning of the name, the call, and the rows of the requirements that the case proves.
 macro_rules! family {
     ($end:literal: $title:tt $needs:tt => $run:expr; $($begin:literal $call:ident $proves:expr;)+) => {
         &[$(
@@ -115,7 +115,7 @@ macro_rules! family {
             }
         ),+]
     };
-    // Every driver has these two.
+    // Every driver has these two calls.
     (@needs CreateMachine $needs:tt) => { &$needs };
     (@needs DeleteMachine $needs:tt) => { &$needs };
     (@needs $call:ident [$($need:expr),*]) => {

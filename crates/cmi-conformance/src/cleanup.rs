@@ -1,9 +1,9 @@
-//! Deletes what the cases made, and looks whether it is gone.
+//! Deletes the VMs that the cases made, and checks that they are gone.
 //!
-//! A back end that may be behind does not find yet what was made a moment ago, and its driver answers OK to
-//! the deletion of what it does not find. So each VM is deleted twice: at once, by all that is known of it,
-//! and again at the end of the run, when nothing can be behind any more; then it is looked for. That costs
-//! one wait for all cases together.
+//! An eventually consistent back end does not find yet what was made a moment ago, and its driver answers OK
+//! to the deletion of what it does not find. So the cleanup deletes each VM twice: at once, by all that is
+//! known of it, and again at the end of the run, when the back end has caught up; then it looks for the VM.
+//! That costs one wait for all cases together.
 
 mod look;
 mod repeat;
@@ -24,24 +24,23 @@ use super::tracker::Tracked;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
 
-/// How long a create may be on its way to a plugin after its caller has given it up; it may overtake a
-/// deletion.
+/// The longest time for which a create may be on its way to a plugin after its caller has given it up; it may
+/// overtake a deletion.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
-/// How many machines of a case are deleted at once.
+/// The number of concurrent deletions of a case.
 const AT_ONCE: usize = 4;
 
-/// Deletes what the cases of a run made.
+/// Deletes the VMs that the cases of a run made.
 pub struct Cleanup<'a> {
     /// The driver that made the VMs.
     pub driver: &'a dyn Driver,
-    /// What the driver said that it can do, and for how long it may be behind.
+    /// The capabilities that the driver declared, its consistency window included.
     pub capabilities: &'a Capabilities,
-    /// What makes a VM there: its spec names every machine, whatever was wrong with the one it was asked for
-    /// with.
+    /// The configuration. Its spec names every machine, whatever was wrong with the spec of the create.
     pub config: &'a Config,
-    /// What the run may have made.
+    /// The VMs that the run may have made.
     pub ledger: &'a Ledger,
-    /// How long a call, with its repeats, may take.
+    /// The longest time for a call with its repeats.
     pub limit: Duration,
     /// Whether the driver can still be reached.
     pub liveness: &'a Liveness,
@@ -57,10 +56,11 @@ pub struct Deleted {
     is_settled: bool,
 }
 
-/// Why a VM may still be there.
+/// The reason why a VM may still exist.
 #[derive(Clone, Debug)]
 enum Kept {
-    /// The request was refused; as invalid it was by create too, unless create took it.
+    /// The driver refused the request. If it refused it as invalid, it refused the create, too, unless that
+    /// was accepted.
     Refused(String),
     /// The call failed otherwise, and went on failing.
     Stuck(String),
@@ -69,9 +69,9 @@ enum Kept {
 /// The machines of a case after the second deletion.
 #[derive(Debug, Default)]
 struct Cleared {
-    /// What should be gone.
+    /// The machines that should be gone.
     gone: Vec<Tracked>,
-    /// What is left, by cluster and name.
+    /// The VMs that are left, by cluster and name.
     left: BTreeMap<(String, String), Leftover>,
 }
 
@@ -100,8 +100,8 @@ impl Cleanup<'_> {
         stream::iter(deletions).buffered(AT_ONCE).collect().await
     }
 
-    /// Deletes once more what could come back or was not found, and looks for all of it: case by case, so
-    /// many at once. Answers each VM that may be left.
+    /// Deletes again the VMs that could come back or were not found, and looks for all of them, so many cases
+    /// at once. Returns each VM that may be left.
     pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<Leftover> {
         let window = self.capabilities.consistency_window;
         let is_open = cases
@@ -116,7 +116,7 @@ impl Cleanup<'_> {
         let cases: Vec<_> = stream::iter(again).buffered(parallel).collect().await;
         let mut seen = self.look(&cases, parallel).await;
         if !seen.is_empty() && !window.is_zero() {
-            // What was not deleted before the second time may still be seen.
+            // A VM that only the second deletion deleted may still be seen.
             tokio::time::sleep(window).await;
             seen = self.look(&cases, parallel).await;
         }
@@ -132,7 +132,7 @@ impl Cleanup<'_> {
         let mut cleared = Cleared::default();
         for (tracked, is_settled, kept) in ended {
             match kept {
-                // For a driver that has gone away since, the first answer is all that there is to go by.
+                // If the driver has gone away since, the first answer is all that there is to go by.
                 Err(Kept::Stuck(_)) if is_settled && !self.liveness.answers() => {}
                 Ok(()) => {
                     self.ledger.gone(&tracked.request);
@@ -161,7 +161,7 @@ impl Cleanup<'_> {
             Err(Kept::Stuck(_)) => first,
             Ok(()) | Err(Kept::Refused(_)) if only_once => first,
             Ok(()) => match self.remove(&tracked, None, Repeat::Any).await {
-                // A driver that needs the id got it the first time.
+                // A driver that needs the id had it in the first deletion.
                 Err(Kept::Refused(_)) => Ok(()),
                 second => second,
             },
@@ -170,8 +170,8 @@ impl Cleanup<'_> {
         (tracked, is_settled, kept)
     }
 
-    /// Deletes one machine until it is gone, or is not going to be. What no create was seen to make may have
-    /// been asked for with a spec that the driver refuses, here too: then the spec that makes VMs decides.
+    /// Deletes one machine until it is gone, or is not going to be. If no create answered with a VM, the spec
+    /// of the create may be one that the driver refuses here, too: then the spec that makes VMs decides.
     async fn remove(&self, tracked: &Tracked, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
         let (asked_for, sample) = (&tracked.request, self.looked_for(tracked));
         if asked_for.class.provider_spec == sample.class.provider_spec {

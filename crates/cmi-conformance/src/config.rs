@@ -1,4 +1,4 @@
-//! What the suite has to know of a driver.
+//! The configuration of the suite: what it has to know of a driver.
 
 mod contradiction;
 mod setting;
@@ -19,19 +19,19 @@ use super::hooks::Hook;
 use super::secret_scan::{MIN_SECRET, is_long_enough};
 use cmi_driver::{JsonPointer, MachineClass, MachineClassKind, ProviderSpec, Secrets};
 
-/// The most characters of a name where none is given: of a label in DNS.
+/// The longest name where the configuration gives none, in characters: that of a label in DNS.
 const MAX_LABEL: usize = 63;
 
-/// How many VMs are in a long list where none is given.
+/// The number of VMs in a long list where the configuration gives none.
 const MANY_MACHINES: usize = 25;
-/// How much longer than the deadline a slow call takes, in cases about deadlines.
+/// The delay of a slow call in cases about deadlines, as a multiple of the deadline.
 const TIMES_THE_DEADLINE: u32 = 40;
 
 /// Secret values by key.
 pub type SecretMap = BTreeMap<String, SecretString>;
 
-/// What the suite has to know of a driver. Only `providerSpec` is required: each further field lets more
-/// cases run. A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
+/// The facts about a driver that the suite needs. Only `providerSpec` is required: each further field lets
+/// more cases run. A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[garde(allow_unvalidated)]
@@ -40,41 +40,42 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 #[garde(custom(credentials_are_taken))]
 #[garde(custom(contradiction::agree))]
 pub struct Config {
-    /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
+    /// A spec that makes a VM, as small as possible. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
     pub provider_spec: Map<String, Value>,
     /// The credentials that go with every call, each of 12 bytes or more. Default: none.
     #[serde(default)]
     pub secrets: SecretMap,
-    /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of
-    /// a provider id. Default: none.
+    /// Keys of `secrets` whose values are not secret and may come back, such as the id of an account that is
+    /// part of a provider id. Default: none.
     #[serde(default)]
     pub public_secret_keys: BTreeSet<String>,
-    /// Credentials that are missing or wrong; each has to be UNAUTHENTICATED. `{}` is no
+    /// Credentials that are missing or wrong: the driver has to answer UNAUTHENTICATED to each. `{}` is no
     /// credentials at all. Default: none.
     #[serde(default)]
     pub bad_secrets: Vec<SecretMap>,
-    /// Credentials that are known and may do nothing: PERMISSION_DENIED. Default: none.
+    /// Credentials that are known but may do nothing: PERMISSION_DENIED. Default: none.
     #[serde(default)]
     pub restricted_secrets: Option<SecretMap>,
-    /// Whether the driver takes no credentials, so that the rules about wrong ones are not about it.
+    /// Whether the driver takes no credentials, so that the rules about wrong ones do not apply to it.
     /// Default: false.
     #[serde(default)]
     pub no_credentials: bool,
-    /// The fields of `providerSpec` that have to be there, as JSON pointers: `/region`. Default: none.
+    /// The fields that `providerSpec` has to have, as JSON pointers: `/region`. Default: none.
     #[serde(default)]
     #[garde(custom(pointers))]
     pub mandatory_fields: Vec<String>,
     /// Changes that make the spec invalid. Default: none.
     #[serde(default)]
     pub invalid_specs: Vec<Value>,
-    /// Changes that ask for more, or less, than there is of a kind. Default: none.
+    /// Changes that ask for more, or less, of something than there is. Default: none.
     #[serde(default)]
     pub out_of_range_specs: Vec<Value>,
-    /// A change whose VM can't be had because a quota or pool is used up. Default: none.
+    /// A change whose VM can't be made because a quota or pool is used up. Default: none.
     #[serde(default)]
     pub quota_breaking_spec: Option<Value>,
-    /// A change that asks for another VM, so that one of the same name does not fit it. Default: none.
+    /// A change that asks for another VM, so that an existing one of the same name does not fit it. Default:
+    /// none.
     #[serde(default)]
     pub incompatible_change: Option<Value>,
     /// Changes that UpdateMachine can make to a living VM. Default: none.
@@ -86,32 +87,33 @@ pub struct Config {
     /// A sample class of the back end's own kind. Default: none.
     #[serde(default)]
     pub migration: Option<Migration>,
-    /// Whether the back end has one VM of a name at most: no machine can have several. Default: false.
+    /// Whether the back end has at most one VM of a name, so that no machine can have several. Default:
+    /// false.
     #[serde(default)]
     pub unique_names: bool,
-    /// The most characters of a machine's name, 20–253. Default: 63 are tried, and what the driver does with
-    /// longer ones counts as not tried.
+    /// The most characters of a machine's name, 20–253. Default: the suite tries 63, and what the driver does
+    /// with longer names counts as not tried.
     #[serde(default)]
     #[garde(inner(range(min = 20, max = 253)))]
     pub longest_name: Option<usize>,
-    /// How many VMs the case about long lists makes: more than a page of the back end, 2–1000. Default: 25,
+    /// The number of VMs in the case about long lists, 2–1000: more than a page of the back end. Default: 25,
     /// or 210 where they are made in no time, and whether longer lists are whole counts as not tried.
     #[serde(default)]
     #[garde(inner(range(min = 2, max = 1000)))]
     pub many_machines: Option<usize>,
-    /// How many cases run at once. Default: 8.
+    /// The number of cases that run at once. Default: 8.
     #[serde(default = "Config::default_parallel")]
     #[garde(range(min = 1, max = 256))]
     pub parallel: usize,
-    /// How long a call may take before it counts as hung, seconds. Default: 300.
+    /// The longest time of a call, in seconds: a longer one counts as hung. Default: 300.
     #[serde(default = "Config::default_call_seconds")]
     #[garde(range(min = 0.1, max = 3600.0))]
     pub call_seconds: f64,
-    /// How long a guest may take to stop, seconds. Default: 300.
+    /// The longest time that a guest may take to stop, in seconds. Default: 300.
     #[serde(default = "Config::default_shut_down_seconds")]
     #[garde(range(min = 0.1, max = 3600.0))]
     pub shut_down_seconds: f64,
-    /// The deadline in cases about deadlines, milliseconds. Default: 50.
+    /// The deadline in cases about deadlines, in milliseconds. Default: 50.
     #[serde(default = "Config::default_short_deadline_ms")]
     #[garde(range(min = 1, max = 10_000))]
     pub short_deadline_ms: u64,
@@ -150,7 +152,7 @@ impl PersistentVolumes {
 pub struct OwnVolume {
     /// The `PersistentVolumeSpec`.
     pub spec: Value,
-    /// The id that has to come out.
+    /// The id that GetVolumeIDs has to answer.
     pub volume_id: String,
 }
 
@@ -165,7 +167,7 @@ pub struct Migration {
     pub kind: String,
     /// The class.
     pub class: Map<String, Value>,
-    /// The machine class that has to come out when `metadata: {name: kept}` goes in.
+    /// The machine class that has to be the answer when `metadata: {name: kept}` is sent.
     pub expected: Map<String, Value>,
     /// Classes that can't be converted. Default: none.
     #[serde(default)]
@@ -182,10 +184,10 @@ impl Migration {
     }
 }
 
-/// Why a configuration can't be used.
+/// The reason why a configuration can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is no YAML, or has a field that does not exist.
+    /// The text is no YAML, or has a field that does not exist.
     #[error("the suite's configuration can't be read: {0}")]
     Yaml(#[from] serde_saphyr::Error),
     /// A field has a value that it can't have.
@@ -204,7 +206,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What machines are made from: spec and credentials, without tags.
+    /// Returns the class of all machines: spec and credentials, without tags.
     pub fn class(&self) -> MachineClass {
         MachineClass {
             provider_spec: ProviderSpec(self.provider_spec.clone()),
@@ -212,37 +214,37 @@ impl Config {
         }
     }
 
-    /// How long a call may take before it counts as hung.
+    /// Returns the longest time of a call: a longer one counts as hung.
     pub fn call_limit(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
-    /// How long a guest may take to stop.
+    /// Returns the longest time that a guest may take to stop.
     pub fn shut_down_limit(&self) -> Duration {
         Duration::from_secs_f64(self.shut_down_seconds)
     }
 
-    /// The most characters of a machine's name that are tried.
+    /// Returns the length of the longest name that is tried, in characters.
     pub fn longest_name(&self) -> usize {
         self.longest_name.unwrap_or(MAX_LABEL)
     }
 
-    /// How many VMs the case about long lists makes.
+    /// Returns the number of VMs in the case about long lists.
     pub fn many_machines(&self) -> usize {
         self.many_machines.unwrap_or(MANY_MACHINES)
     }
 
-    /// The deadline in cases about deadlines.
+    /// Returns the deadline in cases about deadlines.
     pub fn short_deadline(&self) -> Duration {
         Duration::from_millis(self.short_deadline_ms)
     }
 
-    /// How much longer a call takes where the back end is made slow.
+    /// Returns how much longer a call takes where the back end is made slow.
     pub fn slow(&self) -> Duration {
         self.short_deadline().saturating_mul(TIMES_THE_DEADLINE)
     }
 
-    /// The fields that have to be there; what is no pointer was refused by [`Config::read`].
+    /// Returns the mandatory fields. [`Config::read`] has refused what is no pointer.
     pub fn mandatory(&self) -> Vec<JsonPointer> {
         self.mandatory_fields
             .iter()
@@ -250,12 +252,12 @@ impl Config {
             .collect()
     }
 
-    /// Whether a setting can be made for this driver.
+    /// Whether the setting applies to this driver.
     pub fn can_say(&self, setting: Setting) -> bool {
         !(self.no_credentials && matches!(setting, Setting::BadSecrets | Setting::RestrictedSecrets))
     }
 
-    /// Whether the configuration says something.
+    /// Whether the configuration has the setting.
     pub fn says(&self, setting: Setting) -> bool {
         match setting {
             Setting::BadSecrets => !self.bad_secrets.is_empty(),
@@ -293,7 +295,7 @@ impl Config {
     }
 }
 
-/// The values in the form that a driver is given them in.
+/// Returns the values in the form in which a driver takes them.
 pub fn secrets(map: &SecretMap) -> Secrets {
     map.iter()
         .map(|(key, value)| (key.clone(), value.expose_secret().as_bytes().to_vec().into()))
@@ -329,8 +331,8 @@ fn credentials_are_taken<C>(config: &Config, _: &C) -> garde::Result {
     Ok(())
 }
 
-/// What is too short to be found in other text could leak without being noticed: refused credentials as well
-/// as those that work. An empty value is none that could leak.
+/// Refuses values that are too short to be found in other text, since they could leak without being noticed:
+/// refused credentials as well as those that work. An empty value can't leak.
 fn secrets_can_be_found<C>(config: &Config, _: &C) -> garde::Result {
     let bad = config.bad_secrets.iter().map(|map| ("badSecrets", map));
     let restricted = config.restricted_secrets.iter();

@@ -1,4 +1,4 @@
-//! Hooks: changes to the back end that do not come from the driver, so that a case can cause faults.
+//! Hooks: changes to the back end from outside the driver, with which a case causes faults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,28 +10,28 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-/// How long a command may take.
+/// The longest time that a command may take.
 pub(crate) const MAX_COMMAND: Duration = Duration::from_mins(1);
 
-/// Something that can be done to a back end behind the driver's back.
+/// A change to a back end behind the driver's back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Hook {
     /// Every call to the back end fails as if it could not be reached. Lasts.
     Unavailable,
-    /// Every call fails with an error that the driver has no special answer for. Lasts.
+    /// Every call fails with an error for which the driver has no special answer. Lasts.
     Unknown,
-    /// Every call finds an invariant of the back end broken. Lasts.
+    /// Every call finds a broken invariant in the back end. Lasts.
     Internal,
     /// Every call takes `{amount}` milliseconds longer. Lasts.
     Slow,
-    /// The next create, and the next delete, are done, and their answers are lost. Lasts.
+    /// The next create and the next delete succeed, but their answers are lost. Lasts.
     LoseResponse,
     /// The next `{amount}` initializations fail. Lasts.
     FailInitialize,
     /// The plugin's own check of its health fails. Lasts.
     Unhealthy,
-    /// The plugin is healthy and has not finished starting. Lasts.
+    /// The plugin is healthy but has not finished starting. Lasts.
     Starting,
     /// No further VM can be had. Lasts.
     Exhaust,
@@ -44,9 +44,9 @@ pub enum Hook {
     Plant,
     /// Puts the VM `{machine}` into a state that forbids every operation on it.
     Lock,
-    /// Undoes that.
+    /// Undoes [`Hook::Lock`] of the VM `{machine}`.
     Unlock,
-    /// The VM `{machine}` is gone, without the driver.
+    /// The VM `{machine}` disappears without the driver.
     Vanish,
     /// Takes back what InitializeMachine did to the VM `{machine}`.
     Uninitialize,
@@ -54,13 +54,13 @@ pub enum Hook {
     Mutations,
     /// Prints the user data that the VM `{machine}` was given, byte for byte.
     UserData,
-    /// Prints what the VM `{machine}` has of what UpdateMachine can change, as a JSON object with the places
-    /// of the provider spec.
+    /// Prints the values of the VM `{machine}` that UpdateMachine can change, as a JSON object with the
+    /// places of the provider spec.
     VmSpec,
 }
 
 impl Hook {
-    /// Whether it has to be undone by [`Hook::Restore`].
+    /// Whether [`Hook::Restore`] has to undo the hook.
     pub const fn lasts(self) -> bool {
         match self {
             Self::Unavailable
@@ -85,8 +85,8 @@ impl Hook {
         }
     }
 
-    /// Whether the driver itself may be out of reach after it, or answer as if it were. What is done to a
-    /// single VM, or to the room for them, is no reason for that.
+    /// Whether the hook may leave the driver itself out of reach, or make it answer as if it were. A hook on
+    /// a single VM, or on the room for VMs, is no reason for that.
     pub const fn reaches_the_driver(self) -> bool {
         match self {
             Self::Unavailable
@@ -112,19 +112,19 @@ impl Hook {
     }
 }
 
-/// As in the configuration.
+/// Writes the name of the hook in the configuration.
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
 }
 
-/// A call of a hook, with what it is about.
+/// A call of a hook, with its arguments.
 #[derive(Clone, Debug)]
 pub struct HookCall {
-    /// What is to happen.
+    /// The hook.
     pub hook: Hook,
-    /// The name of the machine that it happens to; empty when it is about none.
+    /// The name of the machine that the hook is about, or empty.
     pub machine: String,
     /// The machine's cluster.
     pub cluster: String,
@@ -135,7 +135,7 @@ pub struct HookCall {
 }
 
 impl HookCall {
-    /// A hook that is about nothing.
+    /// Returns a call of a hook that is about no machine.
     pub fn new(hook: Hook) -> Self {
         Self {
             hook,
@@ -146,7 +146,7 @@ impl HookCall {
         }
     }
 
-    /// With an amount.
+    /// Sets the amount.
     #[must_use]
     pub fn amount(mut self, amount: u64) -> Self {
         self.amount = amount;
@@ -154,13 +154,13 @@ impl HookCall {
     }
 }
 
-/// Where faults come from.
+/// The source of faults.
 #[async_trait]
 pub trait Hooks: Send + Sync + 'static {
-    /// Whether there is this hook.
+    /// Whether the hook exists.
     fn supports(&self, hook: Hook) -> bool;
 
-    /// Runs it; answers what it prints.
+    /// Runs the hook. Returns its output.
     async fn run(&self, call: &HookCall) -> Result<Vec<u8>>;
 }
 
@@ -186,7 +186,7 @@ pub struct CommandHooks {
 }
 
 impl CommandHooks {
-    /// Hooks by the commands of a configuration.
+    /// Returns the hooks of the commands in a configuration.
     pub fn new(commands: BTreeMap<Hook, Vec<String>>) -> Self {
         Self { commands }
     }

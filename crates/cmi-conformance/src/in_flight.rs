@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a call may take before it is worth a line.
+/// The time after which a call is worth a line.
 const NOTICE_AFTER: Duration = Duration::from_secs(10);
 /// The factor from one line about a call to the next.
 const TIMES: u32 = 3;
@@ -32,7 +32,7 @@ struct InFlightCall {
     notice: Duration,
 }
 
-/// A call that is waited for.
+/// A call that has no answer yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// The case that makes it.
@@ -53,7 +53,7 @@ pub struct Entry {
 }
 
 impl InFlight {
-    /// Notes a call, which may take so long, until the entry is dropped.
+    /// Records a call, which may take so long, until the entry is dropped.
     pub fn begin(self: &Arc<Self>, case: &str, what: &str, limit: Duration) -> Entry {
         self.begin_with(case, what, limit, NOTICE_AFTER)
     }
@@ -76,24 +76,24 @@ impl InFlight {
         }
     }
 
-    /// Notes a request that needs no line when it takes long, until the entry is dropped.
+    /// Records a request that needs no line when it takes long, until the entry is dropped.
     pub fn keep(self: &Arc<Self>, case: &str, what: &str) -> Entry {
         self.begin_with(case, what, Duration::MAX, Duration::MAX)
     }
 
-    /// All calls that are under way.
+    /// Returns all calls that are under way.
     pub fn all(&self) -> Vec<Waiting> {
         self.0.lock().all.values().map(InFlightCall::waiting).collect()
     }
 
-    /// The calls of a case that are under way.
+    /// Returns the calls of a case that are under way.
     pub fn of(&self, case: &str) -> Vec<Waiting> {
         let mut all = self.all();
         all.retain(|call| call.case == case);
         all
     }
 
-    /// The calls that have taken so long that a line about them is due.
+    /// Returns the calls that have taken so long that a line about them is due.
     pub fn overdue(&self) -> Vec<Waiting> {
         let mut calls = self.0.lock();
         let overdue = calls

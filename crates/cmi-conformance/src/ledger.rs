@@ -1,4 +1,4 @@
-//! Every VM that a run may have made and has not seen gone yet. They are named when the process has to end
+//! Every VM that a run may have made and has not seen gone yet. The VMs are named if the process has to end
 //! before they are deleted.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use super::machine_request::MachineRequest;
 use cmi_driver::ProviderId;
 use parking_lot::Mutex;
 
-/// Why the VMs of the ledger may be left.
+/// The reason why the VMs of the ledger may be left.
 const ENDED_BEFORE: &str = "the run ended before it was deleted";
 
 /// Every VM that a run may have made and has not seen gone yet. Shared by all cases.
@@ -16,7 +16,7 @@ const ENDED_BEFORE: &str = "the run ended before it was deleted";
 pub struct Ledger(Mutex<BTreeMap<(String, String), Option<ProviderId>>>);
 
 impl Ledger {
-    /// Notes that there may be a VM, and its id when it is known.
+    /// Records that there may be a VM, and its id when it is known.
     pub(crate) fn record(&self, request: &MachineRequest, id: Option<&ProviderId>) {
         let mut machines = self.0.lock();
         let known = machines.entry(key(request)).or_default();
@@ -25,12 +25,12 @@ impl Ledger {
         }
     }
 
-    /// Notes that there is no VM any more.
+    /// Records that the VM is gone.
     pub(crate) fn gone(&self, request: &MachineRequest) {
         self.0.lock().remove(&key(request));
     }
 
-    /// The VMs that would be left if the process ended now.
+    /// Returns the VMs that would be left if the process ended now.
     pub fn left(&self) -> Vec<Leftover> {
         let left = |((cluster, name), id): (&(String, String), &Option<ProviderId>)| {
             Leftover::of(cluster, name, id.as_ref(), ENDED_BEFORE)

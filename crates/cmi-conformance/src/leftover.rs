@@ -11,7 +11,7 @@ use cmi_driver::ProviderId;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leftover {
-    /// Why it may be there.
+    /// The reason why it may exist.
     pub reason: String,
     /// The VM's cluster; none when the leftover is not about a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,7 +25,7 @@ pub struct Leftover {
 }
 
 impl Leftover {
-    /// The VM of a machine.
+    /// Returns the leftover VM of a machine.
     pub fn of(cluster: &str, machine: &str, id: Option<&ProviderId>, reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -35,7 +35,7 @@ impl Leftover {
         }
     }
 
-    /// All VMs that a cluster has.
+    /// Returns the leftover VMs of a whole cluster.
     pub fn cluster(cluster: &str, reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -45,7 +45,7 @@ impl Leftover {
         }
     }
 
-    /// A back end that is not as it was before.
+    /// Returns the leftover of a back end that is not as it was before.
     pub fn back_end(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -55,7 +55,7 @@ impl Leftover {
         }
     }
 
-    /// Which VM.
+    /// Returns which VM it is, as text.
     fn subject(&self) -> String {
         let id = self
             .provider_id
@@ -76,7 +76,7 @@ impl fmt::Display for Leftover {
     }
 }
 
-/// One line for each reason, with all VMs that are left for it.
+/// Returns one line for each reason, with all VMs that are left for it.
 pub fn lines(leftovers: &[Leftover]) -> Vec<String> {
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for leftover in leftovers {

@@ -1,4 +1,4 @@
-//! Whether the driver can still be reached: a run against one that is gone has to end.
+//! Whether the driver can still be reached. A run has to end when the driver is gone.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use cmi_driver::Code;
 
-/// The longest time for which a driver may be away and come back.
+/// The longest outage after which a driver may come back.
 const MAX_OUTAGE: Duration = Duration::from_secs(30);
 
 /// An outage that began during one of several requests: nothing shows which one.
@@ -19,11 +19,11 @@ const MAX_OUTAGE: Duration = Duration::from_secs(30);
 pub struct Outage {
     /// The requests that were under way.
     pub requests: BTreeSet<String>,
-    /// What shows that the driver is gone.
+    /// The reason to believe that the driver is gone.
     pub reason: String,
 }
 
-/// Whether the driver can still be reached. All cases share it: what one case sees counts for all.
+/// Whether the driver can still be reached. All cases share it: an observation of one case counts for all.
 #[derive(Debug)]
 pub struct Liveness {
     timeout: Duration,
@@ -37,10 +37,10 @@ pub struct Liveness {
     end: CancellationToken,
 }
 
-/// What the last calls showed.
+/// The state that the last calls showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It answers.
+    /// The driver answers.
     Reachable,
     /// The driver has not answered since.
     UnreachableSince(Instant),
@@ -49,8 +49,8 @@ enum State {
 }
 
 impl Liveness {
-    /// The state for a run that is ended by `end`. A driver is given up when it was seen only as unreachable
-    /// for half a minute, or for the longest time of a call if that is less.
+    /// Returns the state for a run that is ended by `end`. A driver is given up when it was unreachable in
+    /// every observation for half a minute, or for the longest time of a call if that is less.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
         Self {
             timeout: call_limit.min(MAX_OUTAGE),
@@ -62,7 +62,7 @@ impl Liveness {
         }
     }
 
-    /// A call was answered, by the driver or for it.
+    /// Records the answer of a call, by the driver or for it.
     pub fn observe<T>(&self, answer: &cmi_driver::Result<T>) {
         match answer {
             Err(status) if status.code() == Code::Unavailable => self.unreachable(),
@@ -75,8 +75,8 @@ impl Liveness {
         }
     }
 
-    /// Notes that the driver itself is gone, not its back end. Returns the request in which it went away, and
-    /// whether this is the first report.
+    /// Records that the driver itself is gone, not its back end. Returns the request in which it went away,
+    /// and whether this is the first report.
     pub fn died(&self, call: &str) -> (String, bool) {
         let mut gone = self.gone.lock();
         let is_new = gone.is_none();
@@ -87,20 +87,20 @@ impl Liveness {
         (call, is_new)
     }
 
-    /// Notes an outage that began during one of several requests.
+    /// Records an outage that began during one of several requests.
     pub fn record(&self, outage: Outage) {
         let mut outages = self.outages.lock();
         outages.push(outage);
     }
 
-    /// Each outage that began during one of several requests.
+    /// Returns each outage that began during one of several requests.
     pub fn outages(&self) -> Vec<Outage> {
         let outages = self.outages.lock();
         outages.clone()
     }
 
-    /// Notes that a probe has shown the driver to be back. The answer of an ordinary call does not show it: a
-    /// call that was under way when the driver went away may be answered later than others.
+    /// Records that a probe has shown the driver to be back. The answer of an ordinary call does not show it:
+    /// a call that was under way when the driver went away may be answered later than others.
     pub fn is_back(&self) {
         let mut gone = self.gone.lock();
         *gone = None;
@@ -112,12 +112,12 @@ impl Liveness {
         self.is_gone.load(Ordering::SeqCst)
     }
 
-    /// The request in which the driver went away, if it has not answered since.
+    /// Returns the request in which the driver went away, if it has not answered since.
     pub fn gone_since(&self) -> Option<String> {
         self.gone.lock().clone()
     }
 
-    /// Notes a call that was not answered. An outage lasts from the first such call to the last, so that a
+    /// Records a call without an answer. An outage lasts from the first such call to the last, so that a
     /// pause between calls is no outage.
     pub fn unreachable(&self) {
         let mut state = self.state.lock();
@@ -131,7 +131,7 @@ impl Liveness {
         };
     }
 
-    /// Whether the last that was heard of the driver was an answer.
+    /// Whether the last observation of the driver was an answer.
     pub fn answers(&self) -> bool {
         let state = self.state.lock();
         *state == State::Reachable && self.gone.lock().is_none()

@@ -1,4 +1,4 @@
-//! A machine as a case asks for it.
+//! A machine in the request of a case.
 
 use serde_json::{Map, Value};
 
@@ -8,18 +8,19 @@ use cmi_driver::{
     USER_DATA_FORMAT, tags,
 };
 
-/// A machine as a case asks for it: name, class and, when it is known, the id.
+/// A machine in the request of a case: name, class and, when it is known, the id.
 #[derive(Clone, Debug)]
 pub struct MachineRequest {
     /// The machine's name.
     pub name: String,
-    /// What it is made from.
+    /// The class that it is made from.
     pub class: MachineClass,
     tag_path: JsonPointer,
 }
 
 impl MachineRequest {
-    /// A machine of a cluster, made from the configuration's spec and credentials. Its identity is its own.
+    /// Returns a machine of a cluster, made from the configuration's spec and credentials, with an identity
+    /// of its own.
     pub fn new(
         config: &Config,
         capabilities: &Capabilities,
@@ -40,29 +41,29 @@ impl MachineRequest {
             .tagged(tags::MACHINE, &format!("{cluster}-{name}"))
     }
 
-    /// The reference to the machine in a driver's request.
+    /// Returns the reference to the machine in a driver's request.
     pub fn reference(&self) -> MachineRef {
         MachineRef::new(self.name.clone(), self.class.clone())
     }
 
-    /// The request with another name.
+    /// Returns the request with another name.
     #[must_use]
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// The request with a tag, in place of the one of the same name.
+    /// Returns the request with a tag, which replaces the one of the same name.
     #[must_use]
     pub fn tagged(mut self, tag: &str, value: &str) -> Self {
-        // A spec with something else than an object there is the author's to refuse, not ours.
+        // If the place of the tags holds no object, the driver has to refuse the spec, not the suite.
         if let Ok(tags) = self.class.provider_spec.object_at(&self.tag_path) {
             tags.insert(tag.to_owned(), value.into());
         }
         self
     }
 
-    /// The request without a tag.
+    /// Returns the request without a tag.
     #[must_use]
     pub fn untagged(mut self, tag: &str) -> Self {
         if let Ok(tags) = self.class.provider_spec.object_at(&self.tag_path) {
@@ -71,19 +72,19 @@ impl MachineRequest {
         self
     }
 
-    /// The request for another cluster; the identity stays.
+    /// Returns the request for another cluster; the identity stays.
     #[must_use]
     pub fn in_cluster(self, cluster: &str) -> Self {
         self.tagged(tags::CLUSTER, cluster)
     }
 
-    /// The request of another machine object.
+    /// Returns the request of another machine object.
     #[must_use]
     pub fn with_identity(self, identity: &str) -> Self {
         self.tagged(tags::MACHINE, identity)
     }
 
-    /// The request with a change of the provider spec, as a JSON merge patch.
+    /// Returns the request with a change of the provider spec, as a JSON merge patch.
     #[must_use]
     pub fn changed(mut self, change: &Value) -> Self {
         let mut spec = Value::Object(std::mem::take(&mut self.class.provider_spec.0));
@@ -94,8 +95,8 @@ impl MachineRequest {
         self
     }
 
-    /// Of the configuration's spec, with the tags of this one: the same machine, whatever was wrong with what
-    /// it was asked for with.
+    /// Returns the request with the configuration's spec and the tags of this one: the same machine, whatever
+    /// was wrong with the spec of its create.
     #[must_use]
     pub fn with_sample_spec(mut self, config: &Config) -> Self {
         let tags = self.class.provider_spec.get(&self.tag_path).cloned();
@@ -108,7 +109,7 @@ impl MachineRequest {
         self
     }
 
-    /// The request without a field of the provider spec.
+    /// Returns the request without a field of the provider spec.
     #[must_use]
     pub fn without(self, field: &JsonPointer) -> Self {
         let change = field.segments().iter().rev().fold(Value::Null, |inner, segment| {
@@ -117,8 +118,8 @@ impl MachineRequest {
         self.changed(&change)
     }
 
-    /// With this value in a place of the provider spec, in objects that are made where there are none; as it
-    /// is where something else stands in their place.
+    /// Returns the request with this value in a place of the provider spec, in objects that are made where
+    /// there are none. The request stays as it is where the place lies in something else than an object.
     #[must_use]
     pub fn with_value(mut self, place: &JsonPointer, value: Value) -> Self {
         let Some((key, parents)) = place.segments().split_last() else {
@@ -136,8 +137,8 @@ impl MachineRequest {
         self
     }
 
-    /// With the name of a field in capitals, `REGION` in place of `region`, or the other way round; none
-    /// where there is no such field, or its name has no letters.
+    /// Returns the request with the name of a field in capitals, `REGION` in place of `region`, or the other
+    /// way round; none where there is no such field, or its name has no letters.
     #[must_use]
     pub fn in_other_case(mut self, place: &JsonPointer) -> Option<Self> {
         let (key, parents) = place.segments().split_last()?;
@@ -151,20 +152,20 @@ impl MachineRequest {
         Some(self)
     }
 
-    /// The request with other credentials and the same bootstrap data.
+    /// Returns the request with other credentials and the same bootstrap data.
     #[must_use]
     pub fn with_secrets(mut self, map: &SecretMap) -> Self {
         let before = std::mem::replace(&mut self.class.secrets, secrets(map));
         for key in [USER_DATA, USER_DATA_FORMAT] {
             if let Some(value) = before.get(key) {
-                // Bootstrap data that the operator configured stays.
+                // The bootstrap data of the configuration stays.
                 let _taken = self.class.secrets.insert(key.to_owned(), value.clone());
             }
         }
         self
     }
 
-    /// The request with other bootstrap data.
+    /// Returns the request with other bootstrap data.
     #[must_use]
     pub fn with_user_data(mut self, data: Vec<u8>) -> Self {
         let others = self.class.secrets.iter().filter(|(key, _)| *key != USER_DATA);
@@ -173,7 +174,7 @@ impl MachineRequest {
         self
     }
 
-    /// A tag's value; empty when there is none.
+    /// Returns a tag's value, or an empty text when there is none.
     pub fn tag(&self, tag: &str) -> String {
         self.class
             .provider_spec
@@ -184,20 +185,21 @@ impl MachineRequest {
             .to_owned()
     }
 
-    /// The cluster it belongs to.
+    /// Returns the cluster of the machine.
     pub fn cluster(&self) -> String {
         self.tag(tags::CLUSTER)
     }
 }
 
-/// A name in capitals or, if it is, in small letters; none where both are the same.
+/// Returns a name in capitals or, if it is in capitals already, in small letters; none where neither changes
+/// it.
 pub fn other_case(name: &str) -> Option<String> {
     [name.to_uppercase(), name.to_lowercase()]
         .into_iter()
         .find(|other| other != name)
 }
 
-/// Bootstrap data with a secret in it that must not come back.
+/// Adds bootstrap data with a secret in it that must not come back.
 fn bootstrap(class: &mut MachineClass, canary: &str) {
     let data = format!("#cloud-config\nwrite_files: [{{path: /etc/canary, content: {canary}}}]\n");
     let data: SecretValue = data.into_bytes().into();

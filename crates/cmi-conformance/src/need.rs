@@ -25,12 +25,13 @@ pub enum Need {
     NamedIds,
 }
 
-/// How the name of a need begins that is a hook.
+/// The beginning of the name of a need that is a hook.
 const HOOK: &str = "hook ";
 
 impl Need {
-    /// Whether a rule was not tried in full without what has this name, although other cases have tried it:
-    /// what a hook causes shows in no other way, nor does what a driver makes of its own invalid specs.
+    /// Whether nothing stands in for the need with this name: without it, a rule was not tried in full,
+    /// although other cases have tried it. The effects of a hook show in no other way, nor does what a driver
+    /// makes of its own invalid specs.
     pub fn has_no_substitute(name: &str) -> bool {
         let settings = [Setting::MandatoryFields, Setting::InvalidSpecs];
         name.starts_with(HOOK)

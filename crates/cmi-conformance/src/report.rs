@@ -1,4 +1,4 @@
-//! What a run found.
+//! The report of a run.
 
 mod junit;
 mod layers;
@@ -21,85 +21,85 @@ pub use junit::{JunitError, Required, junit};
 pub use layers::{Compliance, LayerReport};
 pub use text::{compliance, line, rows, text};
 
-/// How something ended.
+/// The verdict on a case or a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase")]
 pub enum Verdict {
-    /// It holds.
+    /// The claim holds.
     Passed,
-    /// It does not.
+    /// The claim does not hold.
     Failed {
-        /// In a sentence for the driver's author.
+        /// The reason, in a sentence for the driver's author.
         reason: String,
     },
-    /// Inconclusive: what it builds upon does not work.
+    /// The claim is undecided: something that it builds upon does not work.
     Inconclusive {
-        /// What does not.
+        /// The reason: what does not work.
         reason: String,
     },
-    /// It could not be tried here.
+    /// The claim could not be tried here.
     Skipped {
-        /// What is missing.
+        /// The reason: what is missing.
         reason: String,
     },
-    /// Nothing tests it.
+    /// No case tests the rule.
     NotTested {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// How a case ended.
+/// The report of a case.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CaseReport {
     /// The case's name.
     pub name: String,
-    /// What holds when it passes.
+    /// The claim that holds when the case passes.
     pub title: String,
-    /// The rows that it proves.
+    /// The rows of the requirements that the case proves.
     pub proves: Vec<&'static str>,
-    /// How it ended.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// The hooks and settings for want of which it was skipped, or tried less than it could.
+    /// The hooks and settings for want of which the case was skipped, or tried less than it could.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// What is worth a look and breaks no rule.
+    /// Observations that deserve a look and break no rule.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// How long it took.
+    /// The time that the case took.
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
 }
 
-/// How a rule fared.
+/// The report of a rule.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleReport {
-    /// The row.
+    /// The id of its row.
     pub id: &'static str,
-    /// Whose it is.
+    /// The layer that it belongs to.
     pub layer: Layer,
-    /// How binding it is, as its source says.
+    /// The level that its source gives it.
     pub level: Level,
-    /// How binding it is for this provider, where that is more.
+    /// The level for this provider, where that is more binding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_level: Option<Level>,
-    /// What it asks for.
+    /// The text of the requirement.
     pub says: &'static str,
-    /// How it fared.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// The cases that were to prove it.
+    /// The cases that were to prove the rule.
     pub cases: Vec<String>,
 }
 
-/// What a run found.
+/// The report of a run.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// What was tested.
+    /// The name of the tested target.
     pub target: String,
     /// The driver's name and version.
     pub driver: String,
@@ -107,73 +107,73 @@ pub struct Report {
     pub cases: Vec<CaseReport>,
     /// The rules that the run was about, in the order of the specifications.
     pub rules: Vec<RuleReport>,
-    /// What is reported of each layer.
+    /// The report of each layer.
     pub layers: Vec<LayerReport>,
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
     /// Each time that the driver went away in one of several requests.
     pub outages: Vec<Outage>,
-    /// Whether it was ended early.
+    /// Whether the run was ended early.
     pub interrupted: bool,
-    /// Which rules it was about.
+    /// The rules that the run was about.
     pub scope: Scope,
-    /// Whether no binding rule that the run was about is broken, and nothing speaks against believing that.
+    /// Whether no binding rule in the scope of the run is broken, and nothing speaks against believing that.
     pub passed: bool,
-    /// Whether the whole run passed, on every layer. Never of a part.
+    /// Whether the whole run passed, on every layer. A part is never compliant.
     pub compliant: bool,
 }
 
-/// What a run was, besides its cases.
+/// The circumstances of a run, besides its cases.
 #[derive(Clone, Debug, Default)]
 pub struct Circumstances {
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
     /// Each time that the driver went away in one of several requests.
     pub outages: Vec<Outage>,
-    /// Whether it was ended early.
+    /// Whether the run was ended early.
     pub interrupted: bool,
-    /// Which rules it was about.
+    /// The rules that the run was about.
     pub scope: Scope,
 }
 
-/// Which rules a run was about.
+/// The rules that a run was about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Scope {
-    /// All there are.
+    /// All rules.
     #[default]
     Whole,
-    /// Those that were chosen: nothing is reported of the others.
+    /// The chosen rules. The report says nothing about the others.
     Part,
 }
 
-/// How many ended how.
+/// The number of verdicts of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// They hold.
+    /// The claims that hold.
     pub passed: usize,
-    /// They do not.
+    /// The claims that do not hold.
     pub failed: usize,
-    /// They were inconclusive.
+    /// The inconclusive ones.
     pub inconclusive: usize,
-    /// They could not be tried.
+    /// The ones that could not be tried.
     pub skipped: usize,
-    /// Nothing tests them.
+    /// The ones that no case tests.
     pub not_tested: usize,
 }
 
 impl Verdict {
-    /// Whether it is a failure.
+    /// Whether the verdict is a failure.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Failed { .. })
     }
 
-    /// Whether it was inconclusive.
+    /// Whether the verdict is inconclusive.
     pub fn is_inconclusive(&self) -> bool {
         matches!(self, Self::Inconclusive { .. })
     }
 
-    /// Why, when there is something to say.
+    /// Returns the reason, when there is one.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Passed => None,
@@ -198,7 +198,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Tally {
-    /// Counts.
+    /// Counts the verdicts.
     pub fn of<'a>(verdicts: impl Iterator<Item = &'a Verdict>) -> Self {
         verdicts.fold(Self::default(), |mut tally, verdict| {
             match verdict {
@@ -231,7 +231,7 @@ impl fmt::Display for Tally {
 }
 
 impl CaseReport {
-    /// A case that ended.
+    /// Returns the report of a case that ended.
     pub fn new(case: &Case, verdict: Verdict, warnings: Vec<String>, took: Duration) -> Self {
         Self {
             name: case.name.to_owned(),
@@ -246,7 +246,7 @@ impl CaseReport {
 }
 
 impl RuleReport {
-    /// Its level, and this provider's where that is another: `SHOULD/MUST`.
+    /// Returns the level, and this provider's where that is another: `SHOULD/MUST`.
     pub fn levels(&self) -> String {
         rules::levels(self.level, self.provider_level)
     }
@@ -298,18 +298,18 @@ impl Report {
         }
     }
 
-    /// What is reported of a layer.
+    /// Returns the compliance with a layer.
     pub fn compliance(&self, layer: Layer) -> Compliance {
         let found = self.layers.iter().find(|report| report.layer == layer);
         found.map_or(Compliance::No, |report| report.compliance)
     }
 
-    /// How the rule of this id fared, when the run was about it.
+    /// Returns the report of the rule with this id, when the run was about it.
     pub fn rule(&self, id: &str) -> Option<&RuleReport> {
         self.rules.iter().find(|rule| rule.id == id)
     }
 
-    /// The rules that are broken, the most telling first.
+    /// Returns the broken rules, the most telling first.
     pub fn broken(&self) -> impl Iterator<Item = &RuleReport> {
         let mut broken: Vec<_> = self
             .rules
@@ -328,7 +328,7 @@ impl Report {
     }
 }
 
-/// Why no layer is believed though no rule was seen broken.
+/// Returns the reasons to believe no layer although no rule was seen broken.
 fn caveats(cases: &[CaseReport], leftovers: &[Leftover], went_away: bool, interrupted: bool) -> Vec<String> {
     let caveats = [
         (went_away, "the driver went away".to_owned()),
@@ -348,7 +348,8 @@ fn caveats(cases: &[CaseReport], leftovers: &[Leftover], went_away: bool, interr
         .collect()
 }
 
-/// Why a rule that takes every one of its cases was not looked at in every place: one was not run.
+/// Returns why a rule that takes every one of its cases was not looked at in every place: one of them was not
+/// run.
 fn unseen(rule: &Rule, cases: &[&CaseReport]) -> Option<String> {
     if rule.proof != Proof::EveryCase {
         return None;

@@ -1,12 +1,12 @@
-//! The rules: one row for each requirement on a driver or a plugin, with what proves it.
+//! The rules: one row for each requirement on a driver or a plugin, with its proof.
 //!
 //! The ids are those of the requirements: DRV of the driver contract, OPS of its chapter on operation, CMI
 //! and PLG of the Common Machine Interface, INI and UPD of post-create initialization. CAP rows are this
-//! provider's own. What concerns the caller's side has no row here.
+//! provider's own. Requirements on the caller have no row here.
 
-/// A table of rules of a layer, one to a line: `"DRV-10" Must "what it asks for";`, with `Should / Must`
-/// where this provider has a level of its own, with `untested "why"` what no case proves, and with
-/// `, by_every_case` what none of its cases proves alone. A prefix after the layer begins each id.
+/// A table of rules of a layer, one to a line: `"DRV-10" Must "the requirement";`. A line has `Should / Must`
+/// where this provider has a level of its own, `untested "why"` where no case proves the rule, and a final
+/// `, by_every_case` where none of its cases proves it alone. A prefix after the layer begins each id.
 macro_rules! rules {
     ($layer:ident: $($rows:tt)*) => { rules!($layer "": $($rows)*) };
     ($layer:ident $prefix:literal:
@@ -43,34 +43,34 @@ use super::cases;
 /// A requirement.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Its row.
+    /// The id of its row.
     pub id: &'static str,
-    /// Whose it is.
+    /// The layer that it belongs to.
     pub layer: Layer,
-    /// How binding it is, as its source says.
+    /// The level that its source gives it.
     pub level: Level,
-    /// How binding it is for this provider, where that is more.
+    /// The level for this provider, where that is more binding.
     pub provider_level: Option<Level>,
-    /// What it asks for.
+    /// The text of the requirement.
     pub says: &'static str,
-    /// What proves it.
+    /// The proof of the requirement.
     pub proof: Proof,
 }
 
-/// Whose requirement it is. A caller of the published calls alone sees the first layer; the second is what
-/// this provider needs besides.
+/// The layer of a requirement. A caller of the published calls alone sees the first layer; the second has the
+/// further needs of this provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Layer {
-    /// The published specification's.
+    /// The published specification.
     #[serde(rename = "cmi.v1")]
     Published,
-    /// This provider's own: the identity tag, and the calls of its extension.
+    /// This provider's own rules: the identity tag, and the calls of its extension.
     #[serde(rename = "capcmi")]
     Provider,
 }
 
 impl Layer {
-    /// Every layer, each on top of the one before.
+    /// Every layer; each builds on the one before.
     pub const ALL: [Self; 2] = [Self::Published, Self::Provider];
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// How binding a requirement is.
+/// The level of a requirement: how binding it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
@@ -90,24 +90,24 @@ pub enum Level {
     Should,
     /// MAY, OPTIONAL.
     May,
-    /// Said without a keyword.
+    /// Stated without a keyword.
     Said,
 }
 
-/// What proves a requirement.
+/// The proof of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// The cases that name its row.
     Cases,
-    /// All the cases that name its row, each of which looks where the others do not: it does not hold before
-    /// every one of them has.
+    /// All the cases that name its row, each of which looks where the others do not: the requirement holds
+    /// only once every one of them has passed.
     EveryCase,
-    /// Nothing, for this reason.
+    /// No case proves it, for this reason.
     NotTested(&'static str),
 }
 
 impl Proof {
-    /// Whether there are cases that prove it.
+    /// Whether cases prove the requirement.
     pub const fn is_by_cases(self) -> bool {
         match self {
             Self::Cases | Self::EveryCase => true,
@@ -117,7 +117,7 @@ impl Proof {
 }
 
 impl Level {
-    /// As the report has it.
+    /// Returns the name of the level in the report.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Must => "MUST",
@@ -127,37 +127,37 @@ impl Level {
         }
     }
 
-    /// Whether a driver that breaks it is not compliant.
+    /// Whether a driver that breaks a rule of this level is not compliant.
     pub const fn is_binding(self) -> bool {
         matches!(self, Self::Must)
     }
 }
 
 impl Rule {
-    /// Whether a driver that breaks it is not compliant with a layer.
+    /// Whether a driver that breaks the rule is not compliant with a layer.
     pub fn binds(&self, layer: Layer) -> bool {
         let by_source = self.layer == layer && self.level.is_binding();
         let by_provider = layer == Layer::Provider && self.provider_level.is_some_and(Level::is_binding);
         by_source || by_provider
     }
 
-    /// Whether a layer is about it, binding or not.
+    /// Whether the rule belongs to a layer, binding or not.
     pub fn is_of(&self, layer: Layer) -> bool {
         self.layer == layer || self.binds(layer)
     }
 
-    /// Whether a driver that breaks it is not compliant with some layer.
+    /// Whether a driver that breaks the rule is not compliant with some layer.
     pub fn is_binding(&self) -> bool {
         Layer::ALL.into_iter().any(|layer| self.binds(layer))
     }
 
-    /// Its level, and this provider's where that is another: `SHOULD/MUST`.
+    /// Returns the level, and this provider's where that is another: `SHOULD/MUST`.
     pub fn levels(&self) -> String {
         levels(self.level, self.provider_level)
     }
 }
 
-/// The level of a source, and this provider's where that is another.
+/// Returns the level of a source, and this provider's where that is another.
 pub(crate) fn levels(source: Level, provider: Option<Level>) -> String {
     match provider {
         None => source.name().to_owned(),
@@ -178,12 +178,12 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .flatten()
 }
 
-/// The rule of a row.
+/// Returns the rule with this id.
 pub fn find(id: &str) -> Option<&'static Rule> {
     all().find(|rule| rule.id == id)
 }
 
-/// The cases that prove a row.
+/// Returns the cases that prove a row.
 pub fn proofs(id: &str) -> impl Iterator<Item = &'static Case> {
     cases::all().filter(move |case| case.proves.contains(&id))
 }

@@ -1,4 +1,4 @@
-//! Runs cases: side by side where they do not disturb each other, and clears up after each.
+//! Runs cases: concurrently where they do not disturb each other, and with a cleanup after each.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -27,17 +27,17 @@ use super::target::Target;
 use super::test_context::{Shared, TestContext, canary};
 use cmi_driver::{Capabilities, Status};
 
-/// Why a case was not run to its end.
+/// The reason when the end of the run ended a case.
 const ENDED_EARLY: &str = "the run was ended early";
-/// Why a case was not run to its end.
+/// The reason when the driver can't be reached any more.
 const LOST: &str = "the driver can't be reached any more";
-/// The interval between two looks at the calls that take long.
+/// The interval between two looks for calls that take long.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
-/// How long a case may take to say that the driver is gone when that ends the run.
+/// The time that a case has to report that the driver is gone, when that ends the run.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// The cases about what a plugin says of itself. They take no VM, and may say why there is none.
+/// The cases about a plugin's answers about itself. They need no VM, and may show why there is none.
 const INTRODUCTION: [&str; 6] = [
     "info-names-the-driver",
     "info-has-a-host-name",
@@ -46,27 +46,27 @@ const INTRODUCTION: [&str; 6] = [
     "wire-required-capabilities",
     "wire-extension-capabilities",
 ];
-/// The calls that tell a plugin from any other gRPC server.
+/// The calls that distinguish a plugin from any other gRPC server.
 const CALLS_OF_A_PLUGIN: [&str; 4] = [
     "/cmi.v1.Identity/GetPluginInfo",
     "/cmi.v1.Identity/GetPluginCapabilities",
     "/cmi.v1.Identity/Probe",
     "/cmi.v1.Machine/CreateMachine",
 ];
-/// How long any of these calls may take.
+/// The longest time for any of these calls.
 const INTRODUCED_WITHIN: Duration = Duration::from_secs(5);
-/// How long a call that is under way when the run is stopped may still take: what it makes has to be known.
+/// The time that a call under way has left when the run is stopped: the VM that it makes has to be known.
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Is notified while a run goes on.
+/// Receives the progress of a run.
 pub trait Progress: Send + Sync {
-    /// The run begins; the ledger says at any time what it may have made and not deleted yet.
+    /// The run begins. At any time, the ledger has the VMs that the run may have made and not deleted yet.
     fn begins(&self, _ledger: Arc<Ledger>) {}
 
     /// A call, or something else that a case waits for, takes long.
     fn waits(&self, _call: &Waiting) {}
 
-    /// A case ended; `done` of `of` have by now.
+    /// A case ended. So far, `done` cases of `of` have ended.
     fn ended(&self, case: &CaseReport, done: usize, of: usize);
 }
 
@@ -74,34 +74,34 @@ impl Progress for () {
     fn ended(&self, _case: &CaseReport, _done: usize, _of: usize) {}
 }
 
-/// Which cases are run.
+/// The cases to run.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Rows of the requirements or names of cases; empty for all.
     pub only: Vec<String>,
 }
 
-/// Why a run could not begin.
+/// The reason why a run could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is nothing by this name.
+    /// No row and no case has this name.
     #[error("`{0}` is no row that this suite tests, and no case; `--list` shows both")]
     Unknown(String),
-    /// The row is there, and nothing tests it.
+    /// The row exists, and nothing tests it.
     #[error("{id} is not tested: {reason}")]
     NotTested {
         /// The row of the requirements.
         id: &'static str,
-        /// Why nothing tests it.
+        /// The reason why nothing tests it.
         reason: &'static str,
     },
-    /// Without capabilities, the calls that may be made are not known.
+    /// The calls that may be made are not known without capabilities.
     #[error("the driver does not say what it can do")]
     Capabilities(#[source] Status),
 }
 
 impl Selection {
-    /// Only these rows or cases.
+    /// Returns the selection of these rows or cases.
     pub fn only<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Self {
         Self {
             only: names.into_iter().map(Into::into).collect(),
@@ -126,8 +126,8 @@ impl Selection {
         Ok(cases::all().filter(chosen).collect())
     }
 
-    /// What the report is about: every rule, or those that the chosen cases prove, and those that were seen
-    /// broken besides. What has to hold for every answer is part of each run.
+    /// Returns the rules in the report: every rule, or those that the chosen cases prove, and those that were
+    /// seen broken besides. The rules on every answer are part of each run.
     fn rules(&self, chosen: &[&Case], violations: &[Violation]) -> Vec<&'static Rule> {
         let is_chosen = |id: &str| chosen.iter().any(|case| case.proves.contains(&id));
         let is_broken = |id: &str| violations.iter().any(|found| found.rules.contains(&id));
@@ -153,7 +153,7 @@ pub async fn run(
     let chosen = selection.cases()?;
     let (capabilities, refusal) = match target.driver.get_plugin_capabilities().await {
         Ok(declared) => (declared.capabilities, None),
-        // What is wrong with it has rows of its own.
+        // The faults of its answer have rows of their own.
         Err(status) if is_plugin(&target).await => (Capabilities::minimal().into(), Some(untaken(&status))),
         Err(status) => return Err(RunError::Capabilities(status)),
     };
@@ -252,14 +252,14 @@ pub async fn run(
     ))
 }
 
-/// Why all else would be inconclusive: a driver that makes no VM from the configuration would break every
-/// rule.
+/// Returns why all other cases would be inconclusive: a driver that makes no VM from the configuration would
+/// break every rule.
 fn hopeless(first: &CaseReport) -> Option<String> {
     let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
     Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
 }
 
-/// Whether a plugin serves at the endpoint, though the client does not accept what it says of itself. Any
+/// Whether a plugin serves at the endpoint although the client does not accept its answers about itself. Any
 /// gRPC server answers UNIMPLEMENTED.
 async fn is_plugin(target: &Target) -> bool {
     let Some(wire) = target.wire() else {
@@ -285,7 +285,7 @@ struct Ended {
     report: CaseReport,
     /// The machines that the case made, each deleted once.
     deleted: Vec<Deleted>,
-    /// Why the back end may not be as it was before.
+    /// The reason why the back end may not be as it was before.
     problem: Option<Leftover>,
 }
 
@@ -300,8 +300,8 @@ fn cleanup(shared: &Shared) -> Cleanup<'_> {
     }
 }
 
-/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what the case made. A
-/// case that is known to be hopeless is not run.
+/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes the VMs that the case
+/// made. A case that is known to be hopeless is not run.
 async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
     let started = Instant::now();
     let test_context = TestContext::new(Arc::clone(&shared), case.name);
@@ -375,7 +375,7 @@ fn with_hint(reason: String, hint: Option<String>) -> String {
     }
 }
 
-/// The outcome of a case that may panic, or be stopped; it does not run any more when this answers.
+/// Returns the outcome of a case that may panic or be stopped. The case has ended when this returns.
 async fn guarded(
     case: impl Future<Output = CaseResult> + Send + 'static,
     test_context: &TestContext,
@@ -385,7 +385,7 @@ async fn guarded(
     tokio::select! {
         biased;
         () = shared.stop.cancelled() => {
-            // The case makes no further call, and ends by itself unless the one that is under way does not.
+            // The case makes no further call, and ends by itself as soon as the call under way does.
             let grace_period = if shared.liveness.is_lost() {
                 LAST_WORDS
             } else {
@@ -394,7 +394,7 @@ async fn guarded(
             let mut reason = ENDED_EARLY.to_owned();
             let ended = tokio::time::timeout(grace_period, &mut task).await;
             if let Ok(Ok(Err(gone @ CaseError::DriverGone(_)))) = ended {
-                // This case has found out why the run ends.
+                // This case has found the reason for the end of the run.
                 return Err(gone);
             }
             if ended.is_err() {
@@ -403,7 +403,8 @@ async fn guarded(
                 let _aborted = task.await;
                 for call in calls {
                     reason.extend(["; ", &call.what, " was still under way"]);
-                    // Cleanup does not wait, with each deletion, for a driver that answers nothing at all.
+                    // Otherwise the cleanup would wait, in each deletion, for a driver that answers nothing
+                    // at all.
                     test_context.is_alive(&call.what, "it is frozen").await?;
                 }
             }
@@ -415,8 +416,8 @@ async fn guarded(
     }
 }
 
-/// The verdict of a case that the end of the run kept from its own: nothing that was meant to be tried is
-/// passed over in silence when it is the driver that ended it.
+/// Returns the verdict of a case that the end of the run cut short. If the driver ended the run, the case is
+/// inconclusive and not skipped, so that it is not passed over in silence.
 fn ended_early(shared: &Shared, reason: Option<&str>) -> Verdict {
     if !shared.liveness.is_lost() {
         return Verdict::Skipped {
@@ -430,7 +431,7 @@ fn ended_early(shared: &Shared, reason: Option<&str>) -> Verdict {
     }
 }
 
-/// Why a case can't be run here.
+/// The reason why a case can't be run here.
 struct Lacking {
     reason: String,
     /// The hooks and settings that would let the case run; none when it can't be run against this driver at
@@ -438,7 +439,7 @@ struct Lacking {
     can_be_added: Vec<String>,
 }
 
-/// What a case needs and can't have here.
+/// Returns the unmet needs of a case.
 fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     let unmet: Vec<_> = case
         .needs
@@ -476,13 +477,13 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     })
 }
 
-/// Why what a case needs can't be meant for this driver: two settings, or a setting and what the driver
-/// declares, rule each other out, so that nothing follows for the rules.
+/// Returns why a need of the case contradicts this driver: two settings, or a setting and the driver's
+/// declaration, rule each other out, so that nothing follows for the rules.
 fn contradiction(test_context: &TestContext, case: &Case) -> Option<String> {
     let (config, capabilities) = (test_context.config(), test_context.capabilities());
     case.needs.iter().find_map(|need| match need {
         Need::Setting(setting) => with_capabilities(config, *setting, capabilities),
-        // A built-in driver has its hooks elsewhere than in the configuration.
+        // The hooks of a built-in driver are not in the configuration.
         Need::Hook(Hook::Slow) => slow_calls_hang(config),
         _ => None,
     })
@@ -494,7 +495,7 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
         Need::Hook(hook) => test_context.has(hook),
         Need::Setting(setting) => test_context.config().says(setting),
         Need::Endpoint => test_context.target().wire().is_some(),
-        // A hook that may make one shows whether it does.
+        // If the hook can make a second VM, it shows whether the back end takes one.
         Need::SecondVm => !test_context.config().unique_names || test_context.has(Hook::Plant),
         Need::MachineTag => test_context.capabilities().adds_machine_tag(),
         Need::NamedIds => test_context.capabilities().names_provider_ids,

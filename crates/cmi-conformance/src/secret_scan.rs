@@ -2,8 +2,8 @@
 
 use cmi_driver::secret_forms::{base64s, encodings, readings};
 
-/// The shortest value that counts as a secret, one that works as well as one that is refused; to find a
-/// shorter one in a text means nothing: `expired` stands in any message about credentials.
+/// The length of the shortest value that counts as a secret, whether it works or is refused. A shorter one
+/// may be found in any text: `expired` is in every message about credentials.
 pub const MIN_SECRET: usize = 12;
 /// The shortest line of a longer secret that counts as one by itself.
 const MIN_LINE: usize = 20;
@@ -20,9 +20,9 @@ pub fn echoes(text: &str, secret: &[u8]) -> bool {
     form_of_echo(text, secret).is_some()
 }
 
-/// In which form a text holds a secret, if it does: as it is, line by line, in base64 by itself or as a
-/// part of something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a
-/// literal.
+/// Returns the form in which a text holds a secret, if it does: as it is, line by line, in base64 by itself
+/// or as a part of something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as
+/// in a literal.
 pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
     if secret == NO_SECRET || secret.len() < MIN_SECRET {
         return None;
@@ -53,8 +53,8 @@ pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
     is_in_lines.then_some("in base64, in lines")
 }
 
-/// Whether a line of a longer secret is one by itself: `kind: Config` and `-----BEGIN CERTIFICATE-----` stand
-/// in many.
+/// Whether a line of a longer secret counts as one by itself. Lines such as `kind: Config` do not, and
+/// neither does `-----BEGIN CERTIFICATE-----`: many texts have them.
 fn is_telling(line: &str) -> bool {
     line.len() >= MIN_LINE && !line.starts_with("-----")
 }

@@ -1,4 +1,4 @@
-//! What is tested.
+//! The target of the tests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// A driver in this process.
+    /// Returns the target of a driver in this process.
     pub fn in_process(name: impl Into<String>, driver: Arc<dyn Driver>) -> Self {
         Self {
             name: name.into(),
@@ -32,8 +32,8 @@ impl Target {
         }
     }
 
-    /// A plugin: the client of its endpoint, a bare way to it for what the client would hide, and what that
-    /// client observes of its answers.
+    /// Returns the target of a plugin: the client of its endpoint, a bare way to it for what the client would
+    /// hide, and what that client observes of its answers.
     pub fn plugin(
         name: impl Into<String>,
         driver: Arc<dyn Driver>,
@@ -48,12 +48,12 @@ impl Target {
         }
     }
 
-    /// The headers and trailers of the answers since they were last read.
+    /// Takes the headers and trailers of the answers since the last call.
     pub(crate) fn take_metadata(&self) -> Vec<(Operation, String)> {
         self.metadata.take()
     }
 
-    /// The bare way to the plugin; none for a driver in this process.
+    /// Returns the bare way to the plugin; none for a driver in this process.
     pub fn wire(&self) -> Option<&dyn Wire> {
         self.wire.as_deref()
     }
@@ -67,12 +67,12 @@ impl fmt::Debug for Target {
     }
 }
 
-/// The headers and trailers of answers, of which the client makes nothing, until they are checked.
+/// The headers and trailers of answers, which the client ignores, until they are checked.
 #[derive(Debug, Default)]
 pub struct AnswerMetadata(Mutex<Vec<(Operation, String)>>);
 
 impl AnswerMetadata {
-    /// The values since they were last read, each with the call that it answered.
+    /// Takes the values since the last call, each with the driver call that it answered.
     pub(crate) fn take(&self) -> Vec<(Operation, String)> {
         std::mem::take(&mut *self.0.lock())
     }

@@ -1,4 +1,4 @@
-//! What a case works with: the driver, machines of a cluster of its own, and the hooks.
+//! The context of a case: the driver, machines of a cluster of its own, and the hooks.
 
 mod calls;
 mod faults;
@@ -30,15 +30,15 @@ use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, Provider
 use faults::Fault;
 pub use observation::Conflict;
 
-/// What all cases of a run share.
+/// The state that all cases of a run share.
 pub struct Shared {
     /// The driver under test.
     pub target: Target,
     /// The configuration by the driver's author.
     pub config: Config,
-    /// Where faults come from.
+    /// The source of faults.
     pub hooks: Arc<dyn Hooks>,
-    /// What the driver declared at the start of the run.
+    /// The capabilities that the driver declared at the start of the run.
     pub capabilities: Arc<Capabilities>,
     /// Text that no other run has.
     pub run: String,
@@ -50,18 +50,18 @@ pub struct Shared {
     pub in_flight: Arc<InFlight>,
     /// The VMs that the run may have made.
     pub ledger: Arc<Ledger>,
-    /// What tells a conflicting request apart where nothing shows VMs: found out once.
+    /// The difference that makes a request conflict where no call shows VMs: it is found out once.
     pub conflict: OnceCell<Conflict>,
     /// Cancelled when the run is to end early.
     pub stop: CancellationToken,
 }
 
-/// The secret text in the bootstrap data of a run.
+/// Returns the secret text in the bootstrap data of a run.
 pub fn canary(run: &str) -> String {
     format!("canary-{run}-of-conformance")
 }
 
-/// What a case works with. Clones share the machines.
+/// The context of a case. Clones share the machines.
 #[derive(Clone)]
 pub struct TestContext {
     shared: Arc<Shared>,
@@ -74,7 +74,7 @@ pub struct TestContext {
 }
 
 impl TestContext {
-    /// For one case, in a cluster that no other case has.
+    /// Returns the context of one case, with a cluster that no other case has.
     pub fn new(shared: Arc<Shared>, case: &str) -> Self {
         let cluster = format!("{}-{case}", shared.run);
         let tracker = Tracker::new(Arc::clone(&shared.ledger));
@@ -89,17 +89,17 @@ impl TestContext {
         }
     }
 
-    /// The configuration by the driver's author.
+    /// Returns the configuration by the driver's author.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The driver under test, for calls that the usual rules do not check.
+    /// Returns the driver under test, for calls that the usual rules do not check.
     pub fn target(&self) -> &Target {
         &self.shared.target
     }
 
-    /// The capabilities that the driver declared.
+    /// Returns the capabilities that the driver declared.
     pub fn capabilities(&self) -> &Capabilities {
         &self.shared.capabilities
     }
@@ -114,7 +114,7 @@ impl TestContext {
         self.shared.hooks.supports(hook)
     }
 
-    /// The secret text in the bootstrap data.
+    /// Returns the secret text in the bootstrap data.
     pub fn canary(&self) -> String {
         canary(&self.shared.run)
     }
@@ -125,57 +125,58 @@ impl TestContext {
         self.shared.answer_checker.check_raw(&secrets, answer);
     }
 
-    /// A second cluster id.
+    /// Returns a second cluster id.
     pub fn other_cluster(&self) -> String {
         format!("{}-other", self.cluster)
     }
 
-    /// The machines of this case.
+    /// Returns the machines of this case.
     pub fn tracker(&self) -> &Tracker {
         &self.tracker
     }
 
-    /// The observations that are worth a look and break no rule.
+    /// Returns the observations that deserve a look and break no rule.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings.lock().clone()
     }
 
-    /// Notes an observation that is worth a look and breaks no rule.
+    /// Records an observation that deserves a look and breaks no rule.
     pub fn warn(&self, message: impl Into<String>) {
         self.warnings.lock().push(message.into());
     }
 
-    /// Notes that the case, though it is run, tries less than it could if the configuration said this.
+    /// Records that the case runs, but tries less than it could if the configuration had this setting.
     pub fn goes_only_so_far_without(&self, setting: Setting) {
         if !self.config().says(setting) {
             self.goes_only_so_far_for_want_of(Need::Setting(setting).to_string());
         }
     }
 
-    /// Notes that the case, though it is run, tries less than it could, and what has to be added.
+    /// Records that the case runs, but tries less than it could, and what has to be added.
     pub fn goes_only_so_far_for_want_of(&self, what: impl Into<String>) {
         self.missing.lock().insert(what.into());
     }
 
-    /// The settings for want of which the case has tried less than it could.
+    /// Returns the settings without which the case has tried less than it could.
     pub fn missing(&self) -> Vec<String> {
         self.missing.lock().iter().cloned().collect()
     }
 
-    /// A machine in the case's cluster. Its name is unique over all cases, for back
-    /// ends where names are global.
+    /// Returns a machine in the case's cluster. Its name is unique over all cases, for back ends where names
+    /// are global.
     pub fn machine_request(&self, label: &str) -> MachineRequest {
         let (config, capabilities) = (&self.shared.config, &self.shared.capabilities);
         let name = format!("{}-{label}", self.short());
         MachineRequest::new(config, capabilities, &self.cluster, &name, &self.canary())
     }
 
-    /// The class of the configuration as it is, for what is asked before there is a machine: without tags.
+    /// Returns the class of the configuration as it is, without tags, for questions before there is a
+    /// machine.
     pub fn sample(&self) -> MachineClass {
         self.shared.config.class()
     }
 
-    /// The sample class of the back end's own kind.
+    /// Returns the sample class of the back end's own kind.
     ///
     /// # Errors
     /// [`CaseError::Skipped`] when the configuration has none.
@@ -192,18 +193,18 @@ impl TestContext {
         format!("c{hash:08x}")
     }
 
-    /// Notes a machine that a call may make, so that it is deleted after the case, with credentials that
+    /// Records a machine that a call may make, so that it is deleted after the case, with credentials that
     /// work.
     pub fn track(&self, request: &MachineRequest) {
         self.tracker.record(&self.with_own_secrets(request));
     }
 
-    /// Notes that there is a VM for sure, and what is known of it.
+    /// Records that a VM certainly exists, and what is known of it.
     fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
         self.tracker.made(&self.with_own_secrets(request), id, state);
     }
 
-    /// The calls of this case that are under way.
+    /// Returns the calls of this case that are under way.
     pub fn in_flight(&self) -> Vec<Waiting> {
         self.shared.in_flight.of(&self.case)
     }
@@ -223,7 +224,7 @@ impl TestContext {
         request.clone().with_secrets(&self.shared.config.secrets)
     }
 
-    /// Where a secret came back so far, in this case or another.
+    /// Returns where a secret came back so far, in this case or another.
     pub fn leaks(&self) -> Vec<String> {
         let violations = self.shared.answer_checker.violations().into_iter();
         violations

@@ -7,11 +7,11 @@ use super::machine_request::MachineRequest;
 use cmi_driver::{Code, LastKnownState, Machine, ProviderId};
 use parking_lot::Mutex;
 
-/// The machines of one case, in the order in which they were asked for.
+/// The machines of one case, in the order of their requests.
 #[derive(Debug, Default)]
 pub struct Tracker {
     tracked: Mutex<Vec<Tracked>>,
-    /// What the whole run may have made.
+    /// The VMs that the whole run may have made.
     ledger: Arc<Ledger>,
 }
 
@@ -20,13 +20,13 @@ pub struct Tracker {
 pub struct Tracked {
     /// The request that asked for the machine.
     pub request: MachineRequest,
-    /// Whether a create was answered with the VM: there was a VM for sure.
+    /// Whether a create answered with the VM, so that a VM certainly existed.
     pub was_made: bool,
-    /// How many creates have no answer yet: they may still make it.
+    /// The number of creates without an answer, which may still make the VM.
     pub in_flight: usize,
-    /// The id of the VM that was heard of last.
+    /// The last known id of the VM.
     pub id: Option<ProviderId>,
-    /// The state that the driver gave last.
+    /// The last state that the driver gave.
     pub state: Option<LastKnownState>,
 }
 
@@ -46,7 +46,7 @@ impl Tracked {
             == (&request.name, &request.class.provider_spec)
     }
 
-    /// Notes that there is a VM. An id or a state that is not given stays as it was.
+    /// Records that a VM exists. An id or a state that is not given stays as it was.
     fn exists(&mut self, id: Option<ProviderId>, state: Option<LastKnownState>) {
         self.was_made = true;
         self.id = id.or(self.id.take());
@@ -55,7 +55,7 @@ impl Tracked {
 }
 
 impl Tracker {
-    /// A tracker for a case of the run that this ledger is of.
+    /// Returns the tracker of a case in the run that has this ledger.
     pub fn new(ledger: Arc<Ledger>) -> Self {
         Self {
             tracked: Mutex::default(),
@@ -63,17 +63,17 @@ impl Tracker {
         }
     }
 
-    /// Notes a machine; the caller does so before the call that may make it.
+    /// Records a machine. The caller does so before the call that may make it.
     pub fn record(&self, request: &MachineRequest) {
         self.last(request, |_| ());
     }
 
-    /// Notes a create; the caller does so before the call.
+    /// Records a create. The caller does so before the call.
     pub fn record_request(&self, request: &MachineRequest) {
         self.last(request, |tracked| tracked.in_flight += 1);
     }
 
-    /// Notes how a create ended.
+    /// Records how a create ended.
     pub fn answered(&self, request: &MachineRequest, answer: &cmi_driver::Result<Machine>) {
         self.update(request, |tracked| match answer {
             Ok(machine) => {
@@ -84,7 +84,7 @@ impl Tracker {
                 );
             }
             Err(status) => {
-                // A create that failed in passing may still be carried out.
+                // A create with a transient error may still be carried out.
                 if !status.code().is_transient() {
                     tracked.in_flight = tracked.in_flight.saturating_sub(1);
                 }
@@ -97,7 +97,7 @@ impl Tracker {
         });
     }
 
-    /// Notes that there is a VM for sure, and what is known of it.
+    /// Records that a VM certainly exists, and what is known of it.
     pub fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
         self.last(request, |tracked| tracked.exists(id, state));
     }
@@ -107,7 +107,7 @@ impl Tracker {
         std::mem::take(&mut *self.tracked.lock())
     }
 
-    /// Changes what is tracked of a machine, and moves the machine to the end: it is deleted first.
+    /// Changes the record of a machine, and moves the machine to the end: it is deleted first.
     fn last(&self, request: &MachineRequest, change: impl FnOnce(&mut Tracked)) {
         let mut all = self.tracked.lock();
         let before = all.iter().position(|tracked| tracked.is(request));

@@ -1,4 +1,4 @@
-//! Bare gRPC: shows a case what a client would hide.
+//! Bare gRPC, which shows a case what a client would hide.
 
 #[cfg(test)]
 mod tests;
@@ -22,15 +22,15 @@ use super::answer::{CaseError, CaseResult};
 pub const PROBE: &str = "/cmi.v1.Identity/Probe";
 /// The interval between two looks at a connection that is held.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
-/// Bytes before a message: whether it is compressed, and its length.
+/// The number of bytes before a message, which say whether it is compressed, and its length.
 const PREFIX: usize = 5;
 
-/// A way to a plugin on which any bytes can be sent.
+/// A way to a plugin that carries any bytes.
 #[async_trait]
 pub trait Wire: Send + Sync + 'static {
-    /// Makes a unary call: the path, the message without its prefix, and the deadline that is sent to the
-    /// plugin. Only the plugin keeps it: with a status, or with a reset of the stream, which stands for
-    /// `DEADLINE_EXCEEDED` then, as `CANCELLED` does.
+    /// Makes a unary call with this path, this message without its prefix, and this deadline, which is sent
+    /// to the plugin. Only the plugin enforces it: with a status, or with a reset of the stream, which then
+    /// counts as `DEADLINE_EXCEEDED`, as `CANCELLED` does.
     async fn call(
         &self,
         path: &str,
@@ -38,12 +38,12 @@ pub trait Wire: Send + Sync + 'static {
         deadline: Option<Duration>,
     ) -> anyhow::Result<RawResponse>;
 
-    /// Opens a connection and makes no call on it. What is answered ends when the other end has closed it, as
-    /// the end of a process does.
+    /// Opens a connection and makes no call on it. The returned future ends when the other end has closed the
+    /// connection, as the end of a process does.
     async fn hold(&self) -> anyhow::Result<BoxFuture<'static, ()>>;
 }
 
-/// What a plugin answered, byte for byte.
+/// The answer of a plugin, byte for byte.
 #[derive(Clone, Debug, Default)]
 pub struct RawResponse {
     /// `grpc-status`, as it was written; none when there was none.
@@ -58,15 +58,15 @@ pub struct RawResponse {
     pub body: Bytes,
 }
 
-/// Makes a connection, and says what requests on it are for.
+/// Makes a connection, and returns the URI that requests on it are for.
 pub type Connect =
     Box<dyn Fn() -> BoxFuture<'static, anyhow::Result<(SendRequest<Body>, Uri)>> + Send + Sync>;
 
-/// A connection of its own for every call: a plugin has to take many.
+/// A wire with a connection of its own for every call: a plugin has to take many.
 pub struct ConnectionWire(Connect);
 
 impl ConnectionWire {
-    /// A wire that makes its connections with `connect`.
+    /// Returns a wire that makes its connections with `connect`.
     pub fn new(connect: Connect) -> Self {
         Self(connect)
     }
@@ -124,7 +124,7 @@ async fn exchange(
 ) -> Result<RawResponse, hyper::Error> {
     let (head, body) = connection.send_request(request).await?.into_parts();
     let collected = body.collect().await?;
-    // An error may come without a body: then the trailers are among the headers.
+    // An error may come without a body, with its trailers among the headers.
     let trailers = collected.trailers().cloned().unwrap_or_default();
     let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
     let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
@@ -151,8 +151,8 @@ fn is_reset(error: &hyper::Error) -> bool {
 }
 
 impl RawResponse {
-    /// What a client of gRPC makes of a stream that is reset when its deadline has passed. grpc-go and
-    /// grpc-java leave the status to the client then, and send a reset in its place.
+    /// Returns the status that a client of gRPC gives to a stream that is reset when its deadline has passed.
+    /// grpc-go and grpc-java leave the status to the client then, and send a reset in its place.
     fn too_late() -> Self {
         Self {
             code: Some((tonic::Code::DeadlineExceeded as i32).to_string()),
@@ -161,8 +161,8 @@ impl RawResponse {
         }
     }
 
-    /// Whether the call was cancelled on the plugin's side. grpc-go does that to a handler before it resets
-    /// the stream at the deadline; a handler that is quick has its status sent in between.
+    /// Whether the call was cancelled on the plugin's side. grpc-go cancels a handler before it resets the
+    /// stream at the deadline, and a quick handler gets its status sent in between.
     fn is_cancelled(&self) -> bool {
         self.code.as_deref() == Some((tonic::Code::Cancelled as i32).to_string().as_str())
     }
@@ -205,7 +205,7 @@ pub async fn call(
 }
 
 impl RawAnswer {
-    /// The response; anything but OK is a failure.
+    /// Returns the response; anything but OK is a failure.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call was refused, or its response is of another kind.
@@ -219,7 +219,7 @@ impl RawAnswer {
     /// Fails unless the answer has this code.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] with the code that it is.
+    /// [`CaseError::Failed`] with the actual code.
     pub fn is(&self, code: tonic::Code) -> CaseResult {
         self.is_one_of(&[code])
     }
@@ -227,7 +227,7 @@ impl RawAnswer {
     /// Fails unless the answer has one of these codes.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] with the code that it is.
+    /// [`CaseError::Failed`] with the actual code.
     pub fn is_one_of(&self, codes: &[tonic::Code]) -> CaseResult {
         if codes.iter().any(|code| self.is_code(*code)) {
             return Ok(());
@@ -245,34 +245,35 @@ impl RawAnswer {
         self.code == (code as i32).to_string()
     }
 
-    /// Whether the code is one that gRPC knows.
+    /// Whether the code is one of gRPC's.
     pub fn is_canonical(&self) -> bool {
         self.code.parse().is_ok_and(|number: u8| number <= 16)
     }
 
-    /// The path of the call.
+    /// Returns the path of the call.
     pub fn path(&self) -> &'static str {
         self.path
     }
 
-    /// `grpc-message`, decoded: on the wire, what is no printable ASCII is percent-encoded, and so is `%`.
+    /// Returns `grpc-message`, decoded: on the wire, bytes that are no printable ASCII are percent-encoded,
+    /// and so is `%`.
     pub fn message(&self) -> String {
         percent_encoding::percent_decode_str(&self.response.message)
             .decode_utf8_lossy()
             .into_owned()
     }
 
-    /// `grpc-message`, byte for byte.
+    /// Returns `grpc-message`, byte for byte.
     pub fn message_as_written(&self) -> &str {
         &self.response.message
     }
 
-    /// The text that can be read in the response.
+    /// Returns the readable text in the response.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.response.body).into_owned()
     }
 
-    /// The values of headers and trailers, as they were written.
+    /// Returns the values of headers and trailers, as they were written.
     pub fn metadata(&self) -> &[String] {
         &self.response.metadata
     }

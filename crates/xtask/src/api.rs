@@ -1,4 +1,4 @@
-//! The fields of the API, as the definitions have them.
+//! The fields of the API, from the CustomResourceDefinitions.
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -6,9 +6,9 @@ use serde_json::Value;
 use crate::markdown;
 use capcmi::manifests;
 
-/// Below these, in a template, is what another kind has.
+/// The place in a template below which the fields are those of another kind.
 const TEMPLATED: &str = "spec.template.spec";
-/// A list of what every Kubernetes object calls a condition.
+/// The list of conditions, which are the same in every Kubernetes object.
 const CONDITIONS: &str = "status.conditions";
 
 /// A field of a kind.
@@ -18,7 +18,7 @@ struct Field<'a> {
     is_required: bool,
 }
 
-/// Every field of a kind, with what its schema says of it.
+/// Returns every field of a kind, with the facts in its schema.
 pub(crate) fn table(kind: &str) -> Result<String> {
     let definitions = manifests::definitions()?;
     let definition = definitions
@@ -32,7 +32,8 @@ pub(crate) fn table(kind: &str) -> Result<String> {
     Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
 }
 
-/// The fields below one, in the order of their names; what is described elsewhere is not gone into.
+/// Collects the fields below one, in the order of their names, except below fields that are described
+/// elsewhere.
 fn collect<'a>(path: &str, schema: &'a Value, fields: &mut Vec<Field<'a>>) {
     if path == CONDITIONS || path == TEMPLATED {
         return;
@@ -81,7 +82,7 @@ fn type_of(schema: &Value) -> String {
     } else if !map.is_null() {
         format!("map[string]{}", type_of(map))
     } else if schema["x-kubernetes-int-or-string"] == true {
-        // The only such values are quantities of resources.
+        // The only values of this type are quantities of resources.
         "quantity".to_owned()
     } else if schema["format"] == "date-time" {
         "time (RFC 3339)".to_owned()
@@ -90,9 +91,9 @@ fn type_of(schema: &Value) -> String {
     }
 }
 
-/// What values there may be.
+/// Returns the limits on a value.
 fn limits(schema: &Value) -> Vec<String> {
-    // The length of a time says nothing.
+    // The limit on the length of a time says nothing.
     if schema["format"] == "date-time" {
         return Vec::new();
     }
@@ -123,7 +124,8 @@ fn limits(schema: &Value) -> Vec<String> {
     limits
 }
 
-/// What the API server refuses beyond that; of the rules about a field below, where its path is given.
+/// Returns the further rules of the API server: those of the schema itself or, with the path of a field,
+/// those about the field below.
 fn rules(schema: &Value, field: Option<&str>) -> Vec<String> {
     let rules = schema["x-kubernetes-validations"].as_array();
     rules

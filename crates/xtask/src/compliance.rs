@@ -4,7 +4,7 @@ use crate::markdown;
 use cmi_conformance::rules::{self, Proof, Rule};
 use cmi_conformance::{Case, cases};
 
-/// Which rows a table has.
+/// The rows of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rows {
     /// The rows that are prose.
@@ -24,7 +24,7 @@ impl Rows {
     }
 }
 
-/// What follows the prefix of an id: `10` of `DRV-10`, `CR-03` of `DRV-CR-03`.
+/// Returns the part of an id after the prefix: `10` of `DRV-10`, `CR-03` of `DRV-CR-03`.
 fn rest<'a>(id: &'a str, prefix: &str) -> Option<&'a str> {
     id.strip_prefix(prefix)?.strip_prefix('-')
 }
@@ -60,7 +60,7 @@ fn proof(rule: &Rule) -> String {
     }
 }
 
-/// How many rows there are, and how many are proven.
+/// Returns the number of rows, and how many are proven.
 pub(crate) fn summary() -> String {
     let count = |fits: fn(&Rule) -> bool| rules::all().filter(|rule| fits(rule)).count();
     format!(
@@ -74,7 +74,7 @@ pub(crate) fn summary() -> String {
     )
 }
 
-/// What each case shows, and what it can't run without.
+/// Returns the table of the cases: what each shows, and what it can't run without.
 pub(crate) fn cases() -> String {
     let rows: Vec<_> = cases::all()
         .map(|case| [format!("`{}`", case.name), case.title.to_owned(), needs(case)])

@@ -1,11 +1,11 @@
-//! What each machine code means, out of the table that the controller works by.
+//! The meaning of each machine code, from the table that the controller works by.
 
 use crate::markdown;
 use capcmi::retry::{Disposition, Stage, disposition};
 use cmi_driver::Code;
 
-/// The calls until a VM is up. With the groups below, every call is in one table, and no
-/// table is too wide to be read.
+/// The calls until a VM is up. Together with the groups below, every call is in one table, and no table is
+/// too wide to be read.
 pub(crate) const WAY_UP: &[Stage] = &[
     Stage::LookUp,
     Stage::Create,
@@ -13,7 +13,7 @@ pub(crate) const WAY_UP: &[Stage] = &[
     Stage::Initialize,
     Stage::FinishInitialization,
 ];
-/// What stands for a look-up, where a driver lists and can't look up.
+/// The calls in place of a look-up, where a driver lists and can't look up.
 pub(crate) const LISTS: &[Stage] = &[Stage::List, Stage::ListAgain, Stage::ListAfterDelete];
 /// The calls about a VM that is up.
 pub(crate) const UP: &[Stage] = &[Stage::Refresh, Stage::Update, Stage::Restart];
@@ -22,7 +22,7 @@ pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::C
 /// The calls that need no machine.
 pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass, Stage::VolumeIds];
 
-/// What each disposition means.
+/// Returns the table of the dispositions and their meaning.
 pub(crate) fn dispositions() -> String {
     let rows = Disposition::ALL.map(|disposition| {
         let explained = explanation(disposition);
@@ -44,7 +44,7 @@ pub(crate) fn dispositions() -> String {
     )
 }
 
-/// The disposition that each code has as an answer to each of these calls.
+/// Returns the disposition of each code as an answer to each of these calls.
 pub(crate) fn matrix(calls: &[Stage]) -> String {
     let titles = calls.iter().map(|call| description(*call));
     let rows = Code::ALL.map(|code| -> Vec<_> {
@@ -57,17 +57,17 @@ pub(crate) fn matrix(calls: &[Stage]) -> String {
     markdown(&titles, &rows)
 }
 
-/// What an operator has to know of a disposition, in half sentences and sentences.
+/// The facts about a disposition that an operator needs, in half sentences and sentences.
 struct Explanation {
-    /// What it means, and what happens.
+    /// The meaning of the disposition, and the consequence.
     meaning: &'static str,
-    /// When the same is tried again.
+    /// The time of the next try.
     wait: &'static str,
-    /// What the operator has to do.
+    /// The action of the operator.
     remedy: &'static str,
 }
 
-/// What an operator has to know of a disposition.
+/// Returns what an operator has to know of a disposition.
 const fn explanation(disposition: Disposition) -> Explanation {
     match disposition {
         Disposition::Retry => Explanation {
@@ -158,7 +158,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
     }
 }
 
-/// The call, in words that distinguish it from that of another stage.
+/// Returns the call of a stage, in words that tell it from the same call of another stage.
 fn description(stage: Stage) -> String {
     let call = stage.operation();
     match stage {

@@ -1,4 +1,4 @@
-//! What is to be seen of each failure, as the cases of `tests/suite/failures.rs` have recorded it.
+//! The signs of each failure, as the cases of `tests/suite/failures.rs` have recorded them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::markdown;
 /// The failures of objects that machines share. `capcmi describe` has no page for these.
 const SHARED: &str = "of InfraClusters and templates";
 
-/// A record of a case.
+/// The record of a case.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Record {
@@ -25,7 +25,7 @@ struct Record {
     next: Vec<String>,
 }
 
-/// What kubectl shows of the object.
+/// The output of kubectl about the object.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 enum Shown {
@@ -42,7 +42,7 @@ enum Shown {
     Unanswered,
 }
 
-/// The table of the failures of a part of a machine's life, or of what machines share.
+/// Returns the table of the failures in a part of a machine's life, or of those of shared objects.
 pub(crate) fn table(when: &str) -> Result<String> {
     let mut records: Vec<_> = read()?.into_iter().filter(|record| record.when == when).collect();
     ensure!(!records.is_empty(), "no failure was recorded {when}");
@@ -111,7 +111,7 @@ fn shown(record: &Record) -> Vec<String> {
                 ("PAUSED", paused),
             ];
             let is_said = |(title, value): &(&str, &String)| {
-                // As of a machine that nothing is wrong with.
+                // A machine without a fault shows these as well.
                 let usual = [("REACHABLE", "True"), ("PAUSED", "False")];
                 !value.is_empty() && !usual.contains(&(title, value.as_str()))
             };
@@ -133,7 +133,7 @@ fn code(lines: &[String]) -> Vec<String> {
     lines.iter().map(|line| quoted(line)).collect()
 }
 
-/// As code in Markdown, also where the text has backticks.
+/// Formats the text as code in Markdown, also where it has backticks.
 fn quoted(text: &str) -> String {
     if text.contains('`') {
         format!("`` {text} ``")
@@ -142,7 +142,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Lines in one cell of a table.
+/// Joins lines into one cell of a table.
 fn cell(lines: &[String]) -> String {
     if lines.is_empty() {
         return "none".to_owned();

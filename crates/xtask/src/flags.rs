@@ -1,13 +1,13 @@
-//! The flags of a command, as its help has them.
+//! The flags of a command, as in its help.
 
 use clap::{Arg, Command};
 
 use crate::markdown;
 
-/// The flags of the command with this path of names, `driver serve`.
+/// Returns the flags of the command with this path of names, such as `driver serve`.
 pub(crate) fn table(path: &str) -> String {
     let mut cli = capcmi::cli::command();
-    // Arguments that all commands share are handed down by this.
+    // This hands the arguments that all commands share down to each.
     cli.build();
     let documented = |flag: &&Arg| {
         let is_flag = !flag.is_positional() && !flag.is_hide_set();

@@ -1,5 +1,5 @@
-//! What a developer runs, and no user: `cargo run -p xtask -- docs FILE…` writes into the documentation what
-//! the code knows better (`make generate`), and `cargo run -p xtask -- profile FILE` says where the CPU time
+//! Tasks for developers, not for users: `cargo run -p xtask -- docs FILE…` writes into the documentation what
+//! the code knows better (`make generate`), and `cargo run -p xtask -- profile FILE` shows where the CPU time
 //! went (`make profile`).
 
 mod api;
@@ -20,11 +20,11 @@ use clap::{Args, Parser};
 
 use compliance::Rows;
 
-/// What a generated block starts with, before its name.
+/// The start of a generated block, before its name.
 const START: &str = "<!-- generated: ";
-/// What ends the line of the name.
+/// The end of the line with the name.
 const START_END: &str = " -->\n";
-/// What a generated block ends with.
+/// The end of a generated block.
 const END: &str = "<!-- end -->";
 
 /// Tasks of developers.
@@ -103,7 +103,7 @@ fn block(name: &str) -> Result<String> {
     })
 }
 
-/// The text with all its generated blocks as they have to be.
+/// Returns the text with all its generated blocks written anew.
 fn render(text: &str) -> Result<String> {
     let mut rendered = String::new();
     let mut rest = text;
@@ -121,7 +121,7 @@ fn render(text: &str) -> Result<String> {
     Ok(rendered + rest)
 }
 
-/// A Markdown table; a row has as many cells as there are titles.
+/// Returns a Markdown table. A row has as many cells as there are titles.
 fn markdown(titles: &[impl AsRef<str>], rows: &[impl AsRef<[String]>]) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     let mut table = line(titles.iter().map(|title| title.as_ref().to_owned()).collect());

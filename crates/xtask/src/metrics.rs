@@ -41,7 +41,7 @@ pub(crate) fn table() -> String {
     markdown(&["Metric", "Type", "Labels", "Meaning"], &rows)
 }
 
-/// The labels of the line about a metric that has the most.
+/// Returns the labels of a metric, from the line that has the most.
 fn labels(text: &str, name: &str) -> String {
     let line = text
         .lines()
@@ -61,7 +61,7 @@ fn labels(text: &str, name: &str) -> String {
     names.join(", ")
 }
 
-/// Metrics with something to show in each.
+/// Returns metrics that have something to show in each.
 fn sample() -> Metrics {
     let metrics = Metrics::new();
     let took = Duration::from_secs(1);

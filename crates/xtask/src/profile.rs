@@ -1,4 +1,4 @@
-//! What perf has sampled: by part of the provider, and as a flame graph.
+//! The samples of perf: by part of the provider, and as a flame graph.
 
 mod flame_graph;
 mod part;
@@ -24,7 +24,7 @@ pub struct ProfileArgs {
     svg: PathBuf,
 }
 
-/// Reads the samples, prints the table, writes the flame graph.
+/// Reads the samples, prints the table, and writes the flame graph.
 pub fn execute(args: &ProfileArgs) -> Result<()> {
     let output = Command::new("perf")
         .args(["script", "--fields", "comm,pid,time,ip,sym,dso", "--input"])
@@ -40,7 +40,7 @@ pub fn execute(args: &ProfileArgs) -> Result<()> {
         .with_context(|| format!("writing {}", args.svg.display()))
 }
 
-/// The share of each part, the largest first.
+/// Returns the share of each part, the largest first.
 #[allow(clippy::cast_precision_loss)] // shares
 fn table(samples: &[Sample]) -> String {
     let mut counts: BTreeMap<Part, usize> = BTreeMap::new();

@@ -9,7 +9,7 @@ use cmi_driver::Code;
 
 use crate::markdown;
 
-/// The reason of the one event that no condition has.
+/// The reason of an event that is the reason of no condition.
 const OF_EVENTS: [&str; 1] = ["Deleted"];
 
 pub(crate) fn table() -> Result<String> {
@@ -22,7 +22,7 @@ pub(crate) fn table() -> Result<String> {
     Ok(markdown(&["Reason", "Symptom"], &rows))
 }
 
-/// All that a condition or an event may give as its reason.
+/// Returns every reason that a condition or an event may have.
 fn reasons(conditions: &str) -> Result<BTreeSet<String>> {
     let (_, constants) = conditions
         .split_once("pub mod reason")
@@ -38,7 +38,7 @@ fn reasons(conditions: &str) -> Result<BTreeSet<String>> {
     Ok(all)
 }
 
-/// Each reason with a link to the section that names it in its line `Reasons:`.
+/// Returns each reason with a link to the section of the runbook that has it in its line `Reasons:`.
 fn rows(reasons: &BTreeSet<String>, runbook: &str) -> Result<Vec<[String; 2]>> {
     let mut sections = BTreeMap::new();
     for section in runbook.split("\n### ").skip(1) {

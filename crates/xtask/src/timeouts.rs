@@ -1,4 +1,4 @@
-//! How long each call of a driver may take, where the drivers file does not say.
+//! The default timeout of each call of a driver.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use cmi_driver::Operation;
 
 use crate::markdown;
 
-/// The calls by their times, the longest first.
+/// Returns the calls by their timeouts, the longest first.
 pub(crate) fn table() -> String {
     let timeouts = Timeouts::default();
     let mut calls: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -31,7 +31,7 @@ pub(crate) fn table() -> String {
     markdown(&["Timeout", "Calls"], &rows)
 }
 
-/// As the file takes it.
+/// Formats a timeout as the drivers file takes it.
 fn written(timeout: Duration) -> String {
     match timeout.as_secs() {
         seconds if seconds.is_multiple_of(60) => format!("{}m", seconds / 60),

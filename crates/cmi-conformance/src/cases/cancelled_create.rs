@@ -1,4 +1,4 @@
-//! A create that nothing waits for any more, followed by a deletion.
+//! A create whose caller has given up, followed by a deletion.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::answer::{CaseError, CaseResult};
 use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::Code;
 
-/// Between a create that is given up and the deletion: which of the two a driver takes up first is not about
-/// what either does.
+/// The pause between a create that is given up and the deletion: the case does not test which of the two a
+/// driver takes up first.
 const BEFORE_THE_DELETION: Duration = Duration::from_millis(200);
-/// How long at least no VM may appear.
+/// The shortest time for which the case watches that no VM appears.
 const MIN_WATCH: Duration = Duration::from_millis(300);
-/// How much longer than a create takes.
+/// The time for which the case watches, as a multiple of the time that a create takes.
 const TIMES_A_CREATE: u32 = 2;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -48,7 +48,7 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
     let cluster = format!("{}-{number}", request.cluster());
     let request = request.in_cluster(&cluster);
     if let Some(ended) = give_up.run(t.create(&request)).await {
-        // It was faster.
+        // The call ended before it was given up.
         let ended = ended?;
         if let Err(status) = &ended.result
             && status.code() == Code::ResourceExhausted
@@ -60,7 +60,7 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
         ended.ok_or(&[Code::Aborted, Code::Canceled])?;
     }
     t.pause(BEFORE_THE_DELETION).await;
-    // A back end that is behind does not find yet what is there.
+    // An eventually consistent back end may not show the VM yet.
     t.settle().await;
     t.remove(&request, None).await?;
     t.pause(takes.saturating_mul(TIMES_A_CREATE).max(MIN_WATCH)).await;
@@ -72,8 +72,9 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
     })
 }
 
-/// Where the back end answers at once, a create is over before it can be given up. The deletion finds it as
-/// fast as before: it looks while what the create asked for is still on its way.
+/// With a back end that answers at once, a create ends before it can be given up, so the hook `slow` holds it
+/// up. The deletion runs at full speed again: it looks for the VM while the request of the create is still on
+/// its way.
 async fn given_up_while_slow(t: TestContext) -> CaseResult {
     let whole = t.machine_request("whole");
     let started = Instant::now();

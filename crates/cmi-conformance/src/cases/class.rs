@@ -1,4 +1,4 @@
-//! What is asked of a class before there is a machine: its schema, ListZones and DescribeClass.
+//! The questions about a class before there is a machine: its schema, ListZones and DescribeClass.
 
 use std::collections::BTreeSet;
 
@@ -147,7 +147,7 @@ async fn class_is_sound(t: TestContext) -> CaseResult {
     })
 }
 
-/// Whether this is a quantity as Kubernetes writes them, and not below zero.
+/// Whether the text is a Kubernetes quantity that is not negative.
 fn is_capacity(text: &str) -> bool {
     const SUFFIXES: [&str; 16] = [
         "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",

@@ -1,4 +1,4 @@
-//! Calls at once, and calls that are given up.
+//! Concurrent calls, and calls that are given up.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,23 +18,25 @@ use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
-/// How many identical calls are made at once.
+/// The number of identical concurrent calls.
 const CONCURRENT_CALLS: usize = 8;
-/// How often that is tried, each time for another machine: where the back end answers at once, a look and the
-/// create that follows from it are microseconds apart.
+/// The most rounds, each for another machine: with a back end that answers at once, only microseconds lie
+/// between a look-up and the create that follows from it.
 const MAX_ROUNDS: usize = 100;
-/// For how long rounds begin. One is always made; where it takes this long, the calls wait for each other.
+/// How long new rounds may begin. At least one round runs; if it takes this long, the calls wait for each
+/// other.
 const ROUNDS_BEGIN_FOR: Duration = Duration::from_millis(1500);
-/// How many rounds there are at least where one is quick: on a busy computer some take longer, and two calls
-/// seldom meet.
+/// The fewest rounds where a round is quick: on a busy computer some rounds take longer, and two calls seldom
+/// meet.
 const LEAST_ROUNDS: u32 = 25;
-/// What is quick: where a round takes longer on average, it is the back end that takes the time.
+/// The longest average time of a quick round: in a slower one, the back end takes the time.
 const QUICK_ROUND: Duration = Duration::from_millis(400);
-/// How long the calls of a round wait for each other at most, so that none is over before the others begin.
+/// The longest time for which the calls of a round wait for each other, so that none ends before the others
+/// begin.
 const TOGETHER: Duration = Duration::from_millis(5);
-/// How much later than the one before each call of every second round begins.
+/// The delay of each call after the one before it, in every second round.
 const STAGGER: Duration = Duration::from_micros(5);
-/// When a call is given up: at each of its first waits, and some time later.
+/// The points at which calls are given up: at each of the first waits, and some time later.
 pub(super) const GIVE_UP: [GiveUp; 6] = [
     GiveUp::AtWait(1),
     GiveUp::AtWait(2),
@@ -44,17 +46,17 @@ pub(super) const GIVE_UP: [GiveUp; 6] = [
     GiveUp::After(Duration::from_millis(30)),
 ];
 
-/// When a call is given up.
+/// The point at which a call is given up.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GiveUp {
-    /// When it waits for the nth time.
+    /// At its nth wait.
     AtWait(usize),
     /// After this time.
     After(Duration),
 }
 
 impl GiveUp {
-    /// The answer, if the call was faster.
+    /// Runs the call until it is given up. Returns its answer if it ends before that.
     pub(super) async fn run<T>(self, call: impl Future<Output = T>) -> Option<T> {
         match self {
             Self::After(time) => tokio::time::timeout(time, call).await.ok(),
@@ -118,7 +120,7 @@ async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest
     Ok(())
 }
 
-/// Whether there is another round after so many, which took this long.
+/// Whether another round begins after so many rounds, which together took this long.
 fn begins(rounds: usize, took: Duration) -> bool {
     let Some(rounds) = u32::try_from(rounds).ok().filter(|rounds| *rounds > 0) else {
         return true;
@@ -135,7 +137,7 @@ async fn create_at_once(t: TestContext) -> CaseResult {
         }
         let request = t.machine_request(&format!("n{round}"));
         let Some(id) = makes_one_vm(&t, &request, round).await? else {
-            // What was made so far has used up the quota.
+            // The VMs so far have used up the quota.
             break;
         };
         made.push((request, id));
@@ -143,19 +145,19 @@ async fn create_at_once(t: TestContext) -> CaseResult {
     t.settle().await;
     let wanted: Vec<_> = made.iter().map(|(request, id)| (request, id)).collect();
     t.has_exactly(&made[0].0, &wanted).await?;
-    // The cleanup would take longer.
+    // The cleanup would take longer to delete them.
     t.remove_all(made).await
 }
 
-/// Threads that begin at the same moment: to wake them one after the other takes longer than a create where
-/// the back end answers at once.
+/// A barrier for threads that have to begin at the same moment: where the back end answers at once, waking
+/// them one after the other takes longer than a create.
 #[derive(Debug, Default)]
 struct Begin {
     arrived: AtomicUsize,
 }
 
 impl Begin {
-    /// Waits for the other threads, and then this long.
+    /// Waits for the other threads, then for the delay.
     fn together(&self, later: Duration) {
         let longest = Instant::now() + TOGETHER;
         self.arrived.fetch_add(1, Ordering::SeqCst);
@@ -164,15 +166,15 @@ impl Begin {
         }
         let begin = Instant::now() + later;
         while Instant::now() < begin {
-            // A timer would be late by more than the time between a look and a create.
+            // A timer would be late by more than the time between a look-up and a create.
             std::hint::spin_loop();
         }
     }
 }
 
-/// The id that all of several identical creates give; none where there is no room for one more VM. Each is
-/// made by a thread of its own, so that a driver in this process has them on several processors, too,
-/// however busy these are.
+/// Makes several identical creates. Returns the one id that they all give, or none where there is no room for
+/// one more VM. Each create runs in a thread of its own, so that a driver in this process runs them on
+/// several processors, however busy these are.
 async fn makes_one_vm(
     t: &TestContext,
     request: &MachineRequest,
@@ -243,7 +245,7 @@ async fn create_and_delete(t: TestContext) -> CaseResult {
     let (made, deleted) = join(t.create(&request), t.delete(&request, None)).await;
     made?.ok_or(&[Code::Aborted])?;
     deleted?.ok_or(&[Code::Aborted])?;
-    // A back end that is behind does not find it yet.
+    // An eventually consistent back end may not show the VM yet.
     t.settle().await;
     t.remove(&request, None).await?;
     t.is_gone(&request).await
@@ -272,7 +274,7 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
         }
         let call = t.invoke(operation, &request, None);
         if let Some(ended) = give_up.run(call).await {
-            // It was faster; a repeat has to be sound all the same.
+            // The call ended before it was given up; a repeat has to be sound all the same.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
         }
         if operation == Operation::DeleteMachine {

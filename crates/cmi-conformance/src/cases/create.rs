@@ -8,9 +8,9 @@ use crate::{Case, CaseError, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, LastKnownState, Machine, Operation, SecretValue, USER_DATA, is_dns_subdomain, tags};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
-/// As long as what kubeadm needs, and less than any back end takes.
+/// As many bytes as kubeadm needs, and fewer than the limit of any back end.
 const LONG_USER_DATA: usize = 12 << 10;
-/// Not UTF-8, with a NUL and with white space at both ends.
+/// User data that is not UTF-8, with a NUL and with white space at both ends.
 const NO_TEXT: &[u8] = b"\x1f\x8b\x08\x00\xff\xfe\xc3\x28 conformance \r\n\x00\x80 ";
 
 pub(super) const CASES: &[Case] = cases! {
@@ -124,8 +124,8 @@ async fn longest_name(t: TestContext) -> CaseResult {
 }
 
 async fn defaults(t: TestContext) -> CaseResult {
-    // The author's tags stand beside the cluster's, which are mandatory whatever the
-    // configuration says (DRV-04).
+    // The tags stay: that of the cluster is mandatory whatever the configuration says (DRV-04), and the
+    // author's stand beside it.
     let mut needed = t.config().mandatory();
     needed.push(t.capabilities().tag_path.clone());
     let mut request = t.machine_request("a");
@@ -155,7 +155,7 @@ async fn again(t: TestContext, times: usize) -> CaseResult {
     t.has_only(&request, &first.provider_id).await
 }
 
-/// The token in it lives for minutes, and is another in every try that comes later.
+/// The token in the bootstrap data lives for minutes, and every later try comes with another one.
 async fn renewed_user_data(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let data = format!("#cloud-config {{token: {}-renewed}}", t.canary());
@@ -214,7 +214,8 @@ async fn other_parameters(t: TestContext) -> CaseResult {
     })
 }
 
-/// Where a driver refused it, a tag would be the end of the machine; another VM would be one too many.
+/// A driver that refused the create would end the machine for a tag; one that made another VM would make one
+/// too many.
 async fn hot_update(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
@@ -249,7 +250,7 @@ async fn after_delete(t: TestContext) -> CaseResult {
     t.remove(&request, Some(&first.provider_id)).await?;
     t.is_gone(&request).await?;
     let second = t.make(&request).await?;
-    // An id that is named beforehand is that of the machine object, whose VM it was.
+    // An id that is named beforehand belongs to the machine object, so both VMs may have it.
     if second.provider_id == first.provider_id && !t.capabilities().names_provider_ids {
         t.warn(format!(
             "a new VM has the id `{}` of the one that is gone: a caller that kept that id takes one for the \
@@ -339,12 +340,12 @@ async fn user_data_of_any_bytes(t: TestContext) -> CaseResult {
         .map_err(|error| error.after("user data that is no text"))
 }
 
-/// What a driver has reserved for a spec that it refuses must not be in the way of the next one.
+/// Whatever a driver has reserved for a spec that it refuses must not block the next create.
 async fn after_a_refusal(t: TestContext) -> CaseResult {
     let right = t.machine_request("a");
     for change in t.config().invalid_specs.clone() {
         let wrong = right.clone().changed(&change);
-        // One that is refused for the one before it shows below what is wrong.
+        // ALREADY_EXISTS may stem from the spec before this one; the create below then shows what is wrong.
         let codes = [Code::InvalidArgument, Code::AlreadyExists];
         let refused = t.create(&wrong).await?.refused_with(&codes);
         refused.map_err(CaseError::in_preparation)?;

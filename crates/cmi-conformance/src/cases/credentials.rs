@@ -1,4 +1,4 @@
-//! What the calls answer to credentials that are missing, wrong, or not enough.
+//! The answers of the calls to credentials that are missing, wrong, or not sufficient.
 
 use super::family;
 use super::faults::{prepared, sound};

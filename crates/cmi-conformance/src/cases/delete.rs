@@ -82,7 +82,7 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     let id = t.prepare(&there).await?.provider_id;
     t.delete(&here, None).await?.ok()?;
     t.survives(&there, &id).await?;
-    // Whether a foreign id is refused or passed over is the driver's choice.
+    // The driver may refuse a foreign id or ignore it.
     t.delete(&here, Some(&id)).await?.ok_or(&[
         Code::InvalidArgument,
         Code::NotFound,
@@ -95,7 +95,7 @@ async fn other_machine_id(t: TestContext) -> CaseResult {
     let (one, other) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&one).await?;
     let id = t.prepare(&other).await?.provider_id;
-    // Whether the VM of the name goes, or the contradiction is refused, is the driver's choice.
+    // The driver may delete the VM of the name, or refuse the contradiction.
     let refusals = [Code::InvalidArgument, Code::NotFound, Code::FailedPrecondition];
     t.remove_unless(&one, Some(&id), &refusals).await?;
     t.survives(&other, &id).await
@@ -123,7 +123,7 @@ async fn planted(t: TestContext) -> CaseResult {
     })
 }
 
-/// Where a spec was corrected, DeleteMachine comes with one that the VM was not made from.
+/// DeleteMachine comes with a spec that the VM was not made from, as after the correction of a spec.
 async fn other_parameters(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
@@ -133,7 +133,7 @@ async fn other_parameters(t: TestContext) -> CaseResult {
     t.has_none(&request).await
 }
 
-/// As a race has left them, or an administrator.
+/// A machine has several VMs, as a race or an administrator may leave them.
 async fn several(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
@@ -147,7 +147,7 @@ async fn vanished(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
-    // Or the deletion below would do what the hook has not done.
+    // Without this check, the deletion below could do what the hook failed to do.
     t.has_none(&request).await.map_err(|error| match error {
         CaseError::Failed(seen) => t.changed_nothing(Hook::Vanish, &seen),
         other => other,
@@ -164,7 +164,7 @@ async fn uninitialized(t: TestContext) -> CaseResult {
     t.is_gone(&request).await
 }
 
-/// Whether the hook has done anything, as far as the driver tells.
+/// Checks that the hook took effect, as far as the driver shows it.
 async fn is_uninitialized(t: &TestContext, request: &MachineRequest) -> CaseResult {
     if !t.supports(Operation::GetMachineStatus) {
         t.warn_of_no_effect(Hook::Uninitialize, "without GetMachineStatus nothing shows it");

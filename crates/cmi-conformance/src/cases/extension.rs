@@ -1,4 +1,4 @@
-//! Calls of the extension about a machine, made bare: what they refuse, and what they answer.
+//! Calls of the extension about a machine, made without the client: their refusals and their answers.
 
 use tonic::Code as Grpc;
 
@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-22"], [Need::Endpoint] => answers;
 };
 
-/// The calls about a machine that are declared, and a VM for them, with the fields of their requests.
+/// Returns the declared calls about a machine, the fields of their requests, and a VM for them.
 async fn prepared(t: &TestContext) -> CaseResult<(Vec<&'static str>, Fields, Machine)> {
     let declared = extended(t).await?.unwrap_or_default();
     let offered: Vec<_> = declared
@@ -73,7 +73,7 @@ async fn missing_fields(t: TestContext) -> CaseResult {
     for path in offered {
         refused(&t, path, &nameless, "without machine_name").await?;
         refused(&t, path, &specless, "without provider_spec").await?;
-        // Of these two it says which VM is meant.
+        // In these two calls, provider_id says which VM is meant.
         if [UPDATE, RESTART].contains(&path) {
             refused(&t, path, &without_id, "without provider_id").await?;
         }
@@ -98,20 +98,20 @@ async fn is_there(t: &TestContext, id: &ProviderId) -> CaseResult {
     t.has_only(&machine_request, id).await
 }
 
-/// The rules are those of the client, which takes no answer that breaks them.
+/// Applies the rules of the client, which accepts no answer that breaks them.
 async fn answers(t: TestContext) -> CaseResult {
     let (offered, mut fields, made) = prepared(&t).await?;
     for path in offered {
         let answer = raw(&t, path, &fields.request(path)).await?;
         match path {
             UPDATE => drop(answer.ok::<UpdateMachineResponse>()?),
-            // One that still boots is on its way up.
+            // A VM that still boots is on its way up already.
             RESTART if answer.is_code(Grpc::Aborted) => {}
             RESTART => drop(answer.ok::<RestartMachineResponse>()?),
             _ => is_of(&made, path, answer.ok()?)?,
         }
     }
-    // What was last applied is a hint: one that can't be read is refused, or as good as none.
+    // The last applied spec is a hint: one that can't be read is refused, or as good as none.
     if t.supports(Operation::UpdateMachine) {
         for broken in [b"".as_slice(), b"not json", b"null", b"{\"tags\": 7}"] {
             fields.last_applied_provider_spec = broken.to_vec();

@@ -1,4 +1,4 @@
-//! What the calls answer when something is wrong that is not theirs: the back end, the state of a VM.
+//! The answers of the calls to faults outside of them: of the back end, or in the state of a VM.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const TRANSIENT: &[Code] = &[
     Code::Aborted,
     Code::Unavailable,
 ];
-/// What a driver does that takes the failure of its back end for an empty list.
+/// The addition to the error of a driver that takes a failure of its back end for an empty list.
 const ABSENCE: &str = "; NOT_FOUND is a promise that the back end has no such VM, and another would be made";
 
 pub(super) const UNAVAILABLE: &[Case] = family! {
@@ -93,7 +93,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-CR-08", "PLG-CR-08"], [Need::Hook(Hook::Exhaust)] => exhausted;
 };
 
-/// A machine on which the call can be tried: one that is there, but for a create.
+/// Returns a machine to try the call on. It has a VM unless the call is CreateMachine or GetVolumeIDs.
 pub(super) async fn prepared(
     t: &TestContext,
     operation: Operation,
@@ -106,7 +106,8 @@ pub(super) async fn prepared(
     Ok((request, id))
 }
 
-/// The VM of before is untouched; where there was none, there is none or the one that a create gives.
+/// Fails unless the machine still has its VM from before the call or, where it had none, gets its only one by
+/// a create.
 pub(super) async fn sound(
     t: &TestContext,
     operation: Operation,
@@ -128,7 +129,7 @@ pub(super) async fn sound(
 
 async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
     let (request, id) = prepared(&t, operation).await?;
-    // So that a driver which answers what it has seen last has seen something.
+    // A driver that answers with what it saw last has to have seen something.
     if matches!(operation, Operation::GetMachineStatus | Operation::ListMachines) {
         let seen = t.invoke(operation, &request, None).await?;
         seen.ok_or(&[Code::Uninitialized, Code::Aborted])
@@ -152,8 +153,8 @@ async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]
     sound(&t, operation, &request, id.as_ref()).await
 }
 
-/// Most drivers read volume ids out of the specs: then a back end that is broken breaks
-/// nothing, and shows nothing.
+/// Skips the case where GetVolumeIDs answers OK: most drivers read volume ids out of the specs, so that a
+/// broken back end breaks nothing, and shows nothing.
 fn needs_back_end(operation: Operation, answer: &Answer<()>) -> CaseResult {
     if operation == Operation::GetVolumeIds && answer.result.is_ok() {
         return Err(CaseError::Skipped(format!("{operation} needs no back end here")));
@@ -166,13 +167,13 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     t.run_hook_on(Hook::Lock, &request).await?;
     let answer = t.invoke(operation, &request, None).await;
     let unlocked = t.run_hook_on(Hook::Unlock, &request).await;
-    // What was done to a VM that was not locked may keep it from being unlocked.
+    // A call that changed a VM which was not locked may make the unlock fail, so its answer is checked first.
     answer?.refused(Code::FailedPrecondition)?;
     unlocked?;
     sound(&t, operation, &request, Some(&id)).await
 }
 
-/// To adopt a VM that is there, some back ends are asked for nothing that its state forbids.
+/// To adopt an existing VM, a driver may need no request that the state of the VM forbids.
 async fn locked_and_adopted(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Lock, &request).await?;
@@ -185,7 +186,8 @@ async fn locked_and_adopted(t: TestContext) -> CaseResult {
     sound(&t, Operation::CreateMachine, &request, Some(&id)).await
 }
 
-/// A back end may let a VM be read that it lets nothing be done to: then the state forbids nothing.
+/// A back end may allow reads of a VM on which it forbids every other operation: then the state forbids
+/// nothing here.
 async fn locked_and_read(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Lock, &request).await?;
@@ -198,8 +200,8 @@ async fn locked_and_read(t: TestContext) -> CaseResult {
     sound(&t, Operation::GetMachineStatus, &request, Some(&id)).await
 }
 
-/// Every call of the back end takes much longer than the deadline, until it is restored. Answers how much
-/// longer.
+/// Makes every call of the back end take much longer than the deadline, until it is restored. Returns how
+/// much longer.
 pub(super) async fn slow_down(t: &TestContext) -> CaseResult<Duration> {
     let slow = t.config().slow();
     let milliseconds = u64::try_from(slow.as_millis()).unwrap_or(u64::MAX);
@@ -207,7 +209,8 @@ pub(super) async fn slow_down(t: &TestContext) -> CaseResult<Duration> {
     Ok(slow)
 }
 
-/// A call that ended at its deadline, and may still run, can be repeated, and leaves nothing half done.
+/// Fails unless a call that ended at its deadline, and may still run, can be repeated and leaves nothing half
+/// done.
 pub(super) async fn after_deadline(
     t: &TestContext,
     operation: Operation,
@@ -225,7 +228,7 @@ async fn deadline(t: TestContext, operation: Operation) -> CaseResult {
     let (request, id) = prepared(&t, operation).await?;
     let deadline = t.config().short_deadline();
     slow_down(&t).await?;
-    // What a caller in the process does at its deadline is to drop the call.
+    // A caller in the same process drops the call at its deadline.
     let ended = tokio::time::timeout(deadline, t.invoke(operation, &request, None)).await;
     t.restore().await?;
     if let Ok(answer) = ended {
@@ -246,7 +249,7 @@ async fn create_lost(t: TestContext) -> CaseResult {
     t.has_only(&request, &id).await
 }
 
-/// A driver whose library repeats a call by itself answers OK, and so does one that has lost nothing.
+/// Warns when the call answered OK: the driver's library has repeated it, or the hook has lost nothing.
 fn was_lost(t: &TestContext, operation: Operation, is_error: bool) {
     if !is_error {
         let seen = format!("{operation} answered OK, as that of a driver does which repeats what was lost");

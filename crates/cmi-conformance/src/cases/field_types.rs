@@ -52,10 +52,10 @@ pub(super) const CASES: &[Case] = cases! {
         => volumes;
 };
 
-/// Every place of the provider spec that is known with what it holds, or may hold. Fields that the sample
-/// does not have are known from the changes of the configuration and from the driver's schema, and tags from
-/// the provider; that a spec has to name its cluster is for other cases. Each place is there once; what is
-/// said of it first counts: an invalid spec may hold a value of another type.
+/// Returns every known place of the provider spec with the value that it has, or may have. The changes of the
+/// configuration and the driver's schema add fields that the sample lacks, and the provider adds its tags.
+/// The place of the tags and the tag of the cluster are left to other cases. Each place occurs once, with the
+/// first value found: an invalid spec may hold a value of another type.
 fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
     let config = t.config();
     let mut all = Vec::new();
@@ -85,7 +85,7 @@ fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
         .collect()
 }
 
-/// Every place that a hot update has a value for, with the value.
+/// Returns every place that a hot update sets, with the value.
 fn hot_places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
     let mut all = Vec::new();
     for change in &t.config().hot_updates {
@@ -95,13 +95,13 @@ fn hot_places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
     let parsed = all
         .into_iter()
         .filter_map(|(place, value)| Some((place.parse().ok()?, value)));
-    // Where a value is null, the update removes a field.
+    // A change removes a field by a null.
     parsed
         .filter(|(place, value): &(JsonPointer, Value)| !place.covers(tags) && !value.is_null())
         .collect()
 }
 
-/// The fields of the schema that the driver publishes, each with a value of its type.
+/// Returns the fields of the schema that the driver publishes, each with a value of its type.
 fn properties(t: &TestContext) -> Vec<(String, Value)> {
     let schema = t.capabilities().provider_spec_schema.as_ref();
     let properties = schema.and_then(|schema| schema.as_json()["properties"].as_object());
@@ -111,7 +111,7 @@ fn properties(t: &TestContext) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// A value of the type that a schema says; null where it says none.
+/// Returns a value of the type that a schema names, or null where it names none.
 fn value_of(property: &Value) -> Value {
     let said = &property["type"];
     let types = said.as_array().into_iter().flatten().chain([said]);
@@ -146,7 +146,8 @@ fn walk(above: &str, object: &Map<String, Value>, all: &mut Vec<(String, Value)>
     }
 }
 
-/// What a field of this sample can't be, whichever way its driver reads numbers, texts and lists of one.
+/// Returns values that a field of this sample can't have, however its driver reads numbers, texts and lists
+/// of one.
 fn wrong_values(sample: &Value) -> Vec<Value> {
     let object = json!({"conformance": "a text"});
     match sample {
@@ -158,7 +159,7 @@ fn wrong_values(sample: &Value) -> Vec<Value> {
     }
 }
 
-/// What a call may answer besides OK. What is never made is not found.
+/// The codes besides OK that a call may answer. A VM that was never made is NOT_FOUND.
 const TAKEN_OR_REFUSED: [Code; 4] = [
     Code::InvalidArgument,
     Code::OutOfRange,
@@ -166,8 +167,8 @@ const TAKEN_OR_REFUSED: [Code; 4] = [
     Code::Aborted,
 ];
 
-/// What a call about a VM that is there may answer as well: the spec may ask for another VM, or for more than
-/// there is room for.
+/// Further codes that a call about an existing VM may answer: the spec may ask for another VM, or for more
+/// than there is room for.
 const REFUSED_OF_A_VM: [Code; 4] = [
     Code::AlreadyExists,
     Code::FailedPrecondition,
@@ -175,7 +176,8 @@ const REFUSED_OF_A_VM: [Code; 4] = [
     Code::Uninitialized,
 ];
 
-/// A mandatory field has to be refused; any other may be ignored as well, or refused with one of these codes.
+/// Checks an answer. A mandatory field has to be refused; any other may be ignored, or refused with one of
+/// these codes.
 fn check<T>(answer: Answer<T>, is_mandatory: bool, fine: &[Code]) -> CaseResult {
     if is_mandatory {
         answer.refused(Code::InvalidArgument).map(drop)
@@ -211,8 +213,8 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
     t.has_none(&t.machine_request("n1")).await
 }
 
-/// Fails where the list gives a VM to a machine object though its tag was none: a null that is read as a text
-/// is the name of an owner that there is not.
+/// Fails where the list gives a VM to a machine object although its tag named none: a null that is read as a
+/// text is the name of an owner that does not exist.
 async fn of_no_machine(t: &TestContext) -> CaseResult {
     if !t.supports(Operation::ListMachines) {
         return Ok(());
@@ -226,11 +228,11 @@ async fn of_no_machine(t: &TestContext) -> CaseResult {
     })
 }
 
-/// What a call that is about no machine may answer besides OK. Fields that CreateMachine has to have need not
-/// be there: a Cluster asks for its failure domains before it has a machine.
+/// The codes besides OK that a call about no machine may answer. Fields that CreateMachine requires may be
+/// absent: a Cluster asks for its failure domains before it has a machine.
 const REFUSED_OF_A_CLASS: [Code; 2] = [Code::InvalidArgument, Code::OutOfRange];
 
-/// The sample class with each wrong value, and what is wrong.
+/// Returns the sample class with each wrong value, and a description of what is wrong.
 fn wrong_classes(t: &TestContext) -> Vec<(String, MachineClass)> {
     let mut all = Vec::new();
     for (place, sample) in places(t) {
@@ -256,7 +258,7 @@ where
     Ok(())
 }
 
-/// Sources of a volume as the suite knows them, for a driver whose own ones it is not told.
+/// Volume sources that the suite knows, for a driver whose own sources the configuration does not name.
 fn sources() -> Vec<Value> {
     vec![
         json!({"csi": {"driver": "csi.example.com", "volumeHandle": "volume-1"}}),
@@ -283,7 +285,7 @@ async fn volumes(t: TestContext) -> CaseResult {
                 let answer = t.volume_ids(vec![wrong]).await?;
                 let answered = answer.ok_or(&[Code::InvalidArgument]);
                 let ids = answered.map_err(|error| error.after(&what))?.unwrap_or_default();
-                // The value may be none that the driver reads.
+                // The driver may not read this value, and answer the id all the same.
                 ensure(ids.iter().all(|found| Some(found) == id.as_ref()), || {
                     format!("the ids are {ids:?} {what}")
                 })?;
@@ -293,8 +295,8 @@ async fn volumes(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// The same of a call about a VM that is there, which stays as it was. What a spec asks for may be another
-/// VM, and a VM may be in a state that the call is not for.
+/// Sends the wrong values in a call about an existing VM, which has to stay as it was. A spec may ask for
+/// another VM, and a VM may be in a state that the call does not accept.
 async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let (mut sample, mut places) = (request.clone(), places(&t));
@@ -317,7 +319,7 @@ async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult
             checked.map_err(|error| error.after(&what))?;
         }
     }
-    // An update that was taken has left its values behind.
+    // An update that was accepted has left its values behind.
     let is_updated =
         operation == Operation::UpdateMachine && t.update(&sample, &sample, &id).await?.result.is_ok();
     let last = if is_updated { &sample } else { &request };

@@ -20,9 +20,9 @@ use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
 pub(super) const BETWEEN_PROBES: Duration = Duration::from_millis(100);
-/// As many calls as the provider makes at a time, unless its drivers file says otherwise.
+/// As many concurrent calls as the provider makes, unless its drivers file says otherwise.
 const CONCURRENT_CALLS: usize = 32;
-/// How often Probe has to be late: a busy computer makes any call late now and then.
+/// The number of times that Probe has to be late: a busy computer makes any call late now and then.
 const TRIES: usize = 3;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -59,8 +59,8 @@ async fn answer_of<T: Texts>(
         .await
 }
 
-/// Name and version: from the plugin itself where there is one, since the client takes what
-/// breaks the rules for unknown.
+/// Returns name and version, from the plugin itself where there is one, since the client treats what breaks
+/// the rules as unknown.
 async fn info(t: &TestContext) -> CaseResult<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();
@@ -73,7 +73,7 @@ pub(super) async fn probe(t: &TestContext) -> CaseResult<Answer<Readiness>> {
     answer_of(t, Operation::Probe, t.target().driver.probe()).await
 }
 
-/// The rules are those of the client, in the one place where it reads the answer.
+/// Applies the rules of the client, in the one place where it reads the answer.
 async fn names_the_driver(t: TestContext) -> CaseResult {
     let info = info(&t).await?;
     PluginInfo::try_from(info).map(|_| ()).map_err(|error| {
@@ -103,7 +103,8 @@ async fn capabilities_stay(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// The client asks once for each connection: only the wire shows what a plugin says the next time.
+/// Asks on the wire: the client asks once for each connection, and does not show what a plugin says the next
+/// time.
 async fn declarations_stay(t: &TestContext) -> CaseResult {
     let first = Declared::new(declared(t).await?, extended(t).await?);
     for _ in 0..10 {
@@ -113,8 +114,8 @@ async fn declarations_stay(t: &TestContext) -> CaseResult {
     Ok(())
 }
 
-/// It may as well say that it can't tell: the provider goes by what it knows then. That a call or a field is
-/// missing is believed, and machines are replaced that could have been updated.
+/// The driver may also answer that it can't tell: the provider then goes by what it knows. It believes an
+/// answer without a call or a field, though, and replaces machines that could have been updated.
 async fn stay_unavailable(t: TestContext) -> CaseResult {
     let before = says(&t).await.map_err(CaseError::in_preparation)?;
     t.run_hook(HookCall::new(Hook::Unavailable)).await?;
@@ -133,19 +134,19 @@ fn changed() -> String {
     "the capabilities changed from one question to the next".to_owned()
 }
 
-/// Without an order where it says nothing.
+/// Returns the capabilities with the list sorted whose order means nothing.
 fn settled(capabilities: &Capabilities) -> Capabilities {
     let mut capabilities = capabilities.clone();
     capabilities.hot_updatable.sort_unstable();
     capabilities
 }
 
-/// What a plugin declares, without an order where it says nothing.
+/// The declaration of a plugin, with the lists sorted whose order means nothing.
 #[derive(Debug, PartialEq)]
 pub(super) struct Declared {
     calls: Vec<i32>,
     extension: Option<GetExtensionCapabilitiesResponse>,
-    /// The schema, whose fields may come in any order; bytes that are no JSON are compared as they are.
+    /// The schema, whose fields may come in any order. Bytes that are no JSON are compared as they are.
     schema: Result<Value, Vec<u8>>,
 }
 
@@ -177,14 +178,14 @@ async fn becomes_ready(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// What a driver says of itself.
+/// A driver's answers about itself.
 pub(super) struct Says {
     pub name: String,
     pub version: String,
     pub declared: Declaration,
 }
 
-/// What a driver declares, without an order where it says nothing.
+/// The declaration of a driver, with the lists sorted whose order means nothing.
 #[derive(Debug, PartialEq)]
 pub(super) enum Declaration {
     InProcess(Box<Capabilities>),
@@ -215,8 +216,8 @@ async fn unhealthy(t: TestContext) -> CaseResult {
     probe(&t).await?.ok().map(|_| ())
 }
 
-/// A driver need not look at its back end to answer. One that does, and misses it, lacks what it depends on;
-/// only the calls about machines say UNAVAILABLE.
+/// A driver need not look at its back end to answer Probe. One that does, and can't reach it, lacks something
+/// that it depends on; only the calls about machines say UNAVAILABLE.
 async fn unavailable(t: TestContext) -> CaseResult {
     t.run_hook(HookCall::new(Hook::Unavailable)).await?;
     let answer = probe(&t).await?;
@@ -225,8 +226,8 @@ async fn unavailable(t: TestContext) -> CaseResult {
     becomes_ready(t).await
 }
 
-/// A driver that has no thread left for Probe is taken for one that is gone. That is seen well before the
-/// first of the slow calls ends.
+/// The provider takes a driver without a free thread for Probe for unreachable. The case sees that well
+/// before the first of the slow calls ends.
 async fn beside_slow_calls(t: TestContext) -> CaseResult {
     let slow = slow_down(&t).await?;
     let started = Instant::now();
@@ -236,7 +237,7 @@ async fn beside_slow_calls(t: TestContext) -> CaseResult {
         if answers_beside_others(&t, limit).await? {
             return t.restore().await;
         }
-        // The driver may work on these calls for as long, and the next Probe would wait for them, too.
+        // The driver may work on these calls that long, and the next Probe would wait for them, too.
         tokio::time::sleep(slow).await;
     }
     t.restore().await?;
@@ -248,14 +249,15 @@ async fn beside_slow_calls(t: TestContext) -> CaseResult {
     )))
 }
 
-/// Whatever Probe says: that it is OK while the back end is slow shows nothing of the hook.
+/// Waits for an answer of Probe, whatever it is: an OK while the back end is slow shows nothing of the hook.
 async fn is_answered(t: &TestContext) -> CaseResult {
     let probed = t.watched("Probe of the driver", t.target().driver.probe());
     probed.await.map(drop)
 }
 
 async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<bool> {
-    // About machines that were never made: a look at the back end that changes nothing.
+    // The calls are about machines that were never made: the driver looks at the back end and changes
+    // nothing.
     let operation = if t.supports(Operation::ListMachines) {
         Operation::ListMachines
     } else {
@@ -266,7 +268,7 @@ async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<b
         async move { t.invoke(operation, &request, None).await.map(drop) }
     });
     let mut calls = std::pin::pin!(try_join_all(calls));
-    // They have to reach the driver before Probe does.
+    // The calls have to reach the driver before Probe does.
     if let Ok(ended) = tokio::time::timeout(t.config().short_deadline(), &mut calls).await {
         ended?;
         let seen = format!("{CONCURRENT_CALLS} calls of {operation} ended before their deadline");

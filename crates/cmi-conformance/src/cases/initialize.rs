@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = cases! {
 async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::InitializeMachine)?;
     let request = t.machine_request("a");
-    // What has to be initialized is, in here; that it fails is what this case is about.
+    // `make` initializes a VM that needs it, and a failure of that is what this case is about.
     let made = t.make(&request).await?;
     let answer = t.initialize(&request, None).await?;
     if !t.supports(Operation::InitializeMachine) {

@@ -13,13 +13,13 @@ use crate::{Case, Hook, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId, tags};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
-/// How many VMs of a long list are ordered at once.
+/// The number of concurrent creates for a long list.
 const CONCURRENT_CALLS: usize = 8;
-/// More than the page that most back ends have at least.
+/// More VMs than a page of 100, which is the least in most back ends.
 const MORE_THAN_A_PAGE: usize = 110;
-/// The same where nothing says how long a page is: some have 200.
+/// More VMs than a page of 200, which some back ends have, where the configuration names no length.
 const MORE_THAN_A_LONG_PAGE: usize = 210;
-/// As long as it may take to make so many.
+/// The longest time that the missing VMs may take.
 const NO_TIME: Duration = Duration::from_secs(5);
 
 pub(super) const CASES: &[Case] = cases! {
@@ -56,11 +56,11 @@ async fn all(t: TestContext) -> CaseResult {
     t.remove_all(made).await?;
     t.settle().await;
     lists_all(&t, &left).await?;
-    // The cleanup would take longer.
+    // The cleanup would take longer to delete them.
     t.remove_all(left).await
 }
 
-/// By the call that the provider makes, and by the published one.
+/// Checks the list by the call that the provider makes, and by the published one.
 async fn lists_all(t: &TestContext, vms: &[(MachineRequest, ProviderId)]) -> CaseResult {
     let wanted: Vec<_> = vms.iter().map(|(request, id)| (request, id)).collect();
     let request = t.machine_request("n0");
@@ -71,7 +71,7 @@ async fn lists_all(t: &TestContext, vms: &[(MachineRequest, ProviderId)]) -> Cas
     Ok(())
 }
 
-/// Makes more VMs, until there are so many; whether there was room for them.
+/// Makes VMs until there are so many. Returns whether there was room for them.
 async fn more(
     t: &TestContext,
     made: &mut Vec<(MachineRequest, ProviderId)>,
@@ -104,8 +104,9 @@ async fn made_if_there_is_room(
     Ok(Some((request, machine.provider_id)))
 }
 
-/// Most back ends have pages of 100 at least. Where VMs are made in no time, more of them are. How many are
-/// more than a page its author alone knows: unless that is configured, longer lists count as not tried.
+/// Makes more VMs where that takes no time, since most back ends have pages of 100 at least. Only the author
+/// of a driver knows how many VMs exceed a page: unless the configuration says so, longer lists count as not
+/// tried.
 async fn longer_than_usual_pages(
     t: &TestContext,
     made: &mut Vec<(MachineRequest, ProviderId)>,
@@ -154,8 +155,8 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     t.has_only(&there, &two.provider_id).await
 }
 
-/// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none
-/// that is wrong.
+/// The provider decides by these tags what to do about a VM without a machine. A plain list has no tags, and
+/// so no wrong ones.
 async fn tags_of_each(t: TestContext) -> CaseResult {
     let (one, two) = (
         t.machine_request("a"),
@@ -168,7 +169,7 @@ async fn tags_of_each(t: TestContext) -> CaseResult {
             "the list tells neither cluster nor machine of a VM".to_owned(),
         ));
     }
-    // What comes under the name of a VM that is gone is another machine's.
+    // A VM that is made under the name of a deleted one belongs to another machine.
     t.remove(&one, Some(&first.provider_id)).await?;
     t.settle().await;
     let after = t.machine_request("a").with_identity("conformance-of-another");
@@ -177,13 +178,13 @@ async fn tags_of_each(t: TestContext) -> CaseResult {
     tells_owners(&t, &after, &owners).await.map(drop)
 }
 
-/// Fails where a list tells other tags of these VMs than they were made with; whether it tells any.
+/// Fails where a list shows other tags of these VMs than they were made with. Returns whether it shows any.
 pub(super) async fn tells_owners(
     t: &TestContext,
     request: &MachineRequest,
     owners: &[(&MachineRequest, &ProviderId)],
 ) -> CaseResult<bool> {
-    // That it can't be had is for other cases.
+    // Other cases test that the driver answers with a list.
     let listed = t.list(request).await?.ok().map_err(CaseError::in_preparation)?;
     let mut tells = false;
     for (owner, id) in owners {

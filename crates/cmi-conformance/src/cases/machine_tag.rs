@@ -1,5 +1,5 @@
 //! UpdateMachine of a VM that was adopted without the tag `capcmi.io/machine`. Until the answer to the update
-//! is written down, calls about the VM come without the tag, whether the VM has it or not.
+//! is recorded, calls about the VM come without the tag, whether the VM has it or not.
 
 use super::cases;
 use crate::answer::CaseResult;
@@ -20,7 +20,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-20"], [Need::MachineTag] => kept;
 };
 
-/// A VM that was made without the tag and has got it: its requests without and with the tag, and its id.
+/// A VM that was made without the tag and got it later: its requests without and with the tag, and its id.
 struct Tagged {
     without: MachineRequest,
     with: MachineRequest,

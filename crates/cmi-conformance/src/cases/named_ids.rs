@@ -17,10 +17,11 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-26"], NEEDS => is_one_machines;
 };
 
-/// The id that the driver names for a machine without a VM.
+/// Returns the id that the driver names for a machine without a VM.
 ///
 /// # Errors
-/// [`CaseError::Skipped`] where it names none: it is not settled for machines of the sample class.
+/// [`CaseError::Skipped`] where the driver names none: the id is not settled for machines of the sample
+/// class.
 pub(super) async fn named(t: &TestContext, request: &MachineRequest) -> CaseResult<ProviderId> {
     let answer = t.status(request, None).await?;
     if let Err(status) = &answer.result

@@ -1,4 +1,4 @@
-//! Names that are easily taken for each other.
+//! Names that are easily confused.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
-/// After how many characters names begin to differ: back ends cut names at such places. The most that there
-/// are but one is tried besides.
+/// The numbers of characters after which two names begin to differ: back ends cut names at such lengths.
+/// Names that differ in the last character of the longest name are tried besides.
 const DIFFER_AFTER: [usize; 3] = [0, 20, 63];
 
 pub(super) const CASES: &[Case] = cases! {
@@ -48,11 +48,11 @@ async fn similar_names(t: TestContext) -> CaseResult {
     });
     let ended = join_all(pairs).await;
     let errors = ended.into_iter().filter_map(CaseResult::err);
-    // A driver that cuts names fails at the later places, too: the first one is reported.
+    // A driver that cuts names fails at the later places, too: only the first of them is reported.
     errors.min_by_key(rank).map_or(Ok(()), Err)
 }
 
-/// Which error says most.
+/// Ranks errors: the one with the lowest rank says most.
 fn rank(error: &CaseError) -> u8 {
     match error {
         CaseError::DriverGone(_) => 0,
@@ -62,7 +62,7 @@ fn rank(error: &CaseError) -> u8 {
     }
 }
 
-/// Two machines in a cluster of their own, which is found out by each alone.
+/// Returns two machines in a cluster of their own, apart from the other pairs.
 fn pair(t: &TestContext, place: usize) -> [MachineRequest; 2] {
     let request = t.machine_request(&format!("n{place}"));
     let cluster = format!("{}-{place}", request.cluster());
@@ -82,7 +82,8 @@ fn pair(t: &TestContext, place: usize) -> [MachineRequest; 2] {
     })
 }
 
-/// Makes the second one first: a driver that takes the first for it adopts its VM, or deletes both.
+/// Fails unless the driver keeps the two machines apart. Makes the second one first: a driver that takes the
+/// first for it adopts its VM, or deletes both.
 async fn are_apart(t: &TestContext, [one, other]: &[MachineRequest; 2]) -> CaseResult {
     let (second, first) = (t.make(other).await?.provider_id, t.make(one).await?.provider_id);
     ensure(first != second, || {
@@ -102,7 +103,7 @@ async fn are_apart(t: &TestContext, [one, other]: &[MachineRequest; 2]) -> CaseR
     if t.supports(Operation::GetMachineStatus) {
         t.status(one, None).await?.refused(Code::NotFound)?;
     }
-    // By its name alone, while the other one is there.
+    // Deletes the first machine by its name alone, while the other one exists.
     t.make(one).await?;
     t.remove(one, None).await?;
     t.survives(other, &second).await?;
@@ -111,7 +112,7 @@ async fn are_apart(t: &TestContext, [one, other]: &[MachineRequest; 2]) -> CaseR
     t.is_gone(one).await
 }
 
-/// The machine's cluster has those of these VMs that are its own.
+/// Fails unless the machine's cluster has exactly those of these VMs that are its own.
 async fn has_its_own(
     t: &TestContext,
     machine_request: &MachineRequest,
@@ -124,14 +125,14 @@ async fn has_its_own(
         .await
 }
 
-/// A name that is the beginning of another one: a filter of many back ends takes what begins so.
+/// A name may be the beginning of another one, and the filters of many back ends match by prefix.
 async fn beginnings(t: TestContext) -> CaseResult {
     let short = t.machine_request("a");
     let long = t.machine_request("a-b");
     are_apart(&t, &[short, long]).await
 }
 
-/// `.` is no letter of many back ends, and becomes `-` there.
+/// Many back ends do not allow a `.` in a name, and get `-` instead.
 async fn dots(t: TestContext) -> CaseResult {
     let [dotted, dashed] = ["a.b", "a-b"].map(|label| t.machine_request(label));
     t.track(&dotted);
@@ -147,7 +148,7 @@ async fn dots(t: TestContext) -> CaseResult {
     are_apart(&t, &[dotted, dashed]).await
 }
 
-/// Cluster and name as one text may be those of another cluster and another name.
+/// Joined into one text, cluster and name may equal those of another machine in another cluster.
 async fn joined(t: TestContext) -> CaseResult {
     for (number, between) in ["-", ""].into_iter().enumerate() {
         let plain = t.machine_request(&format!("n{number}"));

@@ -1,4 +1,4 @@
-//! Calls made bare that the client replaces by others, or answers itself.
+//! Calls made on the wire that the client replaces by others, or answers itself.
 
 use tonic::Code as Grpc;
 
@@ -42,11 +42,13 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-06"], [Need::Endpoint, CALLED_LIST] => list_pages;
 };
 
-/// How many VMs the list in pages has: more than one page of the smallest size.
+/// The number of VMs in the paged list: more than one page of the smallest size.
 const LISTED: usize = 6;
-/// The pages that are asked for: several, and one that everything is on. Some back ends have no page below 5.
+/// The page sizes of the requests: one that takes several pages, and one that everything fits on. Some back
+/// ends have no page below 5.
 const PAGE_SIZES: [i32; 2] = [5, 100];
-/// A page may be empty and not the last; a list whose pages never end is broken.
+/// The most pages of a list: a page may be empty without being the last, but a list whose pages never end is
+/// broken.
 const MAX_PAGES: usize = 100;
 
 async fn status_answers(t: TestContext) -> CaseResult {
@@ -104,7 +106,7 @@ pub(super) async fn lists(
     })
 }
 
-/// What the extension declares; none when the plugin does not serve it.
+/// Returns the declaration of the extension, or none when the plugin does not serve it.
 pub(super) async fn extended(t: &TestContext) -> CaseResult<Option<GetExtensionCapabilitiesResponse>> {
     let answer = raw(t, EXTENSION, &[]).await?;
     if answer.is_code(Grpc::Unimplemented) {
@@ -113,7 +115,7 @@ pub(super) async fn extended(t: &TestContext) -> CaseResult<Option<GetExtensionC
     answer.ok().map(Some)
 }
 
-/// The rules are those of the client, which takes no plugin that breaks them.
+/// Applies the rules of the client, which accepts no plugin that breaks them.
 async fn extension_capabilities(t: TestContext) -> CaseResult {
     let declaration = Declaration {
         extension: extended(&t).await?,
@@ -128,7 +130,7 @@ async fn extension_capabilities(t: TestContext) -> CaseResult {
 
 async fn undeclared_extension(t: TestContext) -> CaseResult {
     let declared = extended(&t).await?.unwrap_or_default().calls;
-    // Well formed, and of a VM that does not exist.
+    // The requests are well formed, and about a VM that does not exist.
     let fields = Fields {
         provider_id: "conformance:///missing".to_owned(),
         ..Fields::of(&t.machine_request("a"))
@@ -146,7 +148,7 @@ async fn undeclared_extension(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Where a call of the extension is.
+/// Returns the path of a call of the extension.
 pub(super) const fn path_of(call: ExtensionCall) -> &'static str {
     match call {
         ExtensionCall::Unspecified => EXTENSION,

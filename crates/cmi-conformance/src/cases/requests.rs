@@ -30,7 +30,8 @@ pub(super) struct Fields {
     pub page_token: String,
 }
 
-/// The paths of rpcs, and their requests: those of the fields that are sent, or what is sent in their place.
+/// The paths of rpcs and their requests: each has the fields that are sent, or the values that are sent in
+/// their place.
 macro_rules! rpcs {
     ($($service:literal of $messages:ident {$(
         $path:ident = $rpc:ident($message:ident { $($field:ident $(: $value:expr)?),+ $(,)? });
@@ -38,7 +39,7 @@ macro_rules! rpcs {
         $($(pub(super) const $path: &str = concat!($service, stringify!($rpc));)+)+
 
         impl Fields {
-            /// The request of the rpc with this path.
+            /// Returns the request of the rpc with this path.
             pub fn request(&self, path: &str) -> Vec<u8> {
                 let fields = self.clone();
                 match path {
@@ -47,7 +48,7 @@ macro_rules! rpcs {
                         $(message.$field = rpcs!(@ fields.$field $($value)?);)+
                         message.encode_to_vec()
                     })+)+
-                    // What is asked of the plugin itself has no fields.
+                    // Requests about the plugin itself have no fields.
                     _ => Vec::new(),
                 }
             }
@@ -94,7 +95,7 @@ rpcs! {
 }
 
 impl Fields {
-    /// Those of a machine. An update leads from its spec to the same.
+    /// Returns the fields of a machine. Its update leads from its spec to the same spec.
     pub fn of(machine_request: &MachineRequest) -> Self {
         let class = &machine_request.class;
         let spec = serde_json::Value::Object(class.provider_spec.0.clone());
@@ -119,7 +120,7 @@ pub(super) fn volumes(pv_spec_list: Vec<u8>) -> Vec<u8> {
     fields.request(VOLUMES)
 }
 
-/// What is no provider spec: no JSON, or no object.
+/// Provider specs that are broken: no JSON, or no object.
 pub(super) const BROKEN_SPECS: [&[u8]; 7] = [
     b"not json",
     b"[]",
@@ -158,7 +159,7 @@ pub(super) async fn raw(t: &TestContext, path: &'static str, request: &[u8]) -> 
     before(t, path, request, None).await
 }
 
-/// With a deadline that is sent to the plugin. Only the plugin keeps it.
+/// Makes a call with a deadline that is sent to the plugin. Only the plugin enforces it.
 pub(super) async fn before(
     t: &TestContext,
     path: &'static str,

@@ -1,4 +1,4 @@
-//! The process of the driver ends, without warning, and is started again.
+//! The driver's process ends without warning, and is started again.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
 const AFTER: &str = "after the hook `restart`";
 const AMID: &str = "after the hook `restart`, which ended the driver in the middle of CreateMachine";
-/// How long the end of a process may take to show in its connections.
+/// The longest time until the end of a process shows in its connections.
 const NOTICE: Duration = Duration::from_secs(5);
-/// How long a process may take to serve: one with a runtime of its own, on a busy computer, starts slowly.
+/// The longest time until a process serves: one with a runtime of its own starts slowly on a busy computer.
 const MAX_START: Duration = Duration::from_mins(2);
 const RESTART: Need = Need::Hook(Hook::Restart);
 
-/// The first one compares the answers before and after a restart. A driver that changes once, with its first
-/// restart, is seen to change only before any other restart.
+/// The first case compares the answers before and after a restart. A driver whose answers change once, with
+/// its first restart, is seen to change only before any other restart.
 pub(super) const CASES: &[Case] = cases! {
     "restart-changes-nothing-said": "name, version and capabilities are the same after a restart"
         ["CMI-59"], [RESTART] => says_the_same;
@@ -44,8 +44,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
 };
 
-/// The driver as it is after a restart. Whether there was one shows from outside in a connection that was
-/// open before: the end of a process closes it.
+/// Restarts the driver and waits until it serves again. From outside, a connection that was open before shows
+/// whether there was a restart: the end of a process closes it.
 async fn restarted(t: &TestContext) -> CaseResult {
     let connection = match t.target().wire() {
         Some(wire) => Some(wire.hold().await.map_err(|error| {
@@ -70,7 +70,7 @@ async fn restarted(t: &TestContext) -> CaseResult {
     })
 }
 
-/// Waits for a driver that is being started; as long as it does not serve, anything may answer in its place.
+/// Waits until a driver that is being started serves; before that, anything may answer in its place.
 async fn ready_again(t: &TestContext) -> CaseResult {
     let limit = t.config().call_limit();
     let outage = limit.min(MAX_START);
@@ -150,9 +150,9 @@ async fn deletes_the_vm(t: TestContext) -> CaseResult {
     t.is_gone(&request).await
 }
 
-/// What a driver holds while it makes a VM, a lock or a claim of the name, outlives it or does not: either
-/// way the machine gets its VM. The caller of the create is gone with the connection, so what it would have
-/// been answered is not looked at.
+/// A lock or a claim of the name, which a driver may hold while it makes a VM, outlives the driver or does
+/// not: either way the machine gets its VM. The caller of the create is gone with the connection, so the case
+/// does not look at the answer.
 async fn amid_a_create(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.track(&request);
@@ -180,7 +180,7 @@ async fn amid_a_create(t: TestContext) -> CaseResult {
     t.restore().await?;
     restarted?;
     let made = t.make(&request).await.map_err(|error| error.after(AMID))?;
-    // What the killed process had asked for may be done only now.
+    // The request of the killed process may take effect only now.
     t.pause(slow.saturating_sub(begun.elapsed())).await;
     t.settle().await;
     let one = t.has_only(&request, &made.provider_id).await;

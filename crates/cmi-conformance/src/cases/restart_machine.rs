@@ -1,4 +1,4 @@
-//! RestartMachine. That it restarts shows by the power state of a guest that was off, and at the back end.
+//! RestartMachine. The power state of a guest that was off shows that it restarts, and so does the back end.
 
 use super::cases;
 use super::requests::reaches_the_plugin;
@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-17"], [RESTART] => other_identity;
 };
 
-/// Restarts: the order is taken, or one is being carried out.
+/// Restarts the VM: OK says that the order is taken, ABORTED that a restart is under way.
 async fn restarted(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> CaseResult {
     t.restart(request, id).await?.ok_or(&[Code::Aborted]).map(drop)
 }
@@ -86,7 +86,7 @@ async fn switches_on(t: TestContext) -> CaseResult {
 async fn is_made(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let before = mutations(&t).await?;
-    // One that still boots may be answered ABORTED, since it is on its way up.
+    // A VM that still boots may be answered with ABORTED, since it is on its way up.
     if t.restart(&request, &id).await?.ok_or(&[Code::Aborted])?.is_none() {
         return Ok(());
     }
@@ -97,7 +97,7 @@ async fn is_made(t: TestContext) -> CaseResult {
 
 async fn never_made(t: TestContext) -> CaseResult {
     let (request, other) = (t.machine_request("a"), t.machine_request("b"));
-    // An id of the driver's own kind, whose VM is gone.
+    // The id is of the driver's own kind, and its VM is gone.
     let id = t.prepare_gone(&other).await?;
     for request in [&request, &other] {
         t.restart(request, &id).await?.refused(Code::NotFound)?;
@@ -110,7 +110,7 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     let there = t.machine_request("a");
     let here = there.clone().in_cluster(&t.other_cluster());
     let id = t.prepare(&there).await?.provider_id;
-    // Whether a foreign id is refused, or leads to no VM, is the driver's choice.
+    // The driver may refuse a foreign id, or find no VM by it.
     t.restart(&here, &id).await?.refused_with(&[
         Code::NotFound,
         Code::InvalidArgument,

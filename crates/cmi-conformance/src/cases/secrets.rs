@@ -1,4 +1,4 @@
-//! Secrets stay secret, and errors speak.
+//! Secrets stay secret, and errors say what is wrong.
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
@@ -30,7 +30,7 @@ pub(super) fn speaks(status: &Status) -> CaseResult {
     })
 }
 
-/// Makes calls that go well and calls that do not; every answer is checked.
+/// Makes calls that succeed and calls that fail; every answer is checked.
 async fn calls(t: &TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let invalid = request.clone().untagged(tags::CLUSTER);
@@ -66,7 +66,7 @@ async fn do_not_come_back(t: TestContext) -> CaseResult {
     }
 }
 
-/// The case runs after all others: what a driver writes when its back end fails is in there, too.
+/// Runs after all other cases, so that the logs also hold what a driver writes when its back end fails.
 async fn are_not_logged(t: TestContext) -> CaseResult {
     calls(&t).await.map_err(CaseError::in_preparation)?;
     let secrets = all_secrets(&t);
@@ -97,12 +97,12 @@ async fn are_not_logged(t: TestContext) -> CaseResult {
     if !any_has_lines {
         t.goes_only_so_far_for_want_of(format!("lines in {LOGS}"));
     }
-    // A file that is not where its author looks for it leaks nothing.
+    // A log that can't be read shows no leak.
     unread.map_or(Ok(()), |reason| Err(CaseError::Inconclusive(reason)))
 }
 
-/// What the driver was given in this run and has to keep to itself. Credentials that it refused may be good
-/// elsewhere.
+/// Returns the values that the driver was given in this run and has to keep secret. Credentials that it
+/// refused may be good elsewhere.
 fn all_secrets(t: &TestContext) -> Vec<(String, Vec<u8>)> {
     let config = t.config();
     let kept = |map: &SecretMap| {

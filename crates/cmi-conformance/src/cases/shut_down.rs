@@ -1,5 +1,5 @@
-//! ShutDownMachine: OK says that the guest is stopped, or has accepted to stop. Whether it does can be seen
-//! by its power state alone.
+//! ShutDownMachine: OK says that the guest is stopped, or has accepted to stop. Only its power state shows
+//! whether it does.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use cmi_driver::{Code, Operation, PowerState};
 
 const SHUT_DOWN: Need = Need::Call(Operation::ShutDownMachine);
 const BETWEEN_CALLS: Duration = Duration::from_millis(20);
-/// Between two looks at a guest that takes its time.
+/// The interval between two looks at a guest that takes its time.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 pub(super) const CASES: &[Case] = cases! {
@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-128"], [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)] => other_cluster;
 };
 
-/// Repeats while the guest is stopping.
+/// Repeats ShutDownMachine while it answers ABORTED, since the guest is stopping.
 pub(super) async fn until_accepted(t: &TestContext, request: &MachineRequest) -> CaseResult {
     let until = tokio::time::Instant::now() + t.config().shut_down_limit();
     while t.shut_down(request).await?.ok_or(&[Code::Aborted])?.is_none() {
@@ -40,8 +40,7 @@ pub(super) async fn until_accepted(t: &TestContext, request: &MachineRequest) ->
     Ok(())
 }
 
-/// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the
-/// cases about GetMachineStatus.
+/// Whether the guest runs, as far as the driver can tell. Other cases test that GetMachineStatus answers.
 pub(super) async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
     let read = t.status(request, None).await?.ok();
     match read.map_err(CaseError::in_preparation)?.power_state {
@@ -54,7 +53,7 @@ pub(super) async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResu
     }
 }
 
-/// Waits until the guest runs, or does not run any more: it takes its own time for either.
+/// Waits until the guest runs, or no longer runs: it takes its own time for either.
 pub(super) async fn until(
     t: &TestContext,
     request: &MachineRequest,
@@ -77,7 +76,7 @@ pub(super) async fn until_down(t: &TestContext, request: &MachineRequest) -> Cas
     until(t, request, false, t.config().shut_down_limit(), otherwise).await
 }
 
-/// A VM whose guest runs.
+/// Prepares a VM whose guest runs.
 pub(super) async fn running(t: &TestContext, request: &MachineRequest) -> CaseResult {
     t.prepare(request).await?;
     let up = until(
@@ -130,9 +129,9 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     running(&t, &there).await?;
-    // There is nothing to stop: OK and NOT_FOUND both say so.
+    // The machine has no VM to stop: OK and NOT_FOUND both say so.
     t.shut_down(&here).await?.ok_or(&[Code::NotFound])?;
-    // How long a guest takes is seen by one that has to stop.
+    // The stop of another guest shows how long a guest takes to stop.
     running(&t, &here).await?;
     until_accepted(&t, &here)
         .await

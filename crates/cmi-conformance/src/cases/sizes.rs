@@ -1,4 +1,4 @@
-//! How long fields may be, in answers and in requests, and fields that a driver does not know yet.
+//! The lengths of fields in answers and in requests, and fields that a driver does not know yet.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use cmi_grpc::proto::cmi::v1::{
     ListMachinesResponse, ShutDownMachineResponse,
 };
 
-/// The longest fields, bytes.
+/// The longest lengths of fields, in bytes.
 const PROVIDER_ID: usize = 512;
 const NAME: usize = 253;
 const VOLUME_ID: usize = 512;
@@ -29,7 +29,7 @@ const STATE: usize = 4 << 10;
 const SPEC: usize = 1 << 20;
 const SECRETS: usize = 2 << 20;
 const VOLUME_SPECS: usize = 16 << 20;
-/// Between two calls of which the first was ABORTED.
+/// The pause before the repeat of a call that was ABORTED.
 const BETWEEN_REPEATS: Duration = Duration::from_millis(50);
 /// A field that no message of the interface has: number 1000, a text of 19 bytes.
 const UNKNOWN_FIELD: &[u8] = b"\xc2\x3e\x13conformance-unknown";
@@ -46,8 +46,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-03", "CMI-30", "CMI-49"], [Need::Endpoint] => key_case;
 };
 
-/// Code 17 is written as FAILED_PRECONDITION: the VM is there and waits for its initialization. ABORTED says
-/// that it is being made.
+/// The codes of a create that makes a VM. Code 17 goes over the wire as FAILED_PRECONDITION: the VM exists
+/// and waits for its initialization. ABORTED says that the VM is being made.
 fn made(t: &TestContext) -> &'static [Grpc] {
     if t.supports(Operation::InitializeMachine) {
         &[Grpc::Ok, Grpc::Aborted, Grpc::FailedPrecondition]
@@ -114,20 +114,20 @@ async fn response_sizes(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// The driver's own volumes, as GetVolumeIDs takes them: a JSON array.
+/// Returns the driver's own volumes in the form that GetVolumeIDs takes: a JSON array.
 fn own_volumes(t: &TestContext) -> Vec<u8> {
     let specs = t.config().persistent_volumes.own_specs();
     serde_json::Value::Array(specs).to_string().into_bytes()
 }
 
-/// JSON may have space around it: so every spec can be as long as it may be.
+/// Pads JSON with white space, so that any spec can be as long as the limit allows.
 fn padded(mut json: Vec<u8>, length: usize) -> Vec<u8> {
     json.resize(json.len().max(length), b' ');
     json
 }
 
-/// With a key of its own that fills what is left: a driver takes no notice of secrets that it does not know.
-/// They are as long as they may be also where their length is that on the wire, and no longer.
+/// Adds a key that fills the secrets up to their limit: a driver ignores secrets that it does not know. Their
+/// length on the wire reaches the limit as well, and does not exceed it.
 fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
     let key = "conformance-filling".to_owned();
     secrets.insert(key.clone(), vec![b'x'; SECRETS]);
@@ -141,8 +141,8 @@ fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
     secrets
 }
 
-/// As long as they may be without a state: two specs and the secrets of an update have 4 MiB, and what is
-/// around them makes it longer than many libraries take.
+/// Returns the fields at their limits, without a state: the two specs and the secrets of an update have 4
+/// MiB, and the rest makes it longer than many libraries accept.
 fn large(fields: Fields) -> Fields {
     let spec = padded(fields.provider_spec, SPEC);
     Fields {
@@ -153,7 +153,8 @@ fn large(fields: Fields) -> Fields {
     }
 }
 
-/// Says what to do where a library refused the length of a message before the plugin saw it.
+/// Checks the code, and says what to do where a library refused the length of a message before the plugin saw
+/// it.
 fn taken(answer: &RawAnswer, codes: &[Grpc], length: usize) -> CaseResult {
     answer.is_one_of(codes).map_err(|error| {
         error.after(&format!(
@@ -180,7 +181,7 @@ async fn large_requests(t: TestContext) -> CaseResult {
         let request = volumes(padded(own_volumes(&t), VOLUME_SPECS));
         let answer = raw(&t, VOLUMES, &request).await?;
         let own = &t.config().persistent_volumes.own;
-        // A list without a volume may be refused for what it is (CMI-150), which takes reading it.
+        // A plugin may refuse a list without a volume for its content (CMI-150), but has to read it for that.
         let is_refused = own.is_empty() && answer.is_code(Grpc::InvalidArgument);
         if !is_refused {
             taken(&answer, &[Grpc::Ok], request.len())?;
@@ -197,8 +198,8 @@ async fn large_requests(t: TestContext) -> CaseResult {
     t.remove(&machine_request, None).await
 }
 
-/// The same code as without the field: a later version of the interface may have it. A request that is
-/// refused without it, too, shows nothing.
+/// The code has to be the same as without the field, which a later version of the interface may have. A
+/// request that is refused without the field, too, shows nothing.
 async fn unknown_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.prepare(&machine_request).await?;
@@ -211,7 +212,7 @@ async fn unknown_fields(t: TestContext) -> CaseResult {
         (Operation::GetMachineStatus, STATUS),
         (Operation::ListMachines, LIST),
         (Operation::ShutDownMachine, SHUT_DOWN),
-        // The VM is gone after it.
+        // The VM is gone after DeleteMachine, so it comes last.
         (Operation::DeleteMachine, DELETE),
     ] {
         if t.supports(operation) {
@@ -230,7 +231,8 @@ async fn unknown_fields(t: TestContext) -> CaseResult {
     t.remove(&machine_request, None).await
 }
 
-/// ABORTED says that something is under way, and no more: what comes after it.
+/// Repeats the call while it answers ABORTED, which only says that something is under way. Returns the answer
+/// that follows, or ABORTED when the time is over.
 async fn not_aborted(t: &TestContext, path: &'static str, request: &[u8]) -> CaseResult<RawAnswer> {
     let until = Instant::now() + t.config().call_limit();
     loop {
@@ -242,8 +244,8 @@ async fn not_aborted(t: &TestContext, path: &'static str, request: &[u8]) -> Cas
     }
 }
 
-/// A request for volume ids that the driver takes: what is no volume of its own it may refuse, and an empty
-/// list, too.
+/// Returns a request for volume ids that the driver takes: it may refuse a volume that is not its own, and an
+/// empty list, too.
 async fn taken_volumes(t: &TestContext) -> CaseResult<Option<Vec<u8>>> {
     if !t.supports(Operation::GetVolumeIds) {
         return Ok(None);
@@ -258,8 +260,8 @@ async fn taken_volumes(t: &TestContext) -> CaseResult<Option<Vec<u8>>> {
     Ok(None)
 }
 
-/// Some JSON libraries read `TAGS` into `tags`, and the last one counts: then a VM is made in a cluster that
-/// the tags of its spec do not name.
+/// Some JSON libraries read `TAGS` into `tags`, and the last one counts: such a driver makes the VM in a
+/// cluster that the tags of its spec do not name.
 async fn key_case(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
@@ -273,7 +275,7 @@ async fn key_case(t: TestContext) -> CaseResult {
     };
     let foreign = there.class.provider_spec.0.get(key).cloned().unwrap_or_default();
     let mut fields = Fields::of(&here);
-    // After all others; a map would sort it before.
+    // The key comes after all others; a map would sort it before them.
     let end = fields.provider_spec.pop();
     let more = format!(",\"{other}\":{foreign}");
     fields.provider_spec.extend(more.into_bytes());

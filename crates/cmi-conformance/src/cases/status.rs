@@ -6,7 +6,7 @@ use crate::answer::{CaseResult, ensure, names, same_names};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
-/// What to do about a hook that can't make a second VM.
+/// The advice about a hook that can't make a second VM.
 const UNIQUE_NAMES: &str = "; if the back end takes no second VM of a name, say `uniqueNames: true`";
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
@@ -60,16 +60,16 @@ async fn not_found(t: &TestContext, request: &MachineRequest, id: Option<&Provid
 async fn never_made(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     not_found(&t, &request, None).await?;
-    // Nor when another VM of the cluster is there.
+    // The answer is the same when another VM of the cluster exists.
     t.prepare(&t.machine_request("b")).await?;
     not_found(&t, &request, None).await
 }
 
-/// The order in which a controller asks: before each create, and after it.
+/// Asks in the order of a controller: before each create, and after it.
 async fn after_create(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     for _ in 0..2 {
-        // That it is NOT_FOUND is for the cases about that.
+        // Other cases test that the answer is NOT_FOUND.
         let before = t.status(&request, None).await?.refused(Code::NotFound);
         before.map_err(CaseError::in_preparation)?;
         let id = t.prepare(&request).await?.provider_id;
@@ -139,7 +139,7 @@ async fn ten_times(t: TestContext) -> CaseResult {
     t.has_only(&request, &made.provider_id).await
 }
 
-/// How many changes the back end has seen.
+/// Returns the number of changes that the back end has seen.
 pub(super) async fn mutations(t: &TestContext) -> CaseResult<u64> {
     let printed = t.run_hook(crate::HookCall::new(Hook::Mutations)).await?;
     let text = String::from_utf8_lossy(&printed);
@@ -150,7 +150,8 @@ pub(super) async fn mutations(t: &TestContext) -> CaseResult<u64> {
     })
 }
 
-/// Makes the VM of a case that counts changes: a hook that does not see this one sees none.
+/// Makes the VM of a case that counts changes, and checks the hook: one that does not see this change sees
+/// none.
 pub(super) async fn counted(t: &TestContext, request: &MachineRequest) -> CaseResult<ProviderId> {
     let before = mutations(t).await?;
     let id = t.prepare(request).await?.provider_id;
@@ -197,7 +198,7 @@ async fn several(t: TestContext) -> CaseResult {
     })
 }
 
-/// Has the hook make a second VM of a machine that has one, and sees that it did.
+/// Makes a second VM of a machine that has one, by the hook, and checks that it exists.
 pub(super) async fn second(t: &TestContext, request: &MachineRequest) -> CaseResult {
     let planted = t.run_hook_on(Hook::Plant, request).await;
     t.settle().await;
@@ -214,7 +215,7 @@ pub(super) async fn second(t: &TestContext, request: &MachineRequest) -> CaseRes
     }
 }
 
-/// How many VMs of a cluster there are, if that can be seen.
+/// Returns the number of VMs in a cluster, if the driver can list them.
 async fn listed(t: &TestContext, request: &MachineRequest) -> CaseResult<Option<usize>> {
     if !t.supports(Operation::ListMachines) {
         return Ok(None);
@@ -223,8 +224,8 @@ async fn listed(t: &TestContext, request: &MachineRequest) -> CaseResult<Option<
     Ok(Some(listed.len()))
 }
 
-/// Skips the case where the back end takes no second VM of a name, as its author says; what a hook has made
-/// all the same shows that it does.
+/// Skips the case where, by the word of its author, the back end takes no second VM of a name. A second VM
+/// that the hook made all the same shows that it does.
 async fn there_is_one_of_a_name(t: &TestContext, request: &MachineRequest, planted: bool) -> CaseResult {
     let there_are_two = planted && listed(t, request).await?.is_none_or(|listed| listed > 1);
     if there_are_two {

@@ -33,11 +33,11 @@ pub(super) const CASES: &[Case] = cases! {
 const TAG: &str = "conformance.example.com/text";
 /// Letters of two, three and four bytes in UTF-8; the last is two units in UTF-16.
 const TEXT: &str = "Größe 東京 🚀";
-/// The same to a driver that keeps ASCII alone, or writes one sign for each other character.
+/// A text that equals `TEXT` to a driver that keeps ASCII alone, or writes one sign for each other character.
 const OTHER_TEXT: &str = "Grüße 大阪 🛰";
 
-/// Back ends may take fewer characters in a tag than JSON does. Whether this one does, or nothing if it does:
-/// then there is no VM.
+/// Returns whether the back end takes the text in a tag, and fails if it refuses the create but makes a VM.
+/// Back ends may take fewer characters in a tag than JSON does.
 async fn taken(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
     let codes = [Code::InvalidArgument, Code::Aborted, Code::Uninitialized];
     let answer = t.create(request).await?;
@@ -90,7 +90,7 @@ async fn other_identity(t: TestContext) -> CaseResult {
     t.has_only(&request, &id).await
 }
 
-/// A change with each of its texts in another script.
+/// Returns the change with `TEXT` in place of each of its texts.
 fn in_any_script(change: &Value) -> Value {
     match change {
         Value::String(_) => TEXT.into(),
@@ -110,7 +110,7 @@ async fn update(t: TestContext) -> CaseResult {
         let change = in_any_script(&change);
         let wanted = request.clone().changed(&change);
         let answer = t.update(&request, &wanted, &id).await?;
-        // A text may stand for one of a set, as the name of a size does.
+        // A text may be one of a set of values, as the name of a size is.
         if answer
             .ok_or(&[Code::InvalidArgument, Code::OutOfRange])?
             .is_none()

@@ -58,7 +58,7 @@ async fn offered(t: TestContext) -> CaseResult {
     }
 }
 
-/// The spec with each hot update.
+/// Returns the request with each hot update, and the change.
 fn updated(t: &TestContext, request: &MachineRequest) -> CaseResult<Vec<(MachineRequest, Value)>> {
     let updates = t.config().hot_updates.iter();
     updates
@@ -72,7 +72,7 @@ fn updated(t: &TestContext, request: &MachineRequest) -> CaseResult<Vec<(Machine
         .collect()
 }
 
-/// A hot update and the way back, each with what it makes.
+/// Returns a hot update and its reversal, each with a description of what it makes.
 fn there_and_back_by<'a>(
     request: &'a MachineRequest,
     wanted: &'a MachineRequest,
@@ -91,14 +91,15 @@ async fn there_and_back(t: TestContext) -> CaseResult {
         for _ in 0..2 {
             t.update(&request, &wanted, &id).await?.ok()?;
         }
-        // What was half done is taken back although the spec of before was the last that was applied in full.
+        // The request takes back an update that is half done, although its spec was the last that was applied
+        // in full.
         t.update(&request, &request, &id).await?.ok()?;
         is_the_same(&t, &request, &id).await?;
     }
     t.has_only(&request, &id).await
 }
 
-/// What UpdateMachine does can't be seen by its answers: one that does nothing gives the same.
+/// The answers of UpdateMachine do not show what it does: a driver that does nothing gives the same ones.
 async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = counted(&t, &request).await?;
@@ -111,7 +112,7 @@ async fn changes_once(t: TestContext) -> CaseResult {
     t.has_only(&request, &id).await
 }
 
-/// Updates twice: the first time there is something to do, the second time it is done.
+/// Updates twice: the first update has something to do, the second has not.
 async fn is_made_once(
     t: &TestContext,
     from: &MachineRequest,
@@ -139,8 +140,8 @@ pub(super) async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &
     })
 }
 
-/// Whether a spec sets anything that another has not, or has otherwise. A spec that only lacks what the other
-/// has asks for a removal, and a driver may leave alone what it can't tell from what others have set.
+/// Whether a spec sets a value that the other lacks, or has otherwise. A spec that only lacks fields of the
+/// other asks for a removal, and a driver may leave alone what it can't tell from what others have set.
 fn sets_something(spec: &Value, beside: Option<&Value>) -> bool {
     match (spec, beside) {
         (Value::Object(fields), Some(Value::Object(others))) => fields
@@ -154,9 +155,10 @@ fn spec(request: &MachineRequest) -> Value {
     Value::Object(request.class.provider_spec.0.clone())
 }
 
-/// From one hot update to the next, without the way back, and each by a request that says that it was
-/// applied before: the update before this one may have been cut off, and its caller knows no better. What an
-/// update before it has set may stay on the VM, so that it is no change any more.
+/// Goes from one hot update to the next without the way back, by requests that say that their spec was
+/// applied before, and on a second VM by requests whose last applied spec is an older one: the update before
+/// may have been cut off, and its caller knows no better. A value that an earlier update has set may stay on
+/// the VM, so that it is no change any more.
 async fn any_state(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = counted(&t, &request).await?;
@@ -185,7 +187,7 @@ async fn any_state(t: TestContext) -> CaseResult {
     is_the_same(&t, &last, &id).await
 }
 
-/// What the VM has, as the back end shows it.
+/// Returns the values that the VM has, as the back end shows them.
 pub(super) async fn vm_spec(t: &TestContext, request: &MachineRequest) -> CaseResult<Value> {
     let printed = t.run_hook_on(Hook::VmSpec, request).await?;
     match serde_json::from_slice(&printed) {
@@ -201,7 +203,7 @@ fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), Value::to_string)
 }
 
-/// Fails unless the VM has at this place what an update asked for.
+/// Fails unless the VM has the value at this place that an update asked for.
 pub(super) fn is_written(place: &str, asked: &Value, has: &Value) -> CaseResult {
     ensure(has.pointer(place) == Some(asked), || {
         format!(
@@ -212,8 +214,8 @@ pub(super) fn is_written(place: &str, asked: &Value, has: &Value) -> CaseResult 
     })
 }
 
-/// A value that is wrong is as much a change as the right one, and a driver that compares with what it has
-/// written itself makes it once: only the back end shows it.
+/// A wrong value is as much a change as the right one, and a driver that compares the spec with what it wrote
+/// itself makes the change once: only the back end shows the value.
 async fn written(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let before = vm_spec(&t, &request).await?;
@@ -223,7 +225,7 @@ async fn written(t: TestContext) -> CaseResult {
         let (has, asked) = (vm_spec(&t, &request).await?, spec(&wanted));
         let places: Vec<_> = changed_places(&change).iter().map(ToString::to_string).collect();
         for place in &places {
-            // Where the change removes a field, what the VM has then is the back end's own choice.
+            // After a removal, the value that the VM has is the back end's own choice.
             let Some(asked) = asked.pointer(place) else {
                 continue;
             };
@@ -246,7 +248,7 @@ async fn written(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Cluster and machine object of a VM, as the list tells them.
+/// Returns cluster and machine object of a VM, as the list tells them.
 async fn owner(
     t: &TestContext,
     request: &MachineRequest,
@@ -257,8 +259,7 @@ async fn owner(
     Ok(found.map_or([None, None], |vm| [vm.cluster_id, vm.machine_id]))
 }
 
-/// A VM without the tags of its owner belongs to no machine: it is not found any more, or taken for one that
-/// was left behind.
+/// A VM without the tags of its owner belongs to no machine: it is no longer found, or taken for an orphan.
 async fn keeps_the_owner(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let before = owner(&t, &request, &id).await?;
@@ -283,7 +284,7 @@ async fn keeps_the_owner(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// What a VM has beside these places: among the tags, and in each object that holds one of them.
+/// Returns the values of a VM beside these places: among the tags, and in each object that holds one of them.
 fn beside(has: &Value, places: &[JsonPointer], tag_path: &JsonPointer) -> Vec<(String, Value)> {
     let above = places.iter().filter_map(JsonPointer::parent);
     let objects: BTreeSet<_> = above.chain([tag_path.clone()]).collect();
@@ -302,7 +303,7 @@ fn beside(has: &Value, places: &[JsonPointer], tag_path: &JsonPointer) -> Vec<(S
         .collect()
 }
 
-/// What the new spec and the last one do not name has been set by others: by the back end, or by its
+/// Values that neither the new spec nor the last one names were set by others: by the back end, or by its
 /// operator.
 async fn keeps_the_rest(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
@@ -361,7 +362,7 @@ async fn found_by_the_new_spec(t: TestContext) -> CaseResult {
 
 async fn never_made(t: TestContext) -> CaseResult {
     let (request, other) = (t.machine_request("a"), t.machine_request("b"));
-    // An id of the driver's own kind, whose VM is gone.
+    // The id is of the driver's own kind, and its VM is gone.
     let id = t.prepare_gone(&other).await?;
     t.update(&request, &request, &id).await?.refused(Code::NotFound)?;
     t.has_none(&request).await
@@ -373,7 +374,7 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     let id = counted(&t, &there).await?;
     let before = mutations(&t).await?;
     for (wanted, change) in updated(&t, &here)? {
-        // Whether a foreign id is refused, or leads to no VM, is the driver's choice.
+        // The driver may refuse a foreign id, or find no VM by it.
         t.update(&here, &wanted, &id).await?.refused_with(&[
             Code::NotFound,
             Code::InvalidArgument,

@@ -1,4 +1,4 @@
-//! What every call checks before it does anything: name, provider spec, tags.
+//! The checks of every call before it does anything: name, provider spec, tags.
 
 use serde_json::{Map, json};
 
@@ -8,7 +8,7 @@ use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderSpec, tags};
 
-/// Longer than any name that a back end or Kubernetes takes.
+/// Longer than any name that a back end or Kubernetes accepts.
 const TOO_LONG: usize = 1000;
 
 pub(super) const BLANK_NAME: &[Case] = family! {
@@ -124,7 +124,7 @@ async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
     t.has_only(&there, &id).await
 }
 
-/// The ways in which a spec names no cluster.
+/// Returns requests whose spec names no cluster, each with a description.
 fn without_cluster(t: &TestContext, request: &MachineRequest) -> Vec<(String, MachineRequest)> {
     let tags = &t.capabilities().tag_path;
     let tag = format!("{tags}/{}", tags::CLUSTER.replace('/', "~1"));
@@ -154,7 +154,7 @@ fn without_cluster(t: &TestContext, request: &MachineRequest) -> Vec<(String, Ma
     all
 }
 
-/// Of a call about a VM that is there, which stays as it was.
+/// Sends wrong requests about an existing VM, which has to stay as it was.
 async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
     let (there, id) = t.prepare_vm("b").await?;
     let mut empty = there.clone();

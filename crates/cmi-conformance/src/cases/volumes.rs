@@ -51,7 +51,7 @@ async fn own(t: TestContext) -> CaseResult {
     equal(&ids, &turned(wanted))
 }
 
-/// One volume does not show that the others count, so it takes two.
+/// One volume does not show that further ones count, so the case takes two.
 async fn several(t: TestContext) -> CaseResult {
     let (specs, wanted) = specs(&t);
     let ([first, second, ..], [one, two, ..]) = (specs.as_slice(), wanted.as_slice()) else {
@@ -70,7 +70,7 @@ async fn several(t: TestContext) -> CaseResult {
     }
     let twice = [first, second, first].map(Value::clone).to_vec();
     let ids = t.volume_ids(twice).await?.ok()?;
-    // Whether what is asked for twice comes out twice is the driver's choice.
+    // The driver may answer the id once or twice for a volume that is asked for twice.
     let choices = [vec![one, two, one], vec![one, two]];
     ensure(
         choices.iter().any(|choice| ids.iter().eq(choice.iter().copied())),
@@ -84,7 +84,7 @@ async fn foreign(t: TestContext) -> CaseResult {
     mixed.extend(own);
     mixed.push(json!({"nfs": {"server": "nfs.example.com", "path": "/"}}));
     equal(&t.volume_ids(mixed.clone()).await?.ok()?, &wanted)?;
-    // A spec without a source is none of Kubernetes: it has no id, or is refused.
+    // Kubernetes has no spec without a source: the driver gives it no id, or refuses it.
     mixed.insert(0, json!({}));
     let ids = t.volume_ids(mixed).await?.ok_or(&[Code::InvalidArgument])?;
     ids.map_or(Ok(()), |ids| equal(&ids, &wanted))

@@ -1,4 +1,4 @@
-//! What only the wire shows: services, fields, status, capabilities.
+//! The parts of the interface that only the wire shows: services, fields, status, capabilities.
 
 use tonic::Code as Grpc;
 
@@ -90,7 +90,7 @@ pub(super) async fn declared(t: &TestContext) -> CaseResult<Vec<i32>> {
     Ok(response.capabilities.iter().filter_map(rpc).collect())
 }
 
-/// The calls of the Machine service that the plugin has to serve.
+/// Returns the calls of the Machine service that the plugin has to serve.
 async fn offered(t: &TestContext) -> CaseResult<Vec<&'static str>> {
     let declared = declared(t).await?;
     let optional = OPTIONAL
@@ -223,7 +223,7 @@ async fn status(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Fails unless an answer is a status of gRPC that says what is wrong, in words.
+/// Fails unless an answer has a code of gRPC, a message in words if it is an error, and no details.
 fn speaks(answer: &RawAnswer) -> CaseResult {
     let (path, code) = (answer.path(), &answer.code);
     ensure(answer.is_canonical(), || {
@@ -240,7 +240,7 @@ fn speaks(answer: &RawAnswer) -> CaseResult {
 
 async fn response_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
-    // What is created again is initialized by now, so that nothing is in the way of an OK.
+    // The VM is initialized by now, so that nothing is in the way of an OK.
     t.prepare(&machine_request).await?;
     let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&machine_request).request(CREATE))
         .await?
@@ -257,7 +257,7 @@ async fn any_bytes(t: TestContext) -> CaseResult {
     let bytes = vec![0, 255, 254, 10, 0];
     let mut accepted = vec![Grpc::Ok, Grpc::Aborted, Grpc::InvalidArgument];
     if t.supports(Operation::InitializeMachine) {
-        // So code 17 is written.
+        // Code 17 goes over the wire as this one.
         accepted.push(Grpc::FailedPrecondition);
     }
     let mut fields = Fields::of(&machine_request);

@@ -11,7 +11,7 @@ use crate::tracker::Tracked;
 use cmi_driver::{Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Operation};
 
 impl Cleanup<'_> {
-    /// The VMs that the machines of the cases still have, as far as the driver lets one see.
+    /// Returns the VMs that the machines of the cases still have, as far as the driver shows them.
     pub(super) async fn look(&self, cases: &[Cleared], parallel: usize) -> BTreeSet<Leftover> {
         let looks = cases.iter().map(|case| self.look_at(case));
         let seen: Vec<_> = stream::iter(looks).buffered(parallel).collect().await;
@@ -28,7 +28,7 @@ impl Cleanup<'_> {
         }
     }
 
-    /// All VMs that the clusters have: only this run uses them.
+    /// Returns all VMs in the clusters, which only this run uses.
     async fn listed(&self, case: &Cleared) -> BTreeSet<Leftover> {
         let mut clusters: BTreeMap<String, Vec<&Tracked>> = BTreeMap::new();
         for tracked in &case.gone {

@@ -1,4 +1,4 @@
-//! Repeats a call that has to be made, whatever is in its way.
+//! Repeats a call that has to be made, whatever gets in its way.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -10,19 +10,19 @@ use tokio::time::Instant;
 use super::Cleanup;
 use cmi_driver::{Code, Operation};
 
-/// The first wait. Those that follow double by hand, since `Backoff` is the provider's, which this crate does
-/// not know.
+/// The first wait. Later waits double here by hand, since `Backoff` belongs to the provider, which this crate
+/// does not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
-/// How long a driver that is gone has to come back.
+/// The time that a driver which is gone has to come back.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// Which errors are worth a repeat.
+/// The errors that are worth a repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Errors that pass by themselves: a look that fails for another reason fails at once.
+    /// Errors that pass by themselves. A call that fails for another reason fails at once.
     Transient,
-    /// All errors but those that stay whatever happens.
+    /// All errors except those that stay whatever happens.
     Any,
 }
 
@@ -32,7 +32,7 @@ impl Repeat {
         match code {
             Code::Canceled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => true,
             Code::NotFound | Code::InvalidArgument | Code::OutOfRange | Code::Unimplemented => false,
-            // UNKNOWN is what an exception in a driver's first draft becomes: it does not pass.
+            // UNKNOWN is the answer to an exception in a driver's first draft: it does not pass.
             Code::Unknown
             | Code::AlreadyExists
             | Code::PermissionDenied
@@ -47,8 +47,8 @@ impl Repeat {
 }
 
 impl Cleanup<'_> {
-    /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or the
-    /// driver is given up. Answers the code, if there was an answer, and the reason.
+    /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or
+    /// until the driver is given up. The error has the code, if there was an answer, and the reason.
     pub(super) async fn repeat<T, F>(
         &self,
         operation: Operation,
@@ -72,7 +72,7 @@ impl Cleanup<'_> {
             };
         let mut wait = FIRST_WAIT;
         loop {
-            // A driver in this process may panic, and what else there is has to be deleted all the same.
+            // A driver in this process may panic, and all other VMs have to be deleted all the same.
             let answer = tokio::time::timeout_at(until, AssertUnwindSafe(call()).catch_unwind()).await;
             let status = match answer {
                 Ok(Ok(answer)) => {

@@ -1,5 +1,5 @@
-//! Settings that can't both be meant. Which of the two is wrong only their author knows, so each is named
-//! with the other. What the driver says of itself stands beside the settings as soon as there is a run.
+//! Settings that contradict each other. Only their author knows which of the two is wrong, so that the error
+//! names both. A run compares the settings with the declaration of the driver as well.
 
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use super::{Config, SecretMap, Setting, TIMES_THE_DEADLINE};
 use crate::hooks::Hook;
 use cmi_driver::{Capabilities, JsonPointer};
 
-/// Refuses settings of which one rules out another.
+/// Refuses settings that rule each other out.
 pub fn agree<C>(config: &Config, _: &C) -> garde::Result {
     let found = mandatory_fields_are_there(config)
         .or_else(|| changes_change_something(config))
@@ -17,7 +17,7 @@ pub fn agree<C>(config: &Config, _: &C) -> garde::Result {
     found.map_or(Ok(()), |message| Err(garde::Error::new(message)))
 }
 
-/// Why a setting can't be meant for a driver that says this of itself.
+/// Returns why the setting contradicts the capabilities of the driver.
 pub fn with_capabilities(config: &Config, setting: Setting, capabilities: &Capabilities) -> Option<String> {
     match setting {
         Setting::HotUpdates => config
@@ -29,7 +29,7 @@ pub fn with_capabilities(config: &Config, setting: Setting, capabilities: &Capab
     }
 }
 
-/// A hot update that changes what UpdateMachine is never asked to change.
+/// Returns the error of a hot update that changes what UpdateMachine is never asked to change.
 fn stays_cold(config: &Config, change: &Value, capabilities: &Capabilities) -> Option<String> {
     let hot = &capabilities.hot_updatable;
     let cold = places(config, change)
@@ -42,7 +42,7 @@ fn stays_cold(config: &Config, change: &Value, capabilities: &Capabilities) -> O
     ))
 }
 
-/// A change by which the VM stays the same: CreateMachine adopts it.
+/// Returns the error of an incompatible change by which the VM stays the same: CreateMachine adopts it.
 fn is_hot(config: &Config, capabilities: &Capabilities) -> Option<String> {
     let change = config.incompatible_change.as_ref()?;
     let hot = &capabilities.hot_updatable;
@@ -69,7 +69,7 @@ fn written(places: &[JsonPointer]) -> String {
     }
 }
 
-/// The places of the provider spec that have another value since a change, or none.
+/// Returns the places of the provider spec whose value differs after a change, or is gone.
 fn places(config: &Config, change: &Value) -> Vec<JsonPointer> {
     let changed = changed(&config.provider_spec, change);
     let spec = Value::Object(config.provider_spec.clone());
@@ -79,7 +79,7 @@ fn places(config: &Config, change: &Value) -> Vec<JsonPointer> {
     places.filter(differs).collect()
 }
 
-/// The places that a change sets or removes.
+/// Returns the places that a change sets or removes.
 pub fn changed_places(change: &Value) -> Vec<JsonPointer> {
     let Value::Object(fields) = change else {
         return Vec::new();
@@ -185,7 +185,8 @@ fn equal(one: &SecretMap, other: &SecretMap) -> bool {
         })
 }
 
-/// A call that comes after one that the hook `slow` has slowed down may have to wait for it.
+/// Returns why calls count as hung after the hook `slow`: a call may have to wait for one before it that the
+/// hook has slowed down.
 pub fn slow_calls_hang(config: &Config) -> Option<String> {
     let slow = config.slow();
     (slow >= config.call_limit()).then(|| {

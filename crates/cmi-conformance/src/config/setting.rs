@@ -1,10 +1,10 @@
-//! What a configuration may say besides the provider spec.
+//! The settings of a configuration besides the provider spec.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What a configuration may say besides the provider spec.
+/// A setting of a configuration besides the provider spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Setting {
@@ -43,7 +43,7 @@ pub enum Setting {
     Logs,
 }
 
-/// As its place in the configuration.
+/// Writes the place of the setting in the configuration.
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)

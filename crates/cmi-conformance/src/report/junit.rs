@@ -9,17 +9,17 @@ use super::{CaseReport, Compliance, LayerReport, Report, Verdict};
 #[error("writing the report as JUnit XML failed")]
 pub struct JunitError(#[from] quick_junit::SerializeError);
 
-/// What a run was to show, and why it did not.
+/// The requirement on a run, and the reason why the run does not meet it.
 #[derive(Clone, Copy, Debug)]
 pub struct Required<'a> {
-    /// `capcmi: full`.
+    /// The required compliance, such as `capcmi: full`.
     pub what: &'a str,
-    /// Why it is something else.
+    /// Why the run does not meet the requirement.
     pub unmet: Option<&'a str>,
 }
 
-/// JUnit XML: one test per case, with its rows as properties, one for each layer, one for what was left
-/// behind, and one for what was required.
+/// Writes JUnit XML: one test per case, with its rows as properties, one for each layer, one for what was
+/// left behind, and one for what was required.
 ///
 /// # Errors
 /// [`JunitError`] when a text can't be put into XML.

@@ -1,4 +1,5 @@
-//! What a run says of each layer: the published specification, and this provider's own rules on top of it.
+//! The verdict of a run on each layer: the published specification, and this provider's own rules on top of
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,7 +10,7 @@ use super::{CaseReport, RuleReport, Scope, Verdict, ranking, text};
 use crate::Need;
 use crate::rules::{Layer, Rule};
 
-/// What is reported of a layer.
+/// The compliance with a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Compliance {
@@ -21,7 +22,8 @@ pub enum Compliance {
     Full,
     /// A binding rule is broken, or there is a reason not to believe that none is.
     No,
-    /// Only a part of the rules was chosen, and none of them is broken; it says nothing about the others.
+    /// Only a part of the rules was chosen, and none of them is broken. The verdict says nothing about the
+    /// others.
     Part,
 }
 
@@ -31,15 +33,15 @@ impl fmt::Display for Compliance {
     }
 }
 
-/// How a layer fared.
+/// The report of a layer.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayerReport {
     /// The layer.
     pub layer: Layer,
-    /// What is reported of it.
+    /// The compliance with the layer.
     pub compliance: Compliance,
-    /// Why the layer is `No`.
+    /// The reasons why the layer is `No`.
     pub reasons: Vec<String>,
     /// The binding rows that are broken, the most telling first.
     pub broken: Vec<&'static str>,
@@ -49,7 +51,7 @@ pub struct LayerReport {
     pub missing: BTreeSet<String>,
 }
 
-/// Every layer, each on top of the one before.
+/// Returns the reports of all layers; each builds on the one before.
 pub(super) fn reports(
     cases: &[CaseReport],
     rules: &[RuleReport],
@@ -125,10 +127,10 @@ fn of(
     }
 }
 
-/// What a rule could not be tried for want of, and its author can add. One that some cases have tried lacks
-/// all the same what the others need and nothing stands in for: what a driver does when its back end fails,
-/// or with its own invalid specs, shows in no other way. So it does what a case that was run lacks to go
-/// further.
+/// Returns the hooks and settings that a rule could not be tried without, and that the driver's author can
+/// add. A rule that some cases have tried also lacks the needs of the others for which nothing stands in:
+/// what a driver does when its back end fails, or with its own invalid specs, shows in no other way. It lacks
+/// as well what a case that was run needs to go further.
 fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     let of_rule = cases.iter().filter(|case| case.proves.contains(&rule.id));
     match rule.verdict {
@@ -147,7 +149,7 @@ fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     }
 }
 
-/// The broken rows, grouped by fault where that says more than their ids.
+/// Returns the broken rows, grouped by fault where that says more than their ids.
 fn faults(broken: impl Iterator<Item = &'static str>) -> Vec<String> {
     let mut order: Vec<Option<&'static str>> = Vec::new();
     let mut by_fault: BTreeMap<Option<&'static str>, Vec<&'static str>> = BTreeMap::new();
@@ -168,7 +170,7 @@ fn faults(broken: impl Iterator<Item = &'static str>) -> Vec<String> {
     sorted.map(|(fault, ids)| written(fault, &ids)).collect()
 }
 
-/// The fault of a driver that breaks a row of this provider.
+/// Returns the fault of a driver that breaks a row of this provider.
 fn fault(id: &str) -> Option<&'static str> {
     match id {
         "CAP-01" | "CAP-02" | "CAP-03" | "CAP-04" => Some("identity tag not kept"),

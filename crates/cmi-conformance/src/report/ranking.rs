@@ -4,8 +4,8 @@
 use super::CaseReport;
 use crate::rules::{self, Rule};
 
-/// The cases that others build upon, the most basic first. A list that holds the VMs of other clusters fails
-/// every case that looks at a cluster; a deletion that does nothing every one that expects a VM to be gone.
+/// The cases that others build upon, the most basic first. A list with the VMs of other clusters fails every
+/// case that looks at a cluster; a deletion without effect fails every case that expects a VM to be gone.
 const FOUNDATIONS: &[&str] = &[
     "create-makes-a-vm",
     "wire-services",
@@ -29,8 +29,8 @@ const FOUNDATIONS: &[&str] = &[
     "initialize-offered",
 ];
 
-/// The cases whose failure costs VMs or secrets: a driver is run by no means before they pass, whatever else
-/// fails. They are named however many others are.
+/// The cases whose failure costs VMs or secrets: nobody may run a driver before they pass, whatever else
+/// fails. They are named however many others fail.
 const DANGERS: &[&str] = &[
     "status-unavailable",
     "list-unavailable",
@@ -53,13 +53,13 @@ pub(super) fn is_dangerous(name: &str) -> bool {
     DANGERS.contains(&name)
 }
 
-/// The rank of a case: it sorts before all cases that its failure explains.
+/// Returns the rank of a case: it sorts before all cases whose failures its own explains.
 pub(super) fn of_case(name: &str) -> usize {
     let place = FOUNDATIONS.iter().position(|foundation| *foundation == name);
     place.unwrap_or(FOUNDATIONS.len())
 }
 
-/// The rank of the most telling failure among a rule's cases.
+/// Returns the rank of the most telling failure among a rule's cases.
 pub(super) fn of_rule(id: &str, cases: &[CaseReport]) -> usize {
     let failed = cases
         .iter()
@@ -85,7 +85,7 @@ impl<'a> Failures<'a> {
     }
 }
 
-/// Whether the case is to prove a binding rule.
+/// Whether the case proves a binding rule.
 fn is_binding(case: &CaseReport) -> bool {
     let mut proven = case.proves.iter().filter_map(|id| rules::find(id));
     proven.any(Rule::is_binding)

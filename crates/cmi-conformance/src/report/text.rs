@@ -7,12 +7,12 @@ use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, ranking};
 use crate::leftover;
 use crate::rules::{self, Layer};
 
-/// How many failures the summary names; the table has all.
+/// The most failures that the summary names; the table has all.
 const MAX_FAILURES: usize = 5;
-/// How many rows a line names; the table has all.
+/// The most rows that a line names; the table has all.
 const MAX_ROWS: usize = 12;
 
-/// A case, in one line: printed while a run goes on.
+/// Returns a case in one line, which is printed while a run goes on.
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
     let width = of.to_string().len();
     let mut line = format!(
@@ -30,7 +30,7 @@ pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
     line
 }
 
-/// The table of rules, and the verdict.
+/// Returns the table of rules, and the verdict.
 pub fn text(report: &Report) -> String {
     let mut text = format!("Rules of {} ({}):\n\n", report.target, report.driver);
     for rule in &report.rules {
@@ -71,7 +71,7 @@ pub fn text(report: &Report) -> String {
     text
 }
 
-/// The failures to mend first.
+/// Returns the failures to fix first.
 fn failures(report: &Report) -> String {
     let Failures { binding, advisory } = Failures::of(&report.cases);
     let mut text = String::new();
@@ -100,7 +100,8 @@ fn failure(case: &CaseReport) -> String {
     format!("  {}: {}\n", case.name, case.verdict.reason().unwrap_or_default())
 }
 
-/// What a yes is no word about, and how it becomes one.
+/// Returns a line about the rules that a yes says nothing about, and the hooks and settings that would try
+/// them.
 fn untried(report: &Report) -> String {
     let Some(top) = report.layers.last().filter(|top| !top.untried.is_empty()) else {
         return String::new();
@@ -113,11 +114,11 @@ fn untried(report: &Report) -> String {
     )
 }
 
-/// The last lines.
+/// Returns the last lines.
 fn verdict(report: &Report) -> String {
     if report.scope == Scope::Part {
         let tried = format!("{} of {}", report.rules.len(), rules::all().count());
-        // A partial run has no verdict, so the reason that one layer takes the other's yes says nothing here.
+        // A partial run has no verdict. That a layer requires a yes of the other one is no reason here.
         let of_whole_runs: Vec<_> = report.layers.iter().map(|layer| takes(layer.layer)).collect();
         let mut reasons: Vec<String> = Vec::new();
         for layer in &report.layers {
@@ -136,7 +137,7 @@ fn verdict(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The verdict on a layer, in one line: `cmi.v1: yes`.
+/// Returns the verdict on a layer, in one line: `cmi.v1: yes`.
 pub fn compliance(layer: &LayerReport) -> String {
     let line = format!("{}: {}", layer.layer, layer.compliance);
     match layer.compliance {
@@ -145,12 +146,12 @@ pub fn compliance(layer: &LayerReport) -> String {
     }
 }
 
-/// The reason for the `No` of a layer whose own rules hold.
+/// Returns the reason for the `No` of a layer whose own rules hold.
 pub(super) fn takes(below: Layer) -> String {
     format!("it takes {below}: yes")
 }
 
-/// The row ids, or the first of them and the number of the others.
+/// Returns the row ids, or the first of them and the number of the others.
 pub fn rows(ids: &[&str]) -> String {
     match ids.split_at_checked(MAX_ROWS) {
         Some((first, more)) if !more.is_empty() => format!("{} and {} more", first.join(", "), more.len()),

@@ -1,4 +1,4 @@
-//! The driver contract, and its chapter on operation.
+//! The rules of the driver contract and of its chapter on operation.
 
 use super::Rule;
 

@@ -1,9 +1,9 @@
-//! The error tables of the driver contract and of the Common Machine Interface: what each call answers when.
+//! The error tables of the driver contract and of the Common Machine Interface: the codes of each call.
 
 use super::Rule;
 
-/// The table of a specification, whose ids begin with the prefix. What differs is how binding the rows of
-/// GetVolumeIDs are, and whether there are rows of ShutDownMachine.
+/// The error table of a specification, whose ids begin with the prefix. The two specifications differ in how
+/// binding the rows of GetVolumeIDs are, and in whether there are rows of ShutDownMachine.
 macro_rules! errors {
     ($prefix:literal, volumes: $level:ident, shut_down: { $($rows:tt)* }) => { rules! { Published $prefix:
         "CR-00" Must "CreateMachine answers OK when it is done";

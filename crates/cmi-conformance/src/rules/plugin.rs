@@ -1,4 +1,4 @@
-//! The Common Machine Interface: services, fields and operation.
+//! The rules of the Common Machine Interface: services, fields and operation.
 
 use super::Rule;
 

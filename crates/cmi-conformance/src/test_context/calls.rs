@@ -1,6 +1,6 @@
 //! The calls of the driver contract, on the machines of a case. A call that hangs is a [`CaseError::Failed`].
 //!
-//! The table in `cmi-driver` has all calls; a row here says what the suite asks of each.
+//! The table in `cmi-driver` has all calls; a row here has the request of the suite for each.
 
 use std::future::Future;
 
@@ -20,11 +20,11 @@ use cmi_driver::{
 
 /// A driver call that the suite makes by its operation alone, as it does every call.
 trait SuiteCall: Request {
-    /// Tries it.
+    /// Makes the call on a subject.
     fn on(subject: Subject<'_>) -> impl Future<Output = CaseResult<Answer<Self::Response>>> + Send;
 }
 
-/// What a call is tried on.
+/// The subject of a call.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
     t: &'a TestContext,
@@ -88,8 +88,8 @@ macro_rules! try_call {
 
 impl TestContext {
     /// Makes a call by its operation, on a machine whose VM has this id where it is given. An update leads
-    /// from the request to itself; what is about no machine is asked of the configuration's samples. What is
-    /// answered besides a code does not matter.
+    /// from the request to itself; a call about no machine uses the configuration's samples. Of the answer,
+    /// only the code counts.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs, or takes an id that is not given.
@@ -179,8 +179,8 @@ impl TestContext {
         RestartMachineRequest::on(self.subject(machine, Some(id))).await
     }
 
-    /// Asks for volume ids. The driver may refuse an empty list as a missing one (CMI-150); it has no ids
-    /// either way.
+    /// Asks for volume ids. The driver may refuse an empty list as missing (CMI-150): it has no ids either
+    /// way.
     pub async fn volume_ids(&self, pv_specs: Vec<Value>) -> CaseResult<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
@@ -191,7 +191,7 @@ impl TestContext {
         Ok(answer)
     }
 
-    /// Makes a call about a class, and about no machine of it.
+    /// Makes a call about a class, not about a machine of it.
     pub async fn ask<Q>(&self, request: Q) -> CaseResult<Answer<Q::Response>>
     where
         Q: Request<Response: Texts>,
@@ -212,7 +212,7 @@ impl TestContext {
         self.timed(Q::OPERATION, about, &secrets, call).await
     }
 
-    /// Makes any call, within the limit, and has the answer checked.
+    /// Makes any call within the limit, and checks the answer.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs; [`CaseError::Skipped`] when the run is to end early.
@@ -252,14 +252,14 @@ impl Subject<'_> {
         self.id.cloned()
     }
 
-    /// The id of the VM, for a call that can't be made without it.
+    /// Returns the id of the VM, for a call that can't be made without it.
     fn needed_id(&self) -> CaseResult<ProviderId> {
         self.id()
             .ok_or_else(|| CaseError::failed("this call takes the id of a VM, and the case gives none"))
     }
 
     /// Creates the machine's VM, and records it in the tracker before the call. Code 17 with its machine is
-    /// as good as OK where there is an InitializeMachine: the VM is there (INI-18).
+    /// as good as OK where there is an InitializeMachine: the VM exists (INI-18).
     async fn create(self, request: CreateMachineRequest) -> CaseResult<Answer<Machine>> {
         let Self { t, machine, .. } = self;
         let tracked = t.with_own_secrets(machine);

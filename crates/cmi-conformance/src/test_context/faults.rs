@@ -13,21 +13,21 @@ pub struct Fault {
     is_on: bool,
     /// A call that answered OK in spite of the fault.
     unaffected: Option<String>,
-    /// What the first call answered that it kept from being done.
+    /// The code of the first call that the fault made fail.
     code: Option<Code>,
-    /// The hook that undid it.
+    /// The hook that undid the fault.
     undone_by: Option<Hook>,
-    /// What still showed the fault after that hook.
+    /// A sign of the fault after that hook.
     remains: Option<String>,
 }
 
 impl TestContext {
-    /// Notes a hook that was run.
+    /// Records a hook that was run.
     pub(super) fn hook_ran(&self, hook: Hook) {
         let mut fault = self.fault.lock();
         match hook {
             Hook::Restore | Hook::Unlock => {
-                // The end of a case undoes everything once more.
+                // The end of a case undoes everything once more, when the fault may be off already.
                 if let Some(fault) = fault.as_mut().filter(|fault| fault.is_on) {
                     fault.is_on = false;
                     fault.undone_by = Some(hook);
@@ -60,7 +60,7 @@ impl TestContext {
         }
     }
 
-    /// Notes a call that answered OK. After a restart every call has to.
+    /// Records a call that answered OK. After a restart, every call has to.
     pub(crate) fn answered_ok(&self, call: &str) {
         let mut fault = self.fault.lock();
         let meant_to_fail = |fault: &&mut Fault| fault.is_on && fault.hook != Hook::Restart;
@@ -69,8 +69,8 @@ impl TestContext {
         }
     }
 
-    /// Notes a call that was refused. One that is refused in the same way after the fault was undone shows
-    /// that it may not have been.
+    /// Records a call that was refused. A call that is refused in the same way after the fault was undone
+    /// shows that the fault may last.
     pub(crate) fn was_refused(&self, call: &str, code: Code) {
         let mut fault = self.fault.lock();
         let Some(fault) = fault.as_mut() else { return };
@@ -83,7 +83,7 @@ impl TestContext {
         }
     }
 
-    /// Notes something else that, after a fault was undone, is still as it was before.
+    /// Records something else that is, after a fault was undone, still as it was before.
     pub(crate) fn remains(&self, seen: &str) {
         let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.undone_by.is_some()) {
@@ -91,7 +91,8 @@ impl TestContext {
         }
     }
 
-    /// Advice for a case that does not pass after its fault was undone, when the fault still shows.
+    /// Returns the advice for a case that does not pass after its fault was undone, when the fault still
+    /// shows.
     pub fn still_there(&self) -> Option<String> {
         let fault = self.fault.lock();
         let fault = fault.as_ref()?;
@@ -103,7 +104,7 @@ impl TestContext {
         ))
     }
 
-    /// Notes that the effect of a hook has passed by itself.
+    /// Records that the effect of a hook has passed by itself.
     pub(crate) fn is_over(&self, hook: Hook) {
         let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.hook == hook) {
@@ -111,14 +112,15 @@ impl TestContext {
         }
     }
 
-    /// The fault that may be why the driver is out of reach, or answers as if it were.
+    /// Returns the hook of the fault that may be the reason why the driver is out of reach, or answers as if
+    /// it were.
     pub(super) fn disturbance(&self) -> Option<Hook> {
         let fault = self.fault.lock();
         let hook = fault.as_ref().filter(|fault| fault.is_on)?.hook;
         hook.reaches_the_driver().then_some(hook)
     }
 
-    /// Advice for a case that fails after a fault that the driver did not notice.
+    /// Returns the advice for a case that fails after a fault that the driver did not notice.
     pub fn without_effect(&self) -> Option<String> {
         let fault = self.fault.lock().clone()?;
         let (hook, call) = (fault.hook, fault.unaffected?);
@@ -128,7 +130,7 @@ impl TestContext {
         ))
     }
 
-    /// The error of a case that shows nothing, since all is as it was before the hook.
+    /// Returns the error of a case that shows nothing, since all is as it was before the hook.
     pub fn changed_nothing(&self, hook: Hook, seen: &str) -> CaseError {
         CaseError::Inconclusive(format!(
             "the hook `{hook}` seems to have done nothing: {seen}; {}",
@@ -144,7 +146,7 @@ impl TestContext {
         ));
     }
 
-    /// The doubt that is left where a driver may be blamed for the fault of a hook.
+    /// Returns the doubt that is left where a driver may be blamed for the fault of a hook.
     pub fn may_have_done_nothing(&self, hook: Hook) -> String {
         format!("the hook `{hook}` may have done nothing: {}", self.by_hand(hook))
     }

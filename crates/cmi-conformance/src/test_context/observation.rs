@@ -1,4 +1,4 @@
-//! How a case sees VMs.
+//! The ways in which a case sees VMs.
 
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult, ensure};
@@ -6,7 +6,7 @@ use crate::config::Setting;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, ListedMachine, Operation, ProviderId};
 
-/// The call by which the VMs of a driver can be seen.
+/// The call that shows the VMs of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Observation {
     /// All VMs of a cluster, by ListMachines.
@@ -17,20 +17,22 @@ enum Observation {
     Blind,
 }
 
-/// What tells a conflicting request from the request of the VM that stands in its way, where nothing shows
-/// VMs.
+/// The difference between a conflicting request and the request of the VM that stands in its way, where no
+/// call shows VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Another identity tag: the driver keeps it.
     Identity,
-    /// Another spec, which the VM of the name does not fit: published, and so for every driver.
+    /// Another spec, which the VM of the name does not fit. This rule is published, and so holds for every
+    /// driver.
     Spec,
-    /// Nothing that the configuration says.
+    /// No difference that the configuration knows.
     Nothing,
 }
 
 impl TestContext {
-    /// The VM as it can be seen: by GetMachineStatus or, where there is none, by ListMachines.
+    /// Returns the id of the VM by GetMachineStatus or, where the driver does not offer that, by
+    /// ListMachines.
     ///
     /// # Errors
     /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several;
@@ -73,10 +75,10 @@ impl TestContext {
         }
     }
 
-    /// Fails unless the VM is there, with this id.
+    /// Fails unless the VM exists with this id.
     ///
     /// # Errors
-    /// [`CaseError`] as of [`TestContext::seen`], and when it is not there.
+    /// [`CaseError`] as of [`TestContext::seen`], and when the VM does not exist.
     pub async fn is_there(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         let seen = self.seen(request).await?;
         ensure(seen.as_ref() == Some(id), || {
@@ -85,11 +87,11 @@ impl TestContext {
         })
     }
 
-    /// Fails unless the VM of before is still there, also when the back end can't be behind any more. To
-    /// create once more would not show it: a new VM may have the id of one that is gone.
+    /// Fails unless the earlier VM still exists after the back end has caught up. Another create would not
+    /// show it: a new VM may have the id of one that is gone.
     ///
     /// # Errors
-    /// [`CaseError`] as of [`TestContext::seen`], and when it is gone.
+    /// [`CaseError`] as of [`TestContext::seen`], and when the VM is gone.
     pub async fn survives(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         self.settle().await;
         match self.observation() {
@@ -107,12 +109,12 @@ impl TestContext {
         }
     }
 
-    /// Fails unless the request's cluster has exactly these VMs, as far as the driver lets one see: in
-    /// its list; where there is none, for these machines and the request's own; where nothing can be
-    /// seen, by creating once more.
+    /// Fails unless the request's cluster has exactly these VMs, as far as the driver shows them: in its
+    /// list; where there is none, for these machines and the request's own; where no call shows VMs, by
+    /// another create.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] with what there is; [`CaseError::Inconclusive`] when the driver can't say.
+    /// [`CaseError::Failed`] with the VMs that exist; [`CaseError::Inconclusive`] when the driver can't say.
     pub async fn has_exactly(
         &self,
         request: &MachineRequest,
@@ -142,8 +144,8 @@ impl TestContext {
         }
     }
 
-    /// Fails unless the request's cluster has its VM, with this id, and no other, as far as the driver lets
-    /// one see.
+    /// Fails unless the request's cluster has its VM, with this id, and no other, as far as the driver shows
+    /// them.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].
@@ -151,7 +153,7 @@ impl TestContext {
         self.has_exactly(request, &[(request, id)]).await
     }
 
-    /// Fails unless the request's cluster has no VM at all, as far as the driver lets one see.
+    /// Fails unless the request's cluster has no VM at all, as far as the driver shows them.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].
@@ -159,8 +161,8 @@ impl TestContext {
         self.has_exactly(request, &[]).await
     }
 
-    /// Fails unless the VM that the request had is gone, and with it the last of its cluster, when the back
-    /// end can't be behind any more: at once, if it never is.
+    /// Fails unless the VM of the request is gone, and with it the last of its cluster, once the back end has
+    /// caught up: at once, if it is always consistent.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].
@@ -204,7 +206,7 @@ impl TestContext {
         })
     }
 
-    /// The list as a means to see VMs. A list that can't be had is for the cases about lists.
+    /// Returns the list as a means to see VMs. The cases about lists test that the driver answers with one.
     async fn listed(&self, request: &MachineRequest) -> CaseResult<Vec<ListedMachine>> {
         self.list(request).await?.ok().map_err(CaseError::in_preparation)
     }
@@ -237,7 +239,7 @@ impl TestContext {
         })
     }
 
-    /// A request for the same name that a VM of the request stands in the way of.
+    /// Returns a request for the same name that conflicts with a VM of the request.
     async fn conflicting(&self, request: &MachineRequest) -> CaseResult<Option<MachineRequest>> {
         let conflict = self
             .shared
@@ -252,8 +254,8 @@ impl TestContext {
         })
     }
 
-    /// Finds out by a VM of its own whether the driver keeps the identity tag: whatever it does instead, but
-    /// to adopt the VM, is for the cases about identity.
+    /// Finds out, with a VM of its own, whether the driver keeps the identity tag. Any answer other than the
+    /// adopted VM shows that it does; the cases about identity test which one it is.
     async fn find_conflict(&self) -> CaseResult<Conflict> {
         let request = self.machine_request("conflict");
         let made = self.created(&request).await.map_err(CaseError::in_preparation)?;

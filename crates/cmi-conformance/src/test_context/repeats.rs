@@ -6,12 +6,12 @@ use tokio::time::Instant;
 
 use crate::answer::{CaseResult, ensure};
 
-/// The first wait. Those that follow double by hand, as those of a cleanup do: `Backoff` is the provider's,
-/// which this crate does not know.
+/// The first wait. Later waits double here by hand, as those of a cleanup do: `Backoff` belongs to the
+/// provider, which this crate does not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const MAX_WAIT: Duration = Duration::from_millis(500);
 
-/// How often a call was repeated, and until when it may be.
+/// The end of the time for repeats, and the wait before the next one.
 #[derive(Debug)]
 pub(super) struct Repeats {
     until: Instant,
@@ -19,7 +19,7 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
-    /// Repeats that end after the limit.
+    /// Allows repeats until the limit is over.
     pub fn within(limit: Duration) -> Self {
         Self {
             until: Instant::now() + limit,

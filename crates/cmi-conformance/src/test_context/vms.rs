@@ -1,4 +1,4 @@
-//! VMs that a case makes and gets rid of.
+//! VMs that a case makes and deletes.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::answer::{CaseError, CaseResult};
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, Machine, Operation, ProviderId};
 
-/// How many VMs are deleted at once.
+/// The number of concurrent deletions.
 const AT_ONCE: usize = 8;
 
 impl TestContext {
@@ -52,7 +52,7 @@ impl TestContext {
         }
     }
 
-    /// [`TestContext::make`], where the VM is only needed for what the case is about.
+    /// Makes a VM as [`TestContext::make`] does, for a case that needs it but does not test it.
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when it can't be made.
@@ -60,7 +60,7 @@ impl TestContext {
         self.make(request).await.map_err(CaseError::in_preparation)
     }
 
-    /// The machine of this label, and the id of a VM that is [prepared](TestContext::prepare) for it.
+    /// Returns the machine of this label, and the id of a VM that is [prepared](TestContext::prepare) for it.
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when it can't be made.
@@ -70,7 +70,7 @@ impl TestContext {
         Ok((request, id))
     }
 
-    /// The id of a VM that was there and is gone, where that is only needed for what the case is about.
+    /// Returns the id of a VM that existed and is gone, for a case that needs it but does not test that.
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when it can't be made, or not be deleted.
@@ -82,8 +82,8 @@ impl TestContext {
         Ok(id)
     }
 
-    /// Waits for as long as the back end may answer with an earlier state, by the driver's declaration, or
-    /// until the run is to end.
+    /// Waits for the consistency window that the driver declares, in which the back end may answer with an
+    /// earlier state, or until the run is to end.
     pub async fn settle(&self) {
         self.pause(self.shared.capabilities.consistency_window).await;
     }
@@ -104,7 +104,7 @@ impl TestContext {
         self.remove_unless(request, id, &[]).await
     }
 
-    /// Deletes VMs side by side.
+    /// Deletes VMs concurrently.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when one of them can't be deleted.
@@ -137,7 +137,7 @@ impl TestContext {
         }
     }
 
-    /// Repeats for as long as a call may take.
+    /// Returns repeats for as long as a call may take.
     pub(super) fn repeats(&self) -> Repeats {
         Repeats::within(self.shared.config.call_limit())
     }

@@ -1,5 +1,4 @@
-//! Every call of a case is watched: a call that hangs is named, and so is a call in which the driver goes
-//! away.
+//! Watches every call of a case, to name a call that hangs, and a call in which the driver goes away.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -14,15 +13,15 @@ use crate::liveness::Outage;
 use crate::wire::PROBE;
 use cmi_driver::Code;
 
-/// How long a driver may take to say that it is there.
+/// The longest time for a driver to show that it is there.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The request to name when the driver went away in one of several: the summary lists them in one line.
+/// The name of the request when the driver went away in one of several: the summary lists them in one line.
 const ONE_OF_SEVERAL: &str = "one of the requests that a line at the end names";
 /// The interval between two looks at a driver that is gone.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 impl TestContext {
-    /// The outcome of a call, within the limit.
+    /// Returns the outcome of a call, within the limit.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when it hangs; [`CaseError::Skipped`] when the run is to end early;
@@ -46,15 +45,15 @@ impl TestContext {
         Err(CaseError::Failed(hang))
     }
 
-    /// Ends the case when a call failed since the driver itself is gone, and not its back end. The case that
-    /// saw it first fails with the request if no other case had one under way: otherwise nothing shows which
-    /// request it was, and all of them are named. What any other case shows means nothing.
+    /// Ends the case when a call failed because the driver itself is gone, and not its back end. The first
+    /// case that notices fails with the request if no other case had one under way: otherwise nothing shows
+    /// which request it was, and all of them are named. The result of any other case means nothing.
     ///
     /// # Errors
     /// [`CaseError::DriverGone`] for the first, if it was alone; [`CaseError::Inconclusive`] for any other.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
         let in_flight = &self.shared.in_flight;
-        // This request was under way as well, for a case that asks at the same moment.
+        // Another case that asks at the same moment has to see this request as under way, too.
         let _doubted = in_flight.keep(&self.case, what);
         let mut all = in_flight.all();
         if self.shows_life().await {
@@ -90,7 +89,7 @@ impl TestContext {
         )))
     }
 
-    /// Waits for a driver that is gone, until it is back or given up.
+    /// Waits until a driver that is gone is back or given up.
     pub(super) async fn is_back(&self) -> CaseResult {
         while let Some(call) = self.shared.liveness.gone_since() {
             if self.shows_life().await {
@@ -125,8 +124,8 @@ impl TestContext {
         }
     }
 
-    /// Under a fault, UNAVAILABLE may be the driver's answer, and no answer what the fault does: only a
-    /// plugin that takes no connection is gone, or one that breaks it.
+    /// Whether the driver may still be there under a fault: UNAVAILABLE may be the driver's answer, and
+    /// silence the effect of the fault. Only a plugin that takes no connection, or breaks it, is gone.
     async fn may_be_there(&self, hook: Hook) -> bool {
         let wire = self.shared.target.wire().filter(|_| hook != Hook::Restart);
         let Some(wire) = wire else { return true };
@@ -134,13 +133,13 @@ impl TestContext {
         !matches!(probed, Ok(Err(_)))
     }
 
-    /// Notes a wait, which is named when it takes long, until the entry is dropped.
+    /// Records a wait until the entry is dropped. The wait is named when it takes long.
     pub fn waits_for(&self, what: &str, limit: Duration) -> Entry {
         self.shared.in_flight.begin(&self.case, what, limit)
     }
 
-    /// The end of a case in which a driver that was to come back has not, and of those after it. That breaks
-    /// the rules about coming back, whichever case it was that restarted the driver.
+    /// Returns the error of a case in which a driver that was to come back has not, and of the cases after
+    /// it. That breaks the rules about coming back, whichever case restarted the driver.
     pub fn never_came_back(&self, since: &str, reason: &str) -> CaseError {
         let (call, is_first) = self.shared.liveness.died(since);
         if !is_first {

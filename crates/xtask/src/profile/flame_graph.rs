@@ -1,7 +1,7 @@
 //! A flame graph, as an SVG that needs no script: a box for each function under its caller, as wide as the
-//! time that it took. Each box says its name and its share where the pointer rests.
+//! time that it took. Each box shows its name and its share under the pointer.
 //!
-//! Not `inferno`: its licence (CDDL-1.0) is none that `deny.toml` allows.
+//! `inferno` would do the same, but its licence (CDDL-1.0) is none that `deny.toml` allows.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,12 +11,12 @@ use super::samples::{Frame, Sample};
 
 const WIDTH: f64 = 1600.0;
 const ROW: f64 = 16.0;
-/// Boxes narrower than this are not drawn.
+/// The width below which a box is not drawn.
 const NARROWEST: f64 = 0.5;
-/// How wide a letter is.
+/// The width of a letter.
 const LETTER: f64 = 6.6;
 
-/// A function in one place of the tree, with what it calls.
+/// A function at one place of the tree, with its callees.
 #[derive(Default)]
 struct Node<'a> {
     samples: usize,
@@ -84,7 +84,7 @@ fn draw_node(svg: &mut String, node: &Node<'_>, name: &str, (x, y): (f64, f64), 
     }
 }
 
-/// As much of the name as fits.
+/// Returns a box's label: as much of the name as fits.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // letters
 fn label(name: &str, width: f64, (x, y): (f64, f64)) -> String {
     let fits = (width / LETTER) as usize;

@@ -1,8 +1,8 @@
-//! The parts of the provider that CPU time is for.
+//! The parts of the provider that take CPU time.
 
 use super::samples::{Frame, Sample};
 
-/// A part, by what its functions are called.
+/// A part, told by the names of its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Allocator,
@@ -18,7 +18,7 @@ pub enum Part {
     Other,
 }
 
-/// What words in the names of functions of a part begin with. Where several fit, the first part counts.
+/// The beginnings of words in the names of a part's functions. Where several parts fit, the first one counts.
 const NAMES: &[(Part, &[&str])] = &[
     (
         Part::Allocator,
@@ -83,8 +83,8 @@ const NAMES: &[(Part, &[&str])] = &[
 ];
 
 impl Part {
-    /// The part that a sample is for: that of the innermost function that is known to be of one. The kernel's
-    /// functions are of the kernel, whatever part has called them.
+    /// Returns the part of a sample: that of the innermost function whose part is known. The kernel's
+    /// functions belong to the kernel, whatever part has called them.
     pub fn of(sample: &Sample) -> Self {
         if sample.frames.last().is_some_and(|frame| frame.is_kernel) {
             return Self::Kernel;
@@ -93,7 +93,7 @@ impl Part {
         inside_out.find_map(Self::of_frame).unwrap_or(Self::Other)
     }
 
-    /// The part of a function, if it is known.
+    /// Returns the part of a function, if it is known.
     pub fn of_frame(frame: &Frame) -> Option<Self> {
         if frame.is_kernel {
             return Some(Self::Kernel);
@@ -105,7 +105,7 @@ impl Part {
             .map(|(part, _)| *part)
     }
 
-    /// What the table calls it.
+    /// Returns the name in the table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allocator => "allocator",
@@ -122,7 +122,7 @@ impl Part {
         }
     }
 
-    /// Its colour in the flame graph.
+    /// Returns the colour in the flame graph.
     pub const fn colour(self) -> &'static str {
         match self {
             Self::Allocator => "#e8b04a",
@@ -140,7 +140,7 @@ impl Part {
     }
 }
 
-/// Whether a word of the name begins so: `ring::` is none of `string::`.
+/// Whether a word of the function's name begins like this: `ring::` is no beginning in `string::`.
 fn has_word(function: &str, beginning: &str) -> bool {
     function.match_indices(beginning).any(|(at, _)| {
         let before = function[..at].chars().next_back();

@@ -1,22 +1,23 @@
 //! The samples that `perf script` prints.
 
-/// The frames of one sample, from the thread's begin to what ran.
+/// The frames of one sample, from the start of the thread to the function that ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The frames, outermost first.
     pub frames: Vec<Frame>,
 }
 
-/// A function that was being run.
+/// A function on the stack of a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Its name, without what the compiler adds to tell two apart.
+    /// The name, without the hash by which the compiler tells two functions apart.
     pub function: String,
-    /// Whether it is the kernel's.
+    /// Whether the function belongs to the kernel.
     pub is_kernel: bool,
 }
 
-/// Reads all samples: a line about each, a line for each frame, the innermost first, and an empty line.
+/// Reads all samples. Each has a line about the sample, a line for each frame, the innermost first, and an
+/// empty line at the end.
 pub fn parse(text: &str) -> Vec<Sample> {
     let samples = text.split("\n\n").filter_map(|block| {
         let mut frames: Vec<_> = block.lines().filter_map(frame).collect();
@@ -26,7 +27,7 @@ pub fn parse(text: &str) -> Vec<Sample> {
     samples.collect()
 }
 
-/// `\t  55d5 name+0x1f (/path)`; the line about the sample is not indented.
+/// Reads a line such as `\t  55d5 name+0x1f (/path)`. The line about the sample is not indented.
 fn frame(line: &str) -> Option<Frame> {
     let (_address, rest) = line.strip_prefix(['\t', ' '])?.trim_start().split_once(' ')?;
     let (name, object) = rest.rsplit_once(" (")?;
@@ -37,7 +38,7 @@ fn frame(line: &str) -> Option<Frame> {
     })
 }
 
-/// `name::h0123456789abcdef` is `name`.
+/// Returns `name` for `name::h0123456789abcdef`.
 fn without_hash(name: &str) -> &str {
     match name.rsplit_once("::h") {
         Some((rest, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => rest,
