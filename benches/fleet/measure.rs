@@ -170,8 +170,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the sum of two usages. The sum of the peaks is an upper bound: two processes need not peak at the same
-    /// time.
+    /// Returns the sum of two usages. The sum of the peaks is an upper bound: two processes need not peak at
+    /// the same time.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
