@@ -10,16 +10,27 @@ use kube::api::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, InitialListStrategy, watcher};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 /// How long the API server may take for the next object of a list that it streams.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
+/// The longest back-off of kube's watcher.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// How often a list is asked for as a stream of an API server that has no answer for now.
+const MAX_STREAM_TRIES: u32 = 5;
+/// How old a list is, at least, that is replaced at once when its watch expires. A younger one waits for the
+/// back-off: its watch may expire again.
+const RELISTED_AT_ONCE_AFTER: Duration = Duration::from_mins(1);
 
 /// Watches for ever, as kube's own watcher does, with the same back-off after failures.
 ///
 /// # Guarantees
-/// * Each list is asked for as a stream. Where that fails for any reason (an API server from before 1.34 does
-///   not offer it as a rule, and one whose watch cache is not ready refuses it), or breaks off or stalls, the
-///   same list is asked for in pages until one is complete.
+/// * Each list is asked for as a stream. Where the API server refuses that (one from before 1.34 does not
+///   offer it as a rule), or the stream breaks off or stalls, the same list is asked for in pages until one
+///   is complete. An API server whose watch cache is not ready, as after its start, is asked for the stream
+///   [`MAX_STREAM_TRIES`] times first, and one that can't be reached as often as it takes.
+/// * A watch that expires is followed by a list at once, without the back-off of the outage before, unless
+///   the last list was a moment ago.
 /// * A list that breaks off is followed by another [`Event::Init`], and never by [`Event::InitDone`].
 pub(super) fn watch_list<K>(
     api: Api<K>,
@@ -42,6 +53,10 @@ struct Watch<K> {
     config: watcher::Config,
     events: BoxStream<'static, Result<Event<K>, watcher::Error>>,
     progress: Progress,
+    /// When the last list was complete.
+    listed_at: Option<Instant>,
+    /// How often this list was asked for as a stream in vain.
+    failed_streams: u32,
 }
 
 /// How far the list of a watch has come.
@@ -50,6 +65,19 @@ enum Progress {
     Asked,
     Begun,
     Complete,
+}
+
+/// What comes of a list that is streamed.
+#[derive(Debug)]
+enum Streamed<K> {
+    /// Its next event.
+    Event(Event<K>),
+    /// The API server can't be reached. It is asked again.
+    Unreachable(watcher::Error),
+    /// The API server has no answer for now. It is asked again.
+    NotNow,
+    /// There is no stream, or it failed: the list is asked for in pages.
+    InPages,
 }
 
 impl<K> Watch<K>
@@ -68,23 +96,32 @@ where
             config,
             events,
             progress: Progress::Asked,
+            listed_at: None,
+            failed_streams: 0,
         }
     }
 
     /// Restarts the watch, and so begins with a list.
     fn restart(&mut self, strategy: InitialListStrategy) {
-        *self = Self::begin(self.api.clone(), self.config.clone(), strategy);
+        *self = Self {
+            listed_at: self.listed_at,
+            ..Self::begin(self.api.clone(), self.config.clone(), strategy)
+        };
     }
 
     async fn next(&mut self) -> Option<Result<Event<K>, watcher::Error>> {
         loop {
             let event = match self.config.initial_list_strategy {
                 InitialListStrategy::StreamingList if self.progress != Progress::Complete => {
-                    let Some(event) = self.streamed().await else {
-                        self.restart(InitialListStrategy::ListWatch);
-                        continue;
-                    };
-                    Ok(event)
+                    match self.streamed().await {
+                        Streamed::Event(event) => Ok(event),
+                        Streamed::Unreachable(error) => Err(error),
+                        Streamed::NotNow => continue,
+                        Streamed::InPages => {
+                            self.restart(InitialListStrategy::ListWatch);
+                            continue;
+                        }
+                    }
                 }
                 InitialListStrategy::ListWatch if self.progress == Progress::Complete => {
                     let event = self.events.next().await?;
@@ -100,7 +137,14 @@ where
             };
             match &event {
                 Ok(Event::Init) => self.progress = Progress::Begun,
-                Ok(Event::InitDone) => self.progress = Progress::Complete,
+                Ok(Event::InitDone) => {
+                    self.progress = Progress::Complete;
+                    self.listed_at = Some(Instant::now());
+                    self.failed_streams = 0;
+                }
+                Err(error) if lists_anew(error) && self.is_list_old() => {
+                    self.restart(InitialListStrategy::StreamingList);
+                }
                 Err(error) if self.is_streamed() && lists_anew(error) => self.progress = Progress::Asked,
                 Ok(Event::InitApply(_) | Event::Apply(_) | Event::Delete(_)) | Err(_) => {}
             }
@@ -112,25 +156,55 @@ where
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
 
-    /// The next event of a list that is streamed; none where the stream failed.
-    async fn streamed(&mut self) -> Option<Event<K>> {
+    /// Whether the last list is complete, and old enough to be replaced at once.
+    fn is_list_old(&self) -> bool {
+        let is_old = |listed_at: Instant| listed_at.elapsed() >= RELISTED_AT_ONCE_AFTER;
+        self.progress == Progress::Complete && self.listed_at.is_some_and(is_old)
+    }
+
+    /// Awaits the next event of a list that is streamed.
+    async fn streamed(&mut self) -> Streamed<K> {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
-        match tokio::time::timeout(STALLED_AFTER, self.events.next()).await {
+        let limit = match self.progress {
+            Progress::Asked => STALLED_AFTER + MAX_BACKOFF,
+            Progress::Begun | Progress::Complete => STALLED_AFTER,
+        };
+        match tokio::time::timeout(limit, self.events.next()).await {
             Ok(Some(Ok(Event::Init))) if self.progress == Progress::Begun => {
                 tracing::debug!(kind, "a list that was streamed broke off: listing in pages");
-                None
+                Streamed::InPages
             }
-            Ok(Some(Ok(event))) => Some(event),
+            Ok(Some(Ok(event))) => Streamed::Event(event),
             Ok(Some(Err(error))) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::debug!(kind, error, "the list is not streamed: listing in pages");
-                None
+                let next = self.after(error);
+                tracing::debug!(kind, ?next, "the list is not streamed");
+                next
             }
-            Ok(None) => None,
+            Ok(None) => Streamed::InPages,
             Err(_elapsed) => {
                 tracing::debug!(kind, "a list that was streamed stalls: listing in pages");
-                None
+                Streamed::InPages
             }
+        }
+    }
+
+    /// What follows a stream that failed with this error.
+    fn after(&mut self, error: watcher::Error) -> Streamed<K> {
+        match error {
+            watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+                self.failed_streams += 1;
+                let is_for_now = status.code == 429 || status.code >= 500;
+                if is_for_now && self.failed_streams < MAX_STREAM_TRIES {
+                    Streamed::NotNow
+                } else {
+                    Streamed::InPages
+                }
+            }
+            watcher::Error::WatchStartFailed(_) => Streamed::Unreachable(error),
+            watcher::Error::InitialListFailed(_)
+            | watcher::Error::WatchError(_)
+            | watcher::Error::WatchFailed(_)
+            | watcher::Error::NoResourceVersion => Streamed::InPages,
         }
     }
 }
@@ -151,6 +225,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::convert::Infallible;
     use std::sync::{Arc, Mutex};
+    use std::{io, iter};
 
     use futures::stream;
     use http::{Request, Response};
@@ -166,6 +241,8 @@ mod tests {
 
     /// What an API server answers a request.
     enum Answer {
+        /// Nothing: it can't be reached.
+        Unreachable,
         /// A list that it does not stream, or a page that it does not list.
         Failed(u16),
         /// These events of a watch, which then ends.
@@ -176,7 +253,7 @@ mod tests {
         Page(Vec<Value>),
     }
 
-    use Answer::{Ends, Failed, Lasts, Page};
+    use Answer::{Ends, Failed, Lasts, Page, Unreachable};
 
     fn object(name: &str) -> Value {
         json!({"metadata": {"name": name, "namespace": "ns", "resourceVersion": "5"}})
@@ -210,6 +287,7 @@ mod tests {
     fn response(answer: Answer) -> Response<UnsyncBoxBody<bytes::Bytes, Infallible>> {
         let whole = |text: Value| Full::from(text.to_string()).boxed_unsync();
         let (code, body) = match answer {
+            Unreachable => unreachable!("it answers nothing"),
             Failed(code) => (code, whole(failure(code))),
             Ends(events) => (200, StreamBody::new(lines(events)).boxed_unsync()),
             Lasts(events) => {
@@ -226,6 +304,14 @@ mod tests {
 
     /// What an API server is asked for, and the events that come of its answers, until it is asked for more.
     async fn seen(answers: impl IntoIterator<Item = Answer>) -> (Vec<&'static str>, Vec<String>) {
+        let (asked, shown) = seen_in_time(answers).await;
+        (asked.into_iter().map(|(what, _)| what).collect(), shown)
+    }
+
+    /// As [`seen`], with when the API server is asked.
+    async fn seen_in_time(
+        answers: impl IntoIterator<Item = Answer>,
+    ) -> (Vec<(&'static str, Instant)>, Vec<String>) {
         let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (requests, is_over) = (Arc::clone(&asked), Arc::new(tokio::sync::Notify::new()));
@@ -242,13 +328,14 @@ mod tests {
             };
             let answer = answers.lock().unwrap().pop_front();
             if answer.is_some() {
-                requests.lock().unwrap().push(what);
+                requests.lock().unwrap().push((what, Instant::now()));
             } else {
                 over.notify_one();
             }
             async move {
                 match answer {
-                    Some(answer) => Ok::<_, Infallible>(response(answer)),
+                    Some(Unreachable) => Err(io::Error::from(io::ErrorKind::ConnectionRefused)),
+                    Some(answer) => Ok(response(answer)),
                     None => std::future::pending().await,
                 }
             }
@@ -283,10 +370,56 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_is_not_streamed_is_read_in_pages_and_that_is_no_failure() {
-        for code in [400, 422, 429, 500] {
+        for code in [400, 403, 422] {
             let (asked, seen) = seen([Failed(code), Page(vec![object("a")]), Ends(vec![])]).await;
             assert_eq!(asked, ["streamed list", "list in pages", "watch"], "{code}");
             assert_eq!(seen, ["init", "listed a", "complete"], "{code}");
+        }
+    }
+
+    /// As that of an API server that was started a moment ago, which reads all objects out of etcd.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_cache_that_is_not_ready_is_asked_for_the_stream_again_before_pages_are() {
+        for code in [429, 500] {
+            let refusals = |count: usize| (0..count).map(move |_| Failed(code));
+            let streamed = [Ends(vec![added("a"), end_of_list()])];
+            let (asked, shown) = seen(refusals(4).chain(streamed)).await;
+            assert_eq!(asked, ["streamed list"; 5], "{code}");
+            assert_eq!(shown, ["init", "listed a", "complete"], "{code}");
+            let (asked, shown) = seen(refusals(5).chain([Page(vec![object("a")]), Ends(vec![])])).await;
+            assert_eq!(asked[..5], ["streamed list"; 5], "{code}");
+            assert_eq!(asked[5..], ["list in pages", "watch"], "{code}");
+            assert_eq!(shown, ["init", "listed a", "complete"], "{code}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_can_not_be_reached_is_asked_for_a_stream_until_it_can_and_that_is_a_failure()
+    {
+        let outage = (0..20).map(|_| Unreachable);
+        let (asked, shown) = seen(outage.chain([Ends(vec![end_of_list()])])).await;
+        assert_eq!(asked, ["streamed list"; 21]);
+        assert_eq!(shown.len(), 22, "{shown:?}");
+        assert_eq!(shown[20..], ["init", "complete"]);
+    }
+
+    /// The outage before has made the back-off long.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_expired_in_an_outage_lists_anew_at_once_and_a_young_one_after_the_back_off() {
+        let answers = |outage: usize| {
+            let failures = (0..outage).map(|_| Unreachable);
+            let listed = || Ends(vec![end_of_list()]);
+            iter::once(listed())
+                .chain(failures)
+                .chain([Ends(vec![expired()]), listed()])
+        };
+        for (outage, is_at_once) in [(8, true), (0, false)] {
+            let (asked, _) = seen_in_time(answers(outage)).await;
+            let [.., (_, expired_at), (last, listed_at)] = asked[..] else {
+                panic!("{asked:?}")
+            };
+            assert_eq!(last, "streamed list");
+            assert_eq!((listed_at - expired_at).is_zero(), is_at_once, "{asked:?}");
         }
     }
 
