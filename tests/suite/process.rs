@@ -1,7 +1,6 @@
 //! The process: how it starts, ends, says how it is, and goes on beside an object that it can't read.
 
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -19,7 +18,7 @@ use crate::leadership::ended;
 use crate::support::by_hand::{event, is_provisioned};
 use crate::support::fleet::objects;
 use crate::support::provider::{get, service_account};
-use crate::support::world::{Management, run};
+use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
 fn creates(cloud: &Cloud, machine: &str) -> Result<usize> {
@@ -253,14 +252,7 @@ async fn loose_world() -> Result<World> {
     }
     crds.replace(name, &PostParams::default(), &crd).await?;
     let namespace = management.namespace("malformed").await?;
-    let folder = management.folder().path().join(&namespace);
-    std::fs::create_dir_all(&folder)?;
-    Ok(World {
-        management: Management::Own(Arc::new(management)),
-        admin,
-        namespace,
-        folder,
-    })
+    World::own(management, &namespace).await
 }
 
 /// An object that can't be read neither stops the others nor stays for ever, and its VM does not stay either.

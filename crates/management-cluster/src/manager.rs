@@ -17,7 +17,8 @@ use crate::eventually::eventually;
 pub(crate) const START_DEADLINE: Duration = Duration::from_mins(1);
 
 /// Every feature on that the provider has something to do with, and no waiting that only
-/// spares a busy API server.
+/// spares a busy API server. Without `ReconcilerRateLimiting` core may reconcile with caches that lack what
+/// it has just written.
 const FLAGS: &[&str] = &[
     "--leader-elect=false",
     "--insecure-diagnostics",

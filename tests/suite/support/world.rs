@@ -13,6 +13,7 @@ use management_cluster::{ManagementCluster, Process, apply_yaml, stand_in};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
+use super::LostMachines;
 use super::fleet::bootstrap_secret;
 
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
@@ -48,6 +49,7 @@ pub struct World {
     pub namespace: String,
     /// Files of this case.
     pub folder: PathBuf,
+    _lost_machines: Option<Arc<LostMachines>>,
 }
 
 impl World {
@@ -64,11 +66,17 @@ impl World {
         let namespace = management.namespace(case).await?;
         let folder = management.folder().path().join(&namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
-        Ok(Self {
+        let world = Self {
             management: Management::Shared(management),
             admin: management.admin_client().await?,
             namespace,
             folder,
+            _lost_machines: None,
+        };
+        let lost_machines = LostMachines::replaced_in(world.clone());
+        Ok(Self {
+            _lost_machines: Some(Arc::new(lost_machines)),
+            ..world
         })
     }
 
@@ -99,7 +107,8 @@ impl World {
         Self::own(ManagementCluster::builder().start().await?, namespace).await
     }
 
-    async fn own(management: ManagementCluster, namespace: &str) -> Result<Self> {
+    /// A namespace on a management cluster that ends with the case.
+    pub async fn own(management: ManagementCluster, namespace: &str) -> Result<Self> {
         let folder = management.folder().path().join(namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
         Ok(Self {
@@ -107,6 +116,7 @@ impl World {
             management: Management::Own(Arc::new(management)),
             namespace: namespace.to_owned(),
             folder,
+            _lost_machines: None,
         })
     }
 
