@@ -54,8 +54,8 @@ use vm_locks::{VmLock, VmLocks};
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
 /// How long until a call that changes a VM is retried when the VM is locked for another call.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
-/// The interval at which machines are woken whose creates may find capacity, or that have to publish that
-/// they wait.
+/// The interval at which machines are woken whose creates may find capacity, that have to publish that they
+/// wait, or for which a permit is free that was reserved in vain.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 /// How many machines that have to publish their wait are woken at once.
 const REPORTED_AT_ONCE: usize = 20;
@@ -302,12 +302,13 @@ impl ConfiguredDriver {
         tokio::join!(self.prober.run(), self.keep_waking());
     }
 
-    /// Wakes machines whose creates may find capacity, and, at a pace that the API server can bear, machines
-    /// that wait long for a permit and have to publish that.
+    /// Wakes machines whose creates may find capacity, waiters for a permit that was reserved in vain, and,
+    /// at a pace that the API server can bear, machines that wait long for a permit and have to publish that.
     async fn keep_waking(&self) {
         loop {
             sleep(WAKE_INTERVAL).await;
             self.driver.breakers().wake_due();
+            self.permits.wake_waiting();
             self.permits.wake_to_report(REPORTED_AT_ONCE);
         }
     }

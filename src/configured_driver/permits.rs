@@ -170,6 +170,14 @@ impl Permits {
         wake_all(wakers);
     }
 
+    /// Wakes the waiters that can have a permit now. A reservation that lapses, as of a waiter whose object
+    /// is gone, frees a permit without a call of this type: where no other permit is held, a waiter that has
+    /// published its wait would sleep until something else has it ask again.
+    pub(super) fn wake_waiting(&self) {
+        let wakers = self.wake_next(&mut self.queue.lock());
+        wake_all(wakers);
+    }
+
     /// Whether `key` waits and has to publish that.
     pub(super) fn should_report(&self, key: &str) -> bool {
         self.queue.lock().waiter(key).is_some_and(Waiter::is_reported)

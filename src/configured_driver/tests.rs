@@ -565,6 +565,35 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
     );
 }
 
+/// An object without a finalizer may go while its reconcile is on the way to the queue: no reconcile of it
+/// follows. One that has published its wait is not woken for that once more.
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_is_reserved_for_one_that_never_asks_goes_to_the_next_waiter_without_another_request() {
+    let driver = driver_with_one_permit(FakeDriver::default());
+    let held = driver.acquire(Priority::Upkeep, "first").await;
+    let gone = Requester::new("gone", "ns");
+    assert!(
+        driver
+            .try_acquire(Priority::Upkeep, gone, Waker::new(|| {}))
+            .is_none()
+    );
+    let mut next = std::pin::pin!(driver.acquire(Priority::Upkeep, "next"));
+    tokio::select! {
+        _ = &mut next => panic!("the permit is held"),
+        () = driver.run() => panic!("a driver is probed for ever"),
+        () = sleep(Duration::from_secs(20)) => {}
+    }
+    assert!(driver.should_report_wait("next"));
+    drop(held);
+    let start = Instant::now();
+    tokio::select! {
+        _ = next => {}
+        () = driver.run() => panic!("a driver is probed for ever"),
+    }
+    let waited = start.elapsed();
+    assert!(waited < Duration::from_secs(7), "{waited:?}");
+}
+
 /// Each machine of a driver that hangs would else wait for the same, one after the other.
 #[tokio::test(start_paused = true)]
 async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_same_answer() {
