@@ -24,12 +24,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::leadership::Leadership;
 use crate::leadership::is_not_leader;
 use crate::metrics::{Metrics, PermitCount};
-use cmi_driver::{Capabilities, Driver, MachineClass, Operation, Result, Secrets};
+use cmi_driver::{Capabilities, Code, Driver, MachineClass, Result, Secrets, Status};
 
 pub use breaker::{CircuitOpen, ProbeHint, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
@@ -84,7 +84,7 @@ pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 pub struct ConfiguredDriver {
     name: Arc<str>,
     namespaces: Namespaces,
-    create_timeout: Duration,
+    create_given_up_after: Duration,
     create_settle_time: Option<Duration>,
     driver: GuardedDriver,
     prober: Arc<Prober>,
@@ -136,7 +136,7 @@ impl ConfiguredDriver {
         Self {
             name,
             namespaces: settings.namespaces,
-            create_timeout: settings.limits.timeouts.of(Operation::CreateMachine),
+            create_given_up_after: settings.limits.create_given_up_after(),
             create_settle_time: settings.create_settle_time,
             driver,
             prober,
@@ -219,6 +219,27 @@ impl ConfiguredDriver {
         self.vm_locks.try_lock(uid)
     }
 
+    /// Awaits a create that was noted in its object at `noted`, and gives it up when
+    /// [`KnownDriver::create_given_up_after`] has passed since, whatever has held it up: a deletion that has
+    /// the note alone counts the settle time from then. Where that time is over already, nothing is sent.
+    ///
+    /// # Errors
+    /// Those of the create, and DEADLINE_EXCEEDED.
+    pub async fn give_up_in_time<T>(
+        &self,
+        noted: Instant,
+        create: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let given_up = |message: &str| Status::new(Code::DeadlineExceeded, message);
+        let left = self.create_given_up_after.saturating_sub(noted.elapsed());
+        if left.is_zero() {
+            let message = "CreateMachine was not sent: its time was over once it was noted";
+            return Err(given_up(message).with_never_sent());
+        }
+        let answer = timeout(left, create).await;
+        answer.unwrap_or_else(|_elapsed| Err(given_up("CreateMachine was given up: its time was over")))
+    }
+
     /// How many permits are held, and how many requesters wait for one.
     pub fn load(&self) -> [Load; 2] {
         self.permits.load()
@@ -250,7 +271,7 @@ impl ConfiguredDriver {
         DriverState::Known(KnownDriver {
             name: Arc::clone(&self.name),
             is_current: self.prober.is_current(&declared),
-            create_timeout: self.create_timeout,
+            create_given_up_after: self.create_given_up_after,
             create_settle_time: self.create_settle_time(&declared.capabilities),
             reachability: self.stable_reachability.borrow().clone(),
             capabilities: declared.capabilities,

@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use cmi_driver::Operation;
 
+/// How long may pass from the note of a create in its object to the call, besides the wait for the driver's
+/// rate, without taking from the create's timeout: the API server has 30 s to answer the write, and the
+/// driver may have to be asked what it can do.
+const CREATE_LEAD_TIME: Duration = Duration::from_mins(1);
+
 /// The namespaces whose machines may use a driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Namespaces {
@@ -55,6 +60,17 @@ impl Namespaces {
             Self::All => true,
             Self::Only(names) => names.len() > 1,
         }
+    }
+}
+
+impl Limits {
+    /// How long after a create was noted in its object it is given up at the latest. Each permit has one call
+    /// that waits for the driver's rate.
+    pub(super) fn create_given_up_after(&self) -> Duration {
+        let calls = Duration::from_secs(u64::from(self.max_concurrent_calls.get()));
+        let in_turn = calls / self.calls_per_second.get();
+        let timeout = self.timeouts.of(Operation::CreateMachine);
+        timeout.saturating_add(in_turn + CREATE_LEAD_TIME)
     }
 }
 

@@ -27,8 +27,9 @@ pub struct KnownDriver {
     /// Whether the capabilities were declared since the last handshake; else the driver may be another one by
     /// now, and nothing is refused in its name.
     pub is_current: bool,
-    /// How long a create may be in flight before it is given up.
-    pub create_timeout: Duration,
+    /// How long after a create was noted in its object it is given up at the latest: see
+    /// [`super::ConfiguredDriver::give_up_in_time`].
+    pub create_given_up_after: Duration,
     /// The settle time of creates, see [`super::CREATE_SETTLE_TIME`].
     pub create_settle_time: Duration,
     /// Whether the driver can be reached, as its probes have said for a while.

@@ -377,6 +377,59 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
         .unwrap();
 }
 
+/// A deletion that knows no more than the note counts a create as given up by then.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_waits_for_the_drivers_rate_gets_its_whole_timeout_and_is_given_up_in_time() {
+    const PERMITS: u32 = 300;
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::new(PERMITS).unwrap(),
+        calls_per_second: std::num::NonZeroU32::MIN,
+        burst: std::num::NonZeroU32::MIN,
+        ..Limits::default()
+    };
+    let timeout = limits.timeouts.of(Operation::CreateMachine);
+    let driver = FakeDriver::creating(std::future::pending);
+    let driver = configured_driver_with(of_one_namespace(limits), driver, Leadership::unelected());
+    let driver = &driver;
+    let given_up = join_all((0..PERMITS).map(async |n| {
+        let permit = driver.acquire(Priority::Upkeep, &n.to_string()).await;
+        let noted = Instant::now();
+        let create = permit.driver().create_machine(create());
+        let (code, _) = status_of(driver.give_up_in_time(noted, create).await);
+        assert_eq!(code, Code::DeadlineExceeded);
+        noted.elapsed()
+    }))
+    .await;
+    let last = given_up.into_iter().max().unwrap();
+    let DriverState::Known(known) = driver.state("test", Waker::new(|| {})).await else {
+        panic!("it has said what it can do");
+    };
+    let waited = Duration::from_secs(u64::from(PERMITS) - 1);
+    assert!(last >= waited + timeout, "{last:?}");
+    assert!(last <= known.create_given_up_after, "{last:?}");
+}
+
+/// An API server that takes long for the note, and a process that was suspended.
+#[tokio::test(start_paused = true)]
+async fn a_create_is_given_up_in_time_whatever_has_held_it_up_and_not_sent_after_that() {
+    let longest = Limits::default().create_given_up_after();
+    let driver = FakeDriver::creating(std::future::pending);
+    let calls = Arc::clone(&driver.calls);
+    let driver = configured_driver(driver);
+    let permit = driver.acquire(Priority::Upkeep, "test").await;
+    let noted = Instant::now();
+    let create = || driver.give_up_in_time(noted, permit.driver().create_machine(create()));
+    advance(longest.saturating_sub(Duration::from_secs(1))).await;
+    let given_up = create().await.unwrap_err();
+    assert_eq!(given_up.code(), Code::DeadlineExceeded);
+    assert!(!given_up.is_never_sent() && noted.elapsed() == longest);
+    let sent = calls.lock().unwrap().clone();
+    assert_eq!(sent, [Operation::GetPluginCapabilities, Operation::CreateMachine]);
+    let not_sent = create().await.unwrap_err();
+    assert!(not_sent.is_never_sent());
+    assert_eq!(*calls.lock().unwrap(), sent);
+}
+
 #[tokio::test]
 async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
     let driver = FakeDriver::creating(|| async { panic!("lost canary-4711") });

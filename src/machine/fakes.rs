@@ -214,12 +214,22 @@ impl Vms {
     /// A configured driver called `pool` of this back end, with these optional calls.
     /// Its shut-downs never work.
     pub fn configured_driver(&self, offers: &[Operation], create_settle_time: Duration) -> ConfiguredDriver {
+        self.limited_driver(Limits::default(), offers, create_settle_time)
+    }
+
+    /// As [`Self::configured_driver`], with limits of its own.
+    pub fn limited_driver(
+        &self,
+        limits: Limits,
+        offers: &[Operation],
+        create_settle_time: Duration,
+    ) -> ConfiguredDriver {
         let settings = Settings {
             credentials: None,
             create_settle_time: Some(create_settle_time),
             name: "pool".to_owned(),
             namespaces: Namespaces::All,
-            limits: Limits::default(),
+            limits,
         };
         let driver = VmDriver {
             back_end: self.clone(),

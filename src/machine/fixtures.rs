@@ -35,8 +35,8 @@ pub const INPUTS: u64 = 7;
 
 /// How long the driver of [`World`] gets to carry out a create that was never answered.
 pub const SETTLE: Duration = Duration::from_mins(1);
-/// How long a create may be under way: longer than that.
-pub const CREATE_TIMEOUT: Duration = Duration::from_mins(10);
+/// How long a create may be under way: longer than [`SETTLE`].
+pub const GIVEN_UP_AFTER: Duration = Duration::from_mins(10);
 
 /// The moment at which tests happen.
 pub fn now() -> Timestamp {
@@ -550,7 +550,7 @@ impl World {
                 name: "pool".into(),
                 capabilities: Arc::new(self.capabilities.clone()),
                 is_current: self.is_current,
-                create_timeout: CREATE_TIMEOUT,
+                create_given_up_after: GIVEN_UP_AFTER,
                 create_settle_time: SETTLE,
                 reachability: reachability(self.reachable),
             })),

@@ -368,7 +368,9 @@ fn plan_provisioning(
         VmExistence::MayExist => (identity::applied_spec(machine), UnansweredCreates::of(machine)),
         VmExistence::Refused | VmExistence::None => (None, None),
     };
-    let longest = driver.create_timeout.saturating_add(driver.create_settle_time);
+    let longest = driver
+        .create_given_up_after
+        .saturating_add(driver.create_settle_time);
     let may_have_lost_status = may_have_lost_status(machine, observed, unanswered.as_ref(), longest);
     let unanswered = unanswered
         .unwrap_or_default()

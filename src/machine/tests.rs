@@ -1,5 +1,6 @@
 //! Whole reconciles of a deletion, and what a write that fails leaves.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,15 +13,16 @@ use super::fixtures::{MachineFixture, machine, world};
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
-use super::plan::SHUT_DOWN_TRIES;
+use super::plan::{Plan, SHUT_DOWN_TRIES, Step, plan};
 use super::publish::publish;
 use super::{Context, reconcile};
 use crate::admission::{self, AdmissionPolicies};
 use crate::api::labels;
 use crate::apiserver::Error;
+use crate::configured_driver::{Limits, Priority, Timeouts};
 use crate::identity;
 use crate::reconciler::Action;
-use cmi_driver::Operation;
+use cmi_driver::{DeleteMachineRequest, MachineClass, MachineRef, Operation};
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 
@@ -385,6 +387,59 @@ async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
         "{outcome:?}"
     );
     assert_eq!(vms.count(Operation::CreateMachine), 0);
+}
+
+/// How long the deletion of a machine waits whose create was given up just now, of a driver that carries out
+/// five calls a second, and of which another call was made before where the create `waits`.
+async fn left_after_a_create(waits: bool, settle: Duration) -> Duration {
+    let create_timeout = (Operation::CreateMachine, Duration::from_millis(100));
+    let limits = Limits {
+        calls_per_second: NonZeroU32::new(5).unwrap(),
+        burst: NonZeroU32::MIN,
+        timeouts: Timeouts {
+            by_operation: [create_timeout].into(),
+            ..Timeouts::default()
+        },
+        ..Limits::default()
+    };
+    let vms = Vms::hanging();
+    let server = Server::with(&machine().configured_driver("pool").build());
+    let ctx = server.context(vec![vms.limited_driver(limits, &[], settle)]);
+    if waits {
+        let driver = ctx.drivers.named("pool").unwrap();
+        let permit = driver.acquire(Priority::Upkeep, "another").await;
+        let another = DeleteMachineRequest {
+            machine: MachineRef::new("another", MachineClass::default()),
+            provider_id: None,
+            last_known_state: None,
+        };
+        permit.driver().delete_machine(another).await.unwrap();
+    }
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let create = world().plan(before.into());
+    let given_up = execute(&ctx, &mut object, &gathered, create).await;
+    let outcome = given_up.unwrap().outcome;
+    assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+    assert_eq!(vms.count(Operation::CreateMachine), 1);
+    let deleted = MachineFixture::from(server.object()).deleted_at(Timestamp::now());
+    let deleted = deleted.build();
+    let gathered = gather(&ctx, &deleted).await;
+    let Plan::Execute(Step::Delete(delete)) = plan(&deleted, &gathered.observed) else {
+        panic!("it has to be deleted");
+    };
+    delete.pending_create.unwrap().left
+}
+
+#[tokio::test]
+async fn a_create_that_waited_for_the_drivers_rate_is_waited_for_as_long_after_it_was_given_up_as_another() {
+    let settle = Duration::from_mins(1);
+    let left = [
+        left_after_a_create(true, settle).await,
+        left_after_a_create(false, settle).await,
+    ];
+    assert_eq!(left, [settle, settle]);
 }
 
 /// What deletes the VM of an object that is gone waits for it.

@@ -1,6 +1,7 @@
 //! Looks the VM up, creates it and initializes it.
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::initialize::{made, uninitialized};
 use super::look_up::{LookUpResult, another_vm};
@@ -24,7 +25,8 @@ impl Executor<'_, '_, '_> {
     /// A create is issued only after the driver answered NOT_FOUND (or lists no VM of the name, or can do
     /// neither), and only on an object that was written to the API server a moment ago: finalizer, identity,
     /// and when the create was issued. Where an id was named for an earlier create and is not named again,
-    /// the driver has answered NOT_FOUND for that id as well.
+    /// the driver has answered NOT_FOUND for that id as well. A create is given up in the time after which a
+    /// deletion counts it as given up.
     pub async fn provision(&mut self, plan: Provision) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up.clone()).await?;
         // The machine was refused before, and no other create can have made its VM: there is nothing to look
@@ -132,6 +134,7 @@ impl Executor<'_, '_, '_> {
             return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
         }
         let with_bootstrap_data = self.with_bootstrap_data(wanted.clone(), &plan.bootstrap).await?;
+        let noted = Instant::now();
         let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
         let named = named.and_then(|id| self.claim_named_id(id));
         // In flight from before the write on: the object may go at any time after it.
@@ -150,6 +153,7 @@ impl Executor<'_, '_, '_> {
             last_known_state: identity::last_known_state(self.object.get()),
         };
         let call = self.permit.driver().create_machine(request);
+        let call = self.permit.configured_driver().give_up_in_time(noted, call);
         let status = match self.object.awaiting(Operation::CreateMachine, call).await {
             Ok(machine) => {
                 self.ctx

@@ -170,7 +170,7 @@ pub(super) fn pending_create(
         .absent_since
         .map(|since| observed.instant.saturating_duration_since(since));
     let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
-    let whole = driver.create_timeout.saturating_add(time);
+    let whole = driver.create_given_up_after.saturating_add(time);
     let by_wall_clock = issued
         .and_then(|issued| elapsed(issued, observed.now))
         .map(|passed| whole.saturating_sub(passed));

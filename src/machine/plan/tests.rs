@@ -9,7 +9,7 @@ use crate::api::conditions::ConditionStatus;
 use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
 use crate::machine::fixtures::{
-    CREATE_TIMEOUT, INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world,
+    GIVEN_UP_AFTER, INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world,
 };
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::runtime_state::RetryCondition;
@@ -129,7 +129,7 @@ fn a_vm_of_which_the_status_may_be_lost_is_gone_where_it_is_absent_and_not_made_
         assert_eq!(plan.provider_id, None, "it is looked up by its name all the same");
         plan.id_of_vm().map(ToString::to_string)
     };
-    let longest = i64::try_from((CREATE_TIMEOUT + SETTLE).as_secs()).unwrap();
+    let longest = i64::try_from((GIVEN_UP_AFTER + SETTLE).as_secs()).unwrap();
     let late = || world().seconds_later(longest);
     let named = || machine().named("sim://1");
     let known = Some("sim://1".to_owned());

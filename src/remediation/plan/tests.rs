@@ -78,7 +78,7 @@ fn driver(offers: bool, is_current: bool) -> DriverState {
         name: Arc::from("simulated"),
         capabilities: Arc::new(capabilities),
         is_current,
-        create_timeout: Duration::from_secs(1),
+        create_given_up_after: Duration::from_secs(1),
         create_settle_time: Duration::from_secs(1),
         reachability: StableReachability::Reachable,
     })

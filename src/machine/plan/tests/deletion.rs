@@ -1,7 +1,7 @@
 //! Plans for a machine that is being deleted.
 
 use super::*;
-use crate::machine::fixtures::{CREATE_TIMEOUT, SETTLE};
+use crate::machine::fixtures::{GIVEN_UP_AFTER, SETTLE};
 use crate::machine::outcome::RemovalReason;
 
 #[track_caller]
@@ -239,7 +239,7 @@ fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_ca
     };
     let after = |seconds: i64| world().seconds_later(600 + seconds);
     let noted = pending_create(after(20), issued(&[0])).unwrap();
-    let latest = at(0) + CREATE_TIMEOUT + SETTLE;
+    let latest = at(0) + GIVEN_UP_AFTER + SETTLE;
     assert_eq!((noted.issued, noted.time), (Some((at(0), latest)), SETTLE));
     assert_eq!(left(after(20), issued(&[0])), Some(40));
     assert_eq!(left(after(60), issued(&[0])), None);
@@ -332,7 +332,7 @@ proptest::proptest! {
         let pending_create = delete(world.plan(issued(&[issued_at]))).pending_create;
         let left = pending_create.map_or(0, |pending_create| pending_create.left.as_secs());
         let settle = SETTLE.as_secs();
-        let whole = settle + CREATE_TIMEOUT.as_secs();
+        let whole = settle + GIVEN_UP_AFTER.as_secs();
         let passed = u64::try_from(seen_at - issued_at);
         let by_wall_clock = passed.map_or(settle, |passed| whole.saturating_sub(passed));
         let by_own_clock = absent.map_or(settle, |passed| settle.saturating_sub(passed));
