@@ -69,13 +69,11 @@ impl Secrets {
         for (_, value) in self.iter() {
             let bytes = value.expose();
             found.look_for(Needle::anywhere(BASE64_STANDARD.encode(bytes)));
+            let bare = Some(bytes.trim_ascii()).filter(|bare| bare.len() < bytes.len());
             // Every encoding of a value takes more bytes than the value.
-            if (MIN_SECRET..text.len()).contains(&bytes.len()) {
-                let bare = bytes.trim_ascii();
-                let bare = (MIN_SECRET..bytes.len()).contains(&bare.len()).then_some(bare);
-                for encoded in iter::once(bytes).chain(bare).flat_map(encodings) {
-                    found.look_for(Needle::anywhere(encoded));
-                }
+            let fits = |value: &&[u8]| (MIN_SECRET..text.len()).contains(&value.len());
+            for encoded in iter::once(bytes).chain(bare).filter(fits).flat_map(encodings) {
+                found.look_for(Needle::anywhere(encoded));
             }
             if let Ok(plain) = std::str::from_utf8(bytes) {
                 found.look_for(Needle::anywhere(plain.trim()));
@@ -377,6 +375,18 @@ runcmd:
     fn a_secret_with_a_line_end_is_removed_from_what_is_written_without_it() {
         let secrets = secrets("magpie7\n");
         for written in ["6d616770696537", "109, 97, 103, 112, 105, 101, 55"] {
+            let shown = secrets.redact(&format!("the key {written} is wrong"));
+            assert_eq!(shown, "the key [redacted] is wrong");
+        }
+    }
+
+    /// The value is longer than the message, and what is written of it is not.
+    #[test]
+    fn a_secret_with_many_line_ends_is_removed_from_a_short_message_in_every_encoding() {
+        let bare = "magpie77";
+        let secrets = secrets(&(bare.to_owned() + &"\n".repeat(40)));
+        let hexadecimal = "6d61677069653737".to_owned();
+        for written in encodings(bare.as_bytes()).into_iter().chain([hexadecimal]) {
             let shown = secrets.redact(&format!("the key {written} is wrong"));
             assert_eq!(shown, "the key [redacted] is wrong");
         }
