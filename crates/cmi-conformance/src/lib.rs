@@ -16,6 +16,7 @@
 
 mod answer;
 mod answer_checker;
+mod backoff;
 mod case;
 pub mod cases;
 mod cleanup;

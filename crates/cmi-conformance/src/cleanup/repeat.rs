@@ -8,10 +8,9 @@ use futures::FutureExt as _;
 use tokio::time::Instant;
 
 use super::Cleanup;
+use crate::backoff::Backoff;
 use cmi_driver::{Code, Operation};
 
-/// The first wait. Later waits double here by hand, since `Backoff` belongs to the provider, which this crate
-/// does not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 /// The time that a driver which is gone has to come back.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,7 +69,7 @@ impl Cleanup<'_> {
             } else {
                 self.limit
             };
-        let mut wait = FIRST_WAIT;
+        let mut backoff = Backoff::new(FIRST_WAIT, MAX_WAIT);
         loop {
             // A driver in this process may panic, and all other VMs have to be deleted all the same.
             let answer = tokio::time::timeout_at(until, AssertUnwindSafe(call()).catch_unwind()).await;
@@ -89,12 +88,12 @@ impl Cleanup<'_> {
                 }
             };
             let code = status.code();
+            let wait = backoff.next_wait();
             let is_over = self.liveness.is_lost() || Instant::now() + wait >= until;
             if is_over || !repeat.is_worth_it(code) {
                 return Err((Some(code), format!("{operation} answered {status}")));
             }
             tokio::time::sleep(wait).await;
-            wait = wait.saturating_mul(2).min(MAX_WAIT);
         }
     }
 }

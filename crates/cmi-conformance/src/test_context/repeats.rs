@@ -5,17 +5,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::answer::{CaseResult, ensure};
+use crate::backoff::Backoff;
 
-/// The first wait. Later waits double here by hand, as those of a cleanup do: `Backoff` belongs to the
-/// provider, which this crate does not know.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const MAX_WAIT: Duration = Duration::from_millis(500);
 
-/// The end of the time for repeats, and the wait before the next one.
+/// The end of the time for repeats, and the waits before them.
 #[derive(Debug)]
 pub(super) struct Repeats {
     until: Instant,
-    wait: Duration,
+    backoff: Backoff,
 }
 
 impl Repeats {
@@ -23,7 +22,7 @@ impl Repeats {
     pub fn within(limit: Duration) -> Self {
         Self {
             until: Instant::now() + limit,
-            wait: FIRST_WAIT,
+            backoff: Backoff::new(FIRST_WAIT, MAX_WAIT),
         }
     }
 
@@ -33,8 +32,7 @@ impl Repeats {
     /// [`crate::CaseError::Failed`] when the time is over, with what is still not as it should be.
     pub async fn wait(&mut self, still: impl FnOnce() -> String) -> CaseResult {
         ensure(Instant::now() < self.until, still)?;
-        tokio::time::sleep(self.wait).await;
-        self.wait = self.wait.saturating_mul(2).min(MAX_WAIT);
+        tokio::time::sleep(self.backoff.next_wait()).await;
         Ok(())
     }
 }
