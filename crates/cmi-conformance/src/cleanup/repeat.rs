@@ -62,13 +62,12 @@ impl Cleanup<'_> {
         }
         // A driver that is gone gets the shorter limit, so that the cleanup does not wait in full for each
         // machine.
-        let is_gone = self.liveness.gone_since().is_some();
-        let until = Instant::now()
-            + if is_gone {
-                self.limit.min(RECOVERY_TIMEOUT)
-            } else {
-                self.limit
-            };
+        let limit = if self.liveness.gone_since().is_some() {
+            self.limit.min(RECOVERY_TIMEOUT)
+        } else {
+            self.limit
+        };
+        let until = Instant::now() + limit;
         let mut backoff = Backoff::new(FIRST_WAIT, MAX_WAIT);
         loop {
             // A driver in this process may panic, and all other VMs have to be deleted all the same.
@@ -84,7 +83,7 @@ impl Cleanup<'_> {
                 Ok(Err(_)) => return Err((None, format!("the driver panicked in {operation}"))),
                 Err(_) => {
                     self.liveness.unreachable();
-                    return Err((None, format!("{operation} did not end within {:?}", self.limit)));
+                    return Err((None, format!("{operation} did not end within {limit:?}")));
                 }
             };
             let code = status.code();

@@ -187,6 +187,35 @@ async fn a_deletion_that_never_ends_is_reported_once_with_what_it_answers() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_call_that_does_not_end_is_reported_with_the_time_that_it_had() {
+    for (is_gone, seconds) in [(false, 60), (true, 5)] {
+        let limit = Duration::from_mins(1);
+        let liveness = Liveness::new(limit, CancellationToken::new());
+        if is_gone {
+            liveness.died("CreateMachine");
+        }
+        let cleanup = Cleanup {
+            driver: &Scripted {
+                asked: Mutex::default(),
+                answers: Mutex::default(),
+            },
+            capabilities: &Capabilities::minimal(),
+            config: &config(),
+            ledger: &Ledger::default(),
+            limit,
+            liveness: &liveness,
+        };
+        let before = tokio::time::Instant::now();
+        let never = std::future::pending::<Result<()>>;
+        let ended = cleanup.repeat(Operation::DeleteMachine, Repeat::Any, never).await;
+        assert_eq!(before.elapsed(), Duration::from_secs(seconds));
+        let (code, reason) = ended.unwrap_err();
+        assert_eq!(code, None);
+        assert_eq!(reason, format!("DeleteMachine did not end within {seconds}s"));
+    }
+}
+
 /// What a driver refuses to make it may refuse to delete, by whichever code.
 #[tokio::test(start_paused = true)]
 async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_again() {
