@@ -80,7 +80,7 @@ pub(super) const MESSAGES: &[Case] = family! {
     "shut-down" ShutDownMachine ["CMI-135"];
 };
 
-/// Refused as invalid; a create has made nothing, and a VM that is there is still there.
+/// Checks that the call is refused as invalid, and that a create has made nothing.
 async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) -> CaseResult {
     let right = t.machine_request("a");
     if operation == Operation::CreateMachine {
