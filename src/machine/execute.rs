@@ -19,6 +19,7 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::Ownership;
 use super::plan::{Plan, Step};
+use super::provider_ids::Holder;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, labels};
 use crate::apiserver::secrets::Redactor;
@@ -144,6 +145,11 @@ impl Executor<'_, '_, '_> {
             Step::Update(plan) => self.update(*plan).await,
             Step::Delete(plan) => self.delete(*plan).await,
         }
+    }
+
+    /// The machine as one that holds an id of the driver that is called for it.
+    fn holder(&self) -> Holder {
+        Holder::new(self.object.uid(), self.permit.configured_driver().name())
     }
 }
 

@@ -14,10 +14,12 @@ use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::{Plan, SHUT_DOWN_TRIES, Step, plan};
+use super::provider_ids::Holder;
 use super::publish::publish;
 use super::{Context, reconcile};
 use crate::admission::{self, AdmissionPolicies};
 use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::configured_driver::{Limits, Priority, Timeouts};
 use crate::identity;
@@ -267,9 +269,15 @@ async fn a_vm_of_the_id_that_was_named_is_found_where_its_name_does_not_lead_to_
     assert_eq!(vms.count(Operation::CreateMachine), 0);
 }
 
+fn another_machine() -> MachineFixture {
+    let mut machine = machine().build();
+    machine.metadata.uid = Some("u-2".to_owned());
+    machine.into()
+}
+
 /// A machine whose id was named for a create that was never answered, deleted long after, reconciled once;
-/// another has the id `other`.
-async fn deleted_after_naming(vms: &Vms, offers: &[Operation], other: Option<&str>) -> Server {
+/// `other` is there as well.
+async fn deleted_after_naming(vms: &Vms, offers: &[Operation], other: Option<&InfraMachine>) -> Server {
     let deleted = machine().named("sim://1").configured_driver("pool");
     let server = Server::with(
         &deleted
@@ -277,11 +285,7 @@ async fn deleted_after_naming(vms: &Vms, offers: &[Operation], other: Option<&st
             .build(),
     );
     let ctx = server.context(vec![vms.configured_driver(offers, NO_SETTLE_TIME)]);
-    if let Some(other) = other {
-        let mut holder = machine().provider_id(other).build();
-        holder.metadata.uid = Some("u-2".to_owned());
-        ctx.states.ids.changed(None, Some(&holder));
-    }
+    ctx.states.ids.changed(None, other);
     let ctx = Arc::new(ctx);
     again(&server, &ctx).await;
     server
@@ -326,9 +330,28 @@ async fn a_vm_of_the_id_that_was_named_is_left_alone_where_another_machine_has_t
     for offers in [&[Operation::GetMachineStatus][..], &[]] {
         let vms = Vms::default();
         vms.add("sim://1", "elsewhere", None);
-        let server = deleted_after_naming(&vms, offers, Some("sim://1")).await;
+        let other = another_machine().provider_id("sim://1").build();
+        let server = deleted_after_naming(&vms, offers, Some(&other)).await;
         assert_eq!(vms.ids(), ["sim://1"], "{offers:?}");
         assert!(!server.is_kept());
+    }
+}
+
+/// Two back ends of one kind count from the same number.
+#[tokio::test]
+async fn a_vm_of_a_named_id_is_deleted_although_a_machine_of_another_driver_has_the_same_id() {
+    let other = another_machine().provider_id("sim://1").identified();
+    let other = other.annotated(labels::DRIVER, "elsewhere").build();
+    for (offers, is_kept) in [(&[Operation::GetMachineStatus][..], true), (&[], false)] {
+        let vms = Vms::default();
+        vms.add("sim://1", "elsewhere", None);
+        let server = deleted_after_naming(&vms, offers, Some(&other)).await;
+        assert_eq!(vms.ids(), Vec::<String>::new(), "{offers:?}");
+        assert_eq!(
+            server.is_kept(),
+            is_kept,
+            "{offers:?}: until it is seen to be gone"
+        );
     }
 }
 
@@ -340,8 +363,7 @@ async fn an_id_that_another_machine_has_is_not_written_before_the_create() {
         let server = Server::with(&machine().configured_driver("pool").build());
         let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
         let ctx = server.context(vec![driver]);
-        let mut other = machine().provider_id(other).build();
-        other.metadata.uid = Some("u-2".to_owned());
+        let other = another_machine().provider_id(other).build();
         ctx.states.ids.changed(None, Some(&other));
         let before = server.object();
         let gathered = gather(&ctx, &before).await;
@@ -373,8 +395,9 @@ async fn an_id_that_could_not_be_written_before_the_create_is_free_for_another_m
         let refused = execute(&ctx, &mut object, &gathered, plan).await.map(drop);
         assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
         assert_eq!(vms.count(Operation::CreateMachine), 0);
-        assert!(!ctx.states.ids.is_anothers("sim://1", "u-1"));
-        assert_eq!(ctx.states.ids.claim("sim://1", "u-2"), is_free);
+        let [own, another] = ["u-1", "u-2"].map(|uid| Holder::new(uid, "pool"));
+        assert!(!ctx.states.ids.is_anothers("sim://1", own));
+        assert_eq!(ctx.states.ids.claim("sim://1", another), is_free);
     }
 }
 

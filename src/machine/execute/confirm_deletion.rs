@@ -154,9 +154,9 @@ impl Executor<'_, '_, '_> {
         Ok(failure.map_or(presence, Err))
     }
 
-    /// Whether another machine has the id: then the VM belongs to that machine.
+    /// Whether another machine of the driver has the id: then the VM belongs to that machine.
     fn is_anothers(&self, named: &ProviderId) -> bool {
-        let is_anothers = self.ctx.states.ids.is_anothers(named.as_str(), self.object.uid());
+        let is_anothers = self.ctx.states.ids.is_anothers(named.as_str(), self.holder());
         if is_anothers {
             tracing::warn!(
                 name = self.object.name(),

@@ -189,7 +189,7 @@ impl Executor<'_, '_, '_> {
     /// Claims the id that the driver has named for this machine, unless another machine has it: of two
     /// machines with one id, one would be taken for the other.
     fn claim_named_id(&self, named: ProviderId) -> Option<ProviderId> {
-        if self.ctx.states.ids.claim(named.as_str(), self.object.uid()) {
+        if self.ctx.states.ids.claim(named.as_str(), self.holder()) {
             return Some(named);
         }
         tracing::warn!(
@@ -205,7 +205,7 @@ impl Executor<'_, '_, '_> {
     fn release_named_id(&self, named: &ProviderId) {
         self.ctx.states.ids.release(named.as_str(), self.object.uid());
         if self.object.is_known_by(named) {
-            self.ctx.states.ids.claim(named.as_str(), self.object.uid());
+            self.ctx.states.ids.claim(named.as_str(), self.holder());
         }
     }
 
