@@ -4,19 +4,18 @@
 //! of k8s.io/apiserver): a finalizer that is written in between is lost with the object. This can happen to a
 //! Machine that is deleted while it comes up: the delete has begun when the finalizer is written, and the
 //! create that follows makes a VM without an object. The VM is deleted with what the watch last showed of the
-//! object.
+//! object, and what the driver has said since.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::Api;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::execute::execute;
-use super::object::Object;
+use super::object::{LiveObject, Object};
 use super::outcome::Outcome;
 use super::ownership::has_finalizer;
 use super::publish::{events, record_failure};
@@ -66,9 +65,10 @@ pub fn delete_vm_left_behind(ctx: &Context, last: InfraMachine) -> impl Future<O
 async fn retry_until_deleted(ctx: &Context, last: InfraMachine, woken: &Notify) {
     let name = full_name(&last);
     let (began, mut errors, mut is_reported) = (Instant::now(), 0, false);
-    let machine = Arc::new(as_deleted(last));
+    // One object for all attempts: what an attempt has learned of the VM, nothing else keeps.
+    let mut object = Object::deleted_despite_finalizer(ctx, Arc::new(as_deleted(last)));
     loop {
-        let wait = match attempt(ctx, &machine, &mut is_reported).await {
+        let wait = match attempt(ctx, &mut object, &mut is_reported).await {
             Ok(None) => return,
             Ok(Some(wait)) => wait,
             Err(error) => {
@@ -82,6 +82,7 @@ async fn retry_until_deleted(ctx: &Context, last: InfraMachine, woken: &Notify) 
                 machine = name,
                 "the VM of an InfraMachine that is gone could not be deleted"
             );
+            ctx.states.forget(object.uid());
             return;
         };
         tokio::select! {
@@ -107,46 +108,48 @@ fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
 
 /// Tries the deletion once. Returns when to try again, or nothing when nothing is left to do. Nothing is
 /// logged about an object that still exists and that only this process no longer watches.
+///
+/// The VM is left alone once another object has the name: a plugin need not know the tag that tells the VMs
+/// of the two apart, and would delete the VM of the later one.
 async fn attempt(
     ctx: &Context,
-    machine: &Arc<InfraMachine>,
+    object: &mut Object<'_>,
     is_reported: &mut bool,
 ) -> Result<Option<Duration>, Error> {
+    let machine = object.latest();
     let _scope = ctx.drivers.permit_scope(machine.metadata.uid());
-    if is_there_again(ctx, machine).await? {
-        return Ok(None);
+    match object.live().await? {
+        LiveObject::Absent => {}
+        LiveObject::Same => return Ok(None),
+        LiveObject::Another => {
+            tracing::error!(
+                machine = full_name(&machine),
+                "another InfraMachine has the name of one that went with the finalizer on: the VM of the one \
+                    that went, if there is one, is left alone"
+            );
+            ctx.states.forget(object.uid());
+            return Ok(None);
+        }
     }
     if !std::mem::replace(is_reported, true) {
         tracing::warn!(
-            machine = full_name(machine),
+            machine = full_name(&machine),
             "the InfraMachine went with the finalizer on: its VM is deleted"
         );
     }
-    let (gathered, plan) = gather_and_plan(ctx, machine).await;
-    let mut object = Object::deleted_despite_finalizer(ctx, Arc::clone(machine));
-    let execution = execute(ctx, &mut object, &gathered, plan).await?;
+    let (gathered, plan) = gather_and_plan(ctx, &machine).await;
+    let execution = execute(ctx, object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    let timing = record_failure(ctx, machine, &gathered, outcome, None);
+    let timing = record_failure(ctx, &machine, &gathered, outcome, None);
+    object.patch_last_known_state(outcome.last_known_state()).await?;
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         ctx.states.forget(object.uid());
-        if let Some(note) = events::of(machine, outcome, timing.attempts) {
-            ctx.events.record(&**machine, note).await;
+        if let Some(note) = events::of(&machine, outcome, timing.attempts) {
+            ctx.events.record(&*machine, note).await;
         }
         return Ok(None);
     }
     Ok(Some(timing.wait.unwrap_or(LONG_WAIT)))
-}
-
-/// Whether the API server has an object with this identity again: an object that was restored has the VM.
-async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, Error> {
-    let action = "looking whether an InfraMachine that is gone is there again";
-    let namespace = machine.metadata.namespace();
-    let name = machine.metadata.name();
-    let api: Api<InfraMachine> = Api::namespaced(ctx.client.clone(), namespace);
-    let found = api.get_metadata_opt(name).await;
-    let found = found.map_err(|error| Error::api(action, error))?;
-    let identity = found.and_then(|found| MachineId::of_metadata(&found.metadata));
-    Ok(identity.is_some() && identity == MachineId::of(machine))
 }
 
 #[cfg(test)]
@@ -187,8 +190,13 @@ mod tests {
     async fn left_by(server: &Server, vms: &Vms) -> Vec<String> {
         let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
         let ctx = server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]);
-        delete_vm_left_behind(&ctx, made().build()).await;
+        ends(delete_vm_left_behind(&ctx, made().build())).await;
         vms.ids()
+    }
+
+    fn ends(deletion: impl Future<Output = ()>) -> impl Future<Output = ()> {
+        let deletion = tokio::time::timeout(Duration::from_secs(30), Box::pin(deletion));
+        async { assert!(deletion.await.is_ok(), "it goes on for ever") }
     }
 
     /// CTL-CR-14
@@ -261,8 +269,78 @@ mod tests {
 
     #[tokio::test]
     async fn the_vm_of_an_object_that_is_there_again_stays() {
-        let (server, vms) = (Server::with(&made().build()), Vms::default());
+        for again in [made(), made().without(labels::MACHINE_ID)] {
+            let (server, vms) = (Server::with(&again.build()), Vms::default());
+            vms.add("sim://1", "m1", Some("u-1"));
+            assert_eq!(left_by(&server, &vms).await, ["sim://1"]);
+        }
+    }
+
+    /// An InfraMachine that has the name of the one that was let go, as it was made.
+    fn later() -> MachineFixture {
+        let mut later = machine().configured_driver("pool").build();
+        later.metadata.uid = Some("u-2".to_owned());
+        MachineFixture::from(later)
+    }
+
+    /// The driver knows VMs by their names alone, and says of none whose it is.
+    #[tokio::test]
+    async fn the_vm_of_a_later_object_stays_when_the_vm_of_one_of_its_name_that_was_let_go_is_deleted() {
+        for later in [later(), later().identified()] {
+            let (server, vms) = (Server::with(&later.build()), Vms::default());
+            vms.add("sim://2", "m1", None);
+            assert_eq!(left_by(&server, &vms).await, ["sim://2"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_later_object_that_comes_while_the_deletion_is_prepared_keeps_its_vm() {
+        for offers in [
+            &[][..],
+            &[Operation::GetMachineStatus],
+            &[Operation::ListMachines],
+        ] {
+            let (server, vms) = (Server::with(&later().identified().build()), Vms::default());
+            vms.add("sim://2", "m1", None);
+            let ctx = server.context(vec![vms.configured_driver(offers, Duration::ZERO)]);
+            let gone = Arc::new(as_deleted(made().build()));
+            let mut object = Object::deleted_despite_finalizer(&ctx, Arc::clone(&gone));
+            let (gathered, plan) = gather_and_plan(&ctx, &gone).await;
+            let execution = execute(&ctx, &mut object, &gathered, plan).await;
+            assert!(
+                matches!(execution.err(), Some(Error::Conflict { .. })),
+                "{offers:?}"
+            );
+            assert_eq!(vms.ids(), ["sim://2"], "{offers:?}");
+        }
+    }
+
+    /// CTL-01, CTL-03
+    #[tokio::test]
+    async fn the_state_that_a_deletion_answers_comes_back_with_the_next_call_without_the_object() {
+        let (server, vms) = (Server::with(&made().build()), Vms::deleting_in_steps());
         vms.add("sim://1", "m1", Some("u-1"));
-        assert_eq!(left_by(&server, &vms).await, ["sim://1"]);
+        server.erase();
+        assert_eq!(left_by(&server, &vms).await, Vec::<String>::new());
+        assert_eq!(vms.count(Operation::DeleteMachine), 3);
+    }
+
+    /// The Secret goes with the object, as with their namespace, and the driver needs none. A create that was
+    /// not answered has the deletion look again.
+    #[tokio::test]
+    async fn a_vm_that_is_deleted_without_its_secret_is_gone_at_the_next_attempt() {
+        let made = made()
+            .secret("creds")
+            .annotated(labels::SECRET, "creds")
+            .annotated(labels::CREATE_ISSUED_AT, &Timestamp::now().to_string());
+        let (server, vms) = (Server::with(&made.clone().build()), Vms::default());
+        vms.add("sim://1", "m1", Some("u-1"));
+        server.erase();
+        let settle_time = Duration::from_millis(1);
+        let driver = vms.configured_driver(&[Operation::GetMachineStatus], settle_time);
+        let ctx = server.context(vec![driver]);
+        ends(delete_vm_left_behind(&ctx, made.build())).await;
+        assert_eq!(vms.ids(), Vec::<String>::new());
+        assert_eq!(vms.count(Operation::DeleteMachine), 2, "it waits for the create");
     }
 }

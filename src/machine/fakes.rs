@@ -20,13 +20,13 @@ use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
-    DeleteMachineResponse, Driver, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine,
-    Operation, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
-    Status,
+    DeleteMachineResponse, Driver, GetMachineStatusRequest, LastKnownState, ListMachinesRequest,
+    ListedMachine, Machine, Operation, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, Status,
 };
 
 /// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
-/// Every Secret holds bootstrap data.
+/// Every Secret holds bootstrap data, and goes with the machine.
 #[derive(Clone)]
 pub struct Server(Arc<Mutex<Value>>);
 
@@ -95,12 +95,12 @@ impl Server {
         if path.contains("/events") {
             return Response::new(Body::from(body.to_vec()));
         }
+        if self.0.lock().unwrap().is_null() {
+            return refusal(404, "NotFound");
+        }
         if path.contains("/secrets/") {
             let secret = json!({"metadata": {"name": "boot"}, "data": {"value": "I2Nsb3VkLWNvbmZpZwo="}});
             return Response::new(Body::from(secret.to_string().into_bytes()));
-        }
-        if self.0.lock().unwrap().is_null() {
-            return refusal(404, "NotFound");
         }
         if *method == Method::PATCH {
             return self.patch(body);
@@ -166,6 +166,9 @@ pub struct Vms {
     named: Option<ProviderId>,
     /// Whether creates are never answered.
     creates_hang: bool,
+    /// Whether a deletion takes three calls, each of which goes on from the state that the last one gave: the
+    /// first is answered OK, the second fails, and the third deletes the VM.
+    deletes_in_steps: bool,
 }
 
 /// A driver that finds and deletes VMs of a name by it, or by their id where the request has it.
@@ -188,6 +191,14 @@ impl Vms {
     pub fn hanging() -> Self {
         Self {
             creates_hang: true,
+            ..Self::default()
+        }
+    }
+
+    /// Of a driver that deletes a VM in steps, by the state that it has given.
+    pub fn deleting_in_steps() -> Self {
+        Self {
+            deletes_in_steps: true,
             ..Self::default()
         }
     }
@@ -280,6 +291,21 @@ impl Driver for VmDriver {
     /// Without an id it deletes the first of the name, as a back end does that knows VMs by their names.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         self.record(Operation::DeleteMachine);
+        if self.back_end.deletes_in_steps {
+            let state = |name: &str| LastKnownState::new(name.into());
+            match request.last_known_state {
+                None => {
+                    return Ok(DeleteMachineResponse {
+                        last_known_state: state("stopped"),
+                    });
+                }
+                Some(step) if Some(&step) == state("stopped").as_ref() => {
+                    let busy = Status::new(Code::Unavailable, "its disks are in use");
+                    return Err(busy.with_last_known_state(state("detached").unwrap()));
+                }
+                Some(_) => {}
+            }
+        }
         let mut vms = self.back_end.existing.lock().unwrap();
         let meant = |vm: &ListedMachine| match &request.provider_id {
             Some(id) => *id == vm.provider_id,

@@ -55,6 +55,18 @@ pub struct Object<'a> {
     was_deleted_despite_finalizer: bool,
 }
 
+/// What the API server has by the name of an object that it has deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LiveObject {
+    /// Nothing.
+    Absent,
+    /// The object, which only this process no longer watches, or one of its identity, which was restored and
+    /// has the VM.
+    Same,
+    /// Another object: a VM of the name may belong to that.
+    Another,
+}
+
 impl<'a> Object<'a> {
     /// Starts from the version in a cache or from our last write.
     pub fn new(ctx: &'a Context, latest: Arc<InfraMachine>) -> Self {
@@ -68,7 +80,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// A deleted object, as the watch last showed it. Nothing of it is written.
+    /// A deleted object, as the watch last showed it. No write reaches the API server: [`Object::latest`]
+    /// alone has what would be written.
     pub fn deleted_despite_finalizer(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
         Self {
             was_deleted_despite_finalizer: true,
@@ -85,6 +98,11 @@ impl<'a> Object<'a> {
     /// The newest known version.
     pub fn get(&self) -> &InfraMachine {
         &self.latest
+    }
+
+    /// The newest known version, which outlives the next write.
+    pub fn latest(&self) -> Arc<InfraMachine> {
+        Arc::clone(&self.latest)
     }
 
     /// The UID, or nothing where the API server has not given one.
@@ -331,6 +349,38 @@ impl<'a> Object<'a> {
         answer
     }
 
+    /// Reads what the API server has by the object's name.
+    pub async fn live(&self) -> Result<LiveObject, Error> {
+        let action = "looking whether an InfraMachine that is gone is there again";
+        let found = self.api.get_metadata_opt(self.name()).await;
+        let Some(found) = found.map_err(|error| Error::api(action, error))? else {
+            return Ok(LiveObject::Absent);
+        };
+        let identity = MachineId::of_metadata(&found.metadata);
+        let is_same = found.metadata.uid() == self.uid()
+            || identity.is_some() && identity == MachineId::of(&self.latest);
+        Ok(if is_same {
+            LiveObject::Same
+        } else {
+            LiveObject::Another
+        })
+    }
+
+    /// Checks, right before a call that deletes a VM, that no object has come to the name of a deleted one
+    /// since the deletion was decided: a driver that knows VMs by their names alone would delete the VM of
+    /// the later object.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when there is such an object.
+    pub async fn ensure_may_delete_vm(&self) -> Result<(), Error> {
+        if !self.was_deleted_despite_finalizer || self.live().await? == LiveObject::Absent {
+            return Ok(());
+        }
+        Err(Error::Conflict {
+            action: "deleting the VM of an InfraMachine that is gone",
+        })
+    }
+
     /// Reads the live object. Fails when another object has the name by now.
     async fn reread(&mut self, action: &'static str) -> Result<(), Error> {
         let live = self
@@ -470,14 +520,14 @@ impl<'a> Object<'a> {
 
     /// Patches metadata and the providerID.
     async fn patch(&mut self, action: &'static str, metadata: Value, id: IdChange<'_>) -> Result<(), Error> {
-        if self.was_deleted_despite_finalizer {
-            return Ok(());
-        }
         let mut body = json!({"metadata": metadata});
         match id {
             IdChange::None => {}
             IdChange::Set(id) => body["spec"] = json!({"providerID": id}),
             IdChange::Remove => body["spec"] = json!({"providerID": null}),
+        }
+        if self.was_deleted_despite_finalizer {
+            return self.patch_in_memory(action, &body);
         }
         let body = self.with_resource_version(body);
         // The rest is unchanged: the patch holds for this resource version alone.
@@ -492,6 +542,14 @@ impl<'a> Object<'a> {
             IdChange::Remove => written.spec.provider_id = None,
         }
         self.remember(written);
+        Ok(())
+    }
+
+    fn patch_in_memory(&mut self, action: &'static str, patch: &Value) -> Result<(), Error> {
+        let encode = |source| Error::Encode { action, source };
+        let mut object = serde_json::to_value(&*self.latest).map_err(encode)?;
+        json_patch::merge(&mut object, patch);
+        self.latest = Arc::new(serde_json::from_value(object).map_err(encode)?);
         Ok(())
     }
 

@@ -154,6 +154,14 @@ impl Outcome {
         }
     }
 
+    /// Returns the state that the driver wants back with the next call, where a call failed with one.
+    pub fn last_known_state(&self) -> Option<&LastKnownState> {
+        match self {
+            Self::Failed(failure) => failure.last_known_state(),
+            _ => None,
+        }
+    }
+
     /// Returns the outcome, or a plain wait where the call was not made because this replica is not the
     /// leader: no driver was called, so there is nothing to say, and another replica may be saying it.
     #[must_use]

@@ -83,10 +83,8 @@ pub async fn write(
         object
             .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome), status_follows)
             .await?;
-    } else if let Outcome::Failed(failure) = outcome
-        && let Some(state) = failure.last_known_state()
-    {
-        object.patch_last_known_state(Some(state)).await?;
+    } else {
+        object.patch_last_known_state(outcome.last_known_state()).await?;
     }
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         object.remove_finalizer().await?;
@@ -126,11 +124,8 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
 }
 
 fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
-    let failed = match outcome {
-        Outcome::Failed(failure) => failure.last_known_state(),
-        _ => None,
-    };
-    failed
+    outcome
+        .last_known_state()
         .or(vm.last_known_state.as_ref())
         .map(identity::last_known_state_annotation)
         .map(|(key, state)| (key, Some(state)))
