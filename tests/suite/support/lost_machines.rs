@@ -9,14 +9,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Preconditions};
-use kube::{Resource as _, ResourceExt as _};
+use kube::{Resource as _, ResourceExt};
+use management_cluster::eventually;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::World;
 use super::fleet::objects;
+use super::{DEADLINE, Fleet, World};
 
 /// How long a Machine has to be without its InfraMachine: a move makes the one before the other.
 const LOST_AFTER: Duration = Duration::from_secs(5);
@@ -94,4 +95,25 @@ fn waits_for_first_vm(machine: &DynamicObject) -> bool {
         && machine.meta().deletion_timestamp.is_none()
         && machine.data["spec"]["infrastructureRef"]["kind"] == "InfraMachine"
         && machine.data["status"]["initialization"]["infrastructureProvisioned"] != true
+}
+
+/// Without a provider, an InfraMachine goes as soon as it is deleted.
+#[tokio::test]
+async fn a_machine_that_has_lost_its_infra_machine_before_its_vm_was_made_is_replaced() -> Result<()> {
+    let world = World::new("lost").await?;
+    let fleet = Fleet::create(&world, "one", 1).await?;
+    let name = async || {
+        let all = fleet.infra_machines().await?;
+        let name: Option<String> = all.first().map(ResourceExt::name_any);
+        name.context("there is no InfraMachine")
+    };
+    let lost = eventually(DEADLINE, "an InfraMachine", name).await?;
+    let infra_machines = objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
+    infra_machines.delete(&lost, &DeleteParams::default()).await?;
+    eventually(DEADLINE, "another InfraMachine", async || {
+        let other = name().await?;
+        ensure!(other != lost, "{other} is there");
+        Ok(())
+    })
+    .await
 }
