@@ -16,7 +16,7 @@ use tokio::time::Instant;
 const STALLED_AFTER: Duration = Duration::from_secs(30);
 /// The longest back-off of kube's watcher.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// How often a list is asked for as a stream of an API server that has no answer for now.
+/// How often a list is asked for as a stream, where the API server can't be reached or has no answer for now.
 const MAX_STREAM_TRIES: u32 = 5;
 /// How old a list is, at least, that is replaced at once when its watch expires. A younger one waits for the
 /// back-off: its watch may expire again.
@@ -27,8 +27,8 @@ const RELISTED_AT_ONCE_AFTER: Duration = Duration::from_mins(1);
 /// # Guarantees
 /// * Each list is asked for as a stream. Where the API server refuses that (one from before 1.34 does not
 ///   offer it as a rule), or the stream breaks off or stalls, the same list is asked for in pages until one
-///   is complete. An API server whose watch cache is not ready, as after its start, is asked for the stream
-///   [`MAX_STREAM_TRIES`] times first, and one that can't be reached as often as it takes.
+///   is complete. An API server that can't be reached, or whose watch cache is not ready, as after its start,
+///   is asked for the stream [`MAX_STREAM_TRIES`] times first.
 /// * A watch that expires is followed by a list at once, without the back-off of the outage before, unless
 ///   the last list was a moment ago.
 /// * A list that breaks off is followed by another [`Event::Init`], and never by [`Event::InitDone`].
@@ -68,7 +68,6 @@ enum Progress {
 }
 
 /// What comes of a list that is streamed.
-#[derive(Debug)]
 enum Streamed<K> {
     /// Its next event.
     Event(Event<K>),
@@ -118,6 +117,8 @@ where
                         Streamed::Unreachable(error) => Err(error),
                         Streamed::NotNow => continue,
                         Streamed::InPages => {
+                            let kind = K::kind(&K::DynamicType::default()).into_owned();
+                            tracing::debug!(kind, "listing in pages");
                             self.restart(InitialListStrategy::ListWatch);
                             continue;
                         }
@@ -171,18 +172,18 @@ where
         };
         match tokio::time::timeout(limit, self.events.next()).await {
             Ok(Some(Ok(Event::Init))) if self.progress == Progress::Begun => {
-                tracing::debug!(kind, "a list that was streamed broke off: listing in pages");
+                tracing::debug!(kind, "a list that was streamed broke off");
                 Streamed::InPages
             }
             Ok(Some(Ok(event))) => Streamed::Event(event),
             Ok(Some(Err(error))) => {
-                let next = self.after(error);
-                tracing::debug!(kind, ?next, "the list is not streamed");
-                next
+                let source = &error as &dyn std::error::Error;
+                tracing::debug!(kind, error = source, "the list is not streamed");
+                self.after(error)
             }
             Ok(None) => Streamed::InPages,
             Err(_elapsed) => {
-                tracing::debug!(kind, "a list that was streamed stalls: listing in pages");
+                tracing::debug!(kind, "a list that was streamed stalls");
                 Streamed::InPages
             }
         }
@@ -191,16 +192,15 @@ where
     /// What follows a stream that failed with this error.
     fn after(&mut self, error: watcher::Error) -> Streamed<K> {
         match error {
-            watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            watcher::Error::WatchStartFailed(source) => {
                 self.failed_streams += 1;
-                let is_for_now = status.code == 429 || status.code >= 500;
-                if is_for_now && self.failed_streams < MAX_STREAM_TRIES {
-                    Streamed::NotNow
-                } else {
-                    Streamed::InPages
+                match source {
+                    _ if self.failed_streams >= MAX_STREAM_TRIES => Streamed::InPages,
+                    kube::Error::Api(status) if status.code == 429 || status.code >= 500 => Streamed::NotNow,
+                    kube::Error::Api(_) => Streamed::InPages,
+                    source => Streamed::Unreachable(watcher::Error::WatchStartFailed(source)),
                 }
             }
-            watcher::Error::WatchStartFailed(_) => Streamed::Unreachable(error),
             watcher::Error::InitialListFailed(_)
             | watcher::Error::WatchError(_)
             | watcher::Error::WatchFailed(_)
@@ -393,14 +393,17 @@ mod tests {
         }
     }
 
+    /// What stands between may let no stream through, so the stream is not asked for without end.
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_can_not_be_reached_is_asked_for_a_stream_until_it_can_and_that_is_a_failure()
-    {
-        let outage = (0..20).map(|_| Unreachable);
-        let (asked, shown) = seen(outage.chain([Ends(vec![end_of_list()])])).await;
-        assert_eq!(asked, ["streamed list"; 21]);
-        assert_eq!(shown.len(), 22, "{shown:?}");
-        assert_eq!(shown[20..], ["init", "complete"]);
+    async fn an_api_server_that_can_not_be_reached_is_asked_for_the_stream_again_and_that_is_a_failure() {
+        let outage = |tries: usize| (0..tries).map(|_| Unreachable);
+        let (asked, shown) = seen(outage(4).chain([Ends(vec![end_of_list()])])).await;
+        assert_eq!(asked, ["streamed list"; 5]);
+        assert_eq!(shown.len(), 6, "{shown:?}");
+        assert_eq!(shown[4..], ["init", "complete"]);
+        let (asked, _) = seen(outage(5).chain([Page(vec![]), Ends(vec![])])).await;
+        assert_eq!(asked[..5], ["streamed list"; 5]);
+        assert_eq!(asked[5..], ["list in pages", "watch"]);
     }
 
     /// The outage before has made the back-off long.
