@@ -3,6 +3,7 @@
 //! Layer 0: types, defaults and validation, no client. Every type tolerates unknown fields, and none ever
 //! writes `null`: Cluster API takes an explicit null in a contract field for an error.
 
+pub mod annotations;
 pub mod bounded;
 pub mod cluster_api;
 pub mod conditions;
@@ -13,11 +14,13 @@ mod object_meta;
 mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
+mod vm_existence;
 
 pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
 pub use fingerprint::fingerprint;
 pub use object_meta::ObjectMetaExt;
 pub use pause::{annotation_cause, pause_causes, pause_message, paused_by};
+pub use vm_existence::VmExistence;
 
 /// API group of the kinds that this provider serves.
 pub const GROUP: &str = "infrastructure.capcmi.io";

@@ -18,7 +18,7 @@ pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, c
 pub use self::namespaced_name::NamespacedName;
 use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
 use crate::identity::{self, MachineId};
 use crate::metrics::MachinePhase;
 
@@ -275,18 +275,18 @@ fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
         .meta()
         .annotations
         .as_ref()?
-        .get(labels::CLUSTER_ID)
+        .get(annotations::CLUSTER_ID)
         .cloned()
 }
 
 /// The cluster id that was written for a machine, rather than copied from another.
 pub fn own_cluster_id(machine: &InfraMachine) -> Option<&str> {
-    identity::annotation(machine, labels::CLUSTER_ID).filter(|_| MachineId::of(machine).is_some())
+    identity::annotation(machine, annotations::CLUSTER_ID).filter(|_| MachineId::of(machine).is_some())
 }
 
 /// The driver that has made the VM of a machine, or was about to.
 pub fn used_driver(machine: &InfraMachine) -> Option<&str> {
-    identity::annotation(machine, labels::DRIVER)
+    identity::annotation(machine, annotations::DRIVER)
 }
 
 #[cfg(test)]
@@ -295,6 +295,7 @@ mod tests {
 
     use super::*;
     use crate::api::cluster_api::{ClusterSpec, ObjectReference};
+    use crate::api::labels;
     use crate::api::v1alpha1::InfraClusterSpec;
 
     fn caches() -> (Caches, Writer<DeserializeGuard<InfraCluster>>) {
@@ -321,7 +322,8 @@ mod tests {
     fn infra_cluster(id: Option<&str>) -> DeserializeGuard<InfraCluster> {
         let mut infra = InfraCluster::new("c", InfraClusterSpec::default());
         infra.metadata.namespace = Some("ns".to_owned());
-        infra.metadata.annotations = id.map(|id| [(labels::CLUSTER_ID.to_owned(), id.to_owned())].into());
+        infra.metadata.annotations =
+            id.map(|id| [(annotations::CLUSTER_ID.to_owned(), id.to_owned())].into());
         DeserializeGuard(Ok(infra))
     }
 

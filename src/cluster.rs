@@ -18,7 +18,7 @@ use self::plan::{
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, labels};
 use crate::apiserver::{Error, Events, NewEvent, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
@@ -185,12 +185,12 @@ async fn publish(
     let carried = metadata
         .annotations
         .as_ref()
-        .and_then(|all| all.get(labels::CLUSTER_ID));
+        .and_then(|all| all.get(annotations::CLUSTER_ID));
     if let Plan::Provision { cluster_id, .. } = plan
         && carried != Some(cluster_id)
     {
         let body = json!({"metadata": {
-            "resourceVersion": metadata.resource_version, "annotations": {labels::CLUSTER_ID: cluster_id},
+            "resourceVersion": metadata.resource_version, "annotations": {annotations::CLUSTER_ID: cluster_id},
         }});
         let patched = api.patch(name, &patch_params(), &Patch::Merge(&body)).await;
         metadata = patched

@@ -6,6 +6,7 @@
 
 mod breaker;
 mod bucket;
+mod capability_cache;
 mod credentials;
 mod debounce;
 mod driver_client;
@@ -31,7 +32,7 @@ use crate::leadership::is_not_leader;
 use crate::metrics::{Metrics, PermitCount};
 use cmi_driver::{Capabilities, Code, Driver, MachineClass, Result, Secrets, Status};
 
-pub use breaker::{CircuitOpen, ProbeHint, is_circuit_open};
+pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use debounce::StableReachability;
 pub use introspection::Introspection;
@@ -43,6 +44,7 @@ pub use registry::{ConfiguredDrivers, DuplicateName, PermitScope, ResolveError};
 pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
+use capability_cache::CapabilityCache;
 use driver_client::DriverClient;
 use guard::GuardedDriver;
 use permits::Permits;
@@ -87,6 +89,7 @@ pub struct ConfiguredDriver {
     create_given_up_after: Duration,
     create_settle_time: Option<Duration>,
     driver: GuardedDriver,
+    capabilities: Arc<CapabilityCache>,
     prober: Arc<Prober>,
     stable_reachability: watch::Sender<StableReachability>,
     permits: Arc<Permits>,
@@ -121,7 +124,8 @@ impl ConfiguredDriver {
             timeouts: settings.limits.timeouts.clone(),
             credentials: settings.credentials.clone(),
         };
-        let prober = Arc::new(Prober::new(caller.clone()));
+        let capabilities = Arc::new(CapabilityCache::new(caller.clone()));
+        let prober = Arc::new(Prober::new(caller.clone(), Arc::clone(&capabilities)));
         let permits = Arc::new(Permits::new(
             settings.limits.max_concurrent_calls,
             settings.namespaces.are_several(),
@@ -130,7 +134,12 @@ impl ConfiguredDriver {
         let metrics = Arc::clone(&caller.metrics);
         metrics.driver_configured(&name);
         metrics.permits(&name, move || counted.load().map(load));
-        let driver = GuardedDriver::new(caller, Arc::clone(&prober), &settings.limits);
+        let driver = GuardedDriver::new(
+            caller,
+            Arc::clone(&capabilities),
+            Arc::clone(&prober),
+            &settings.limits,
+        );
         let breakers = Arc::clone(driver.breakers());
         metrics.breakers(&name, move || breakers.count());
         Self {
@@ -139,6 +148,7 @@ impl ConfiguredDriver {
             create_given_up_after: settings.limits.create_given_up_after(),
             create_settle_time: settings.create_settle_time,
             driver,
+            capabilities,
             prober,
             stable_reachability: watch::Sender::new(StableReachability::Unsettled),
             permits,
@@ -252,8 +262,7 @@ impl ConfiguredDriver {
 
     /// Forgets `key`, whose object is gone: it leaves the queue, and no longer waits for capacity.
     pub fn forget(&self, key: &str) {
-        self.permits.begin(key);
-        self.permits.end(key);
+        self.permits.forget(key);
         self.driver.breakers().forget(key);
     }
 
@@ -261,7 +270,7 @@ impl ConfiguredDriver {
     /// permit: while another caller fetches them, `waker` wakes `key` when it should come again, and nothing
     /// waits here.
     pub async fn state(&self, key: &str, waker: Waker) -> DriverState {
-        let declared = match self.prober.try_capabilities(key, waker).await {
+        let declared = match self.capabilities.try_get(key, waker).await {
             Some(Ok(declared)) => declared,
             // The driver was not asked.
             Some(Err(status)) if is_not_leader(&status) => return DriverState::Pending,
@@ -270,7 +279,7 @@ impl ConfiguredDriver {
         };
         DriverState::Known(KnownDriver {
             name: Arc::clone(&self.name),
-            is_current: self.prober.is_current(&declared),
+            is_current: self.capabilities.is_current(&declared),
             create_given_up_after: self.create_given_up_after,
             create_settle_time: self.create_settle_time(&declared.capabilities),
             reachability: self.stable_reachability.borrow().clone(),
@@ -350,7 +359,7 @@ impl<'a> Permit<'a> {
     /// Returns the capabilities that the driver has declared, without asking it; [`Capabilities::minimal`]
     /// before it has answered.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
-        let declared = self.driver.prober.declared();
+        let declared = self.driver.capabilities.declared();
         declared.map_or_else(
             || Arc::new(Capabilities::minimal()),
             |declared| declared.capabilities,
@@ -363,14 +372,20 @@ impl<'a> Permit<'a> {
     /// # Errors
     /// The driver's, when it can't be asked. Its capabilities are unknown then, and nothing may be assumed.
     pub async fn fetch_capabilities(&self) -> Result<Arc<Capabilities>> {
-        Ok(self.driver.prober.capabilities().await?.capabilities)
+        Ok(self.driver.capabilities.get().await?.capabilities)
     }
 
-    /// Whether `key` may go on to a create of this class, as far as capacity goes; if not, `waker` runs when
-    /// there may be capacity. The caller asks before it does anything for the create, which is then expected
-    /// soon. Makes no call.
-    pub fn has_capacity(&self, class: &MachineClass, key: &str, reason: ProbeHint, waker: Waker) -> bool {
-        self.driver.driver.allows(class, key, reason, waker)
+    /// Lets `key` go on to a create of this class, as far as capacity goes; otherwise queues it, and `waker`
+    /// runs when there may be capacity. The caller asks before it does anything for the create, which is then
+    /// expected soon. Returns whether `key` may go on. Makes no call.
+    pub fn admit_create_or_wait(
+        &self,
+        class: &MachineClass,
+        key: &str,
+        reason: HalfOpenReason,
+        waker: Waker,
+    ) -> bool {
+        self.driver.driver.admit_create_or_wait(class, key, reason, waker)
     }
 
     /// Runs `waker` when there may be capacity for a create of this class that was refused.

@@ -7,8 +7,8 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{VmExistence, annotations};
 use cmi_driver::tags::{self, ReservedKey};
 use cmi_driver::{Capabilities, LastKnownState, ProviderSpec};
 
@@ -31,7 +31,7 @@ impl MachineId {
 
     /// Returns the same for an object whose spec may not be readable.
     pub fn of_metadata(metadata: &ObjectMeta) -> Option<Self> {
-        let carried = metadata.annotations.as_ref()?.get(labels::MACHINE_ID)?;
+        let carried = metadata.annotations.as_ref()?.get(annotations::MACHINE_ID)?;
         let own = Self::named(metadata, carried.rsplit('/').next()?)?;
         (own.annotation() == *carried).then_some(own)
     }
@@ -170,13 +170,13 @@ pub fn vm_existence(machine: &InfraMachine) -> VmExistence {
     if MachineId::of(machine).is_none() {
         return VmExistence::None;
     }
-    annotation(machine, labels::VM_EXISTENCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
+    annotation(machine, annotations::VM_EXISTENCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
 }
 
 /// The driver that a create may have been issued to; without such a note, the spec says which driver is
 /// meant.
 pub fn recorded_driver(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, labels::DRIVER).filter(|_| is_bound(machine))
+    annotation(machine, annotations::DRIVER).filter(|_| is_bound(machine))
 }
 
 /// The driver that has a machine's VM, or the driver that the spec names; empty where none is known yet.
@@ -189,7 +189,7 @@ pub fn driver_name(machine: &InfraMachine) -> &str {
 /// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name
 /// where the VM was made without credentials.
 pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, labels::SECRET).filter(|_| is_bound(machine))
+    annotation(machine, annotations::SECRET).filter(|_| is_bound(machine))
 }
 
 /// Whether the notes of a create count, and not the spec: where there may be a VM, and for the deletion of
@@ -205,19 +205,20 @@ fn is_bound(machine: &InfraMachine) -> bool {
 /// Whether this provider keeps `clusterctl move` from moving the machine with this metadata.
 pub fn blocks_move(metadata: &ObjectMeta) -> bool {
     let annotations = metadata.annotations.as_ref();
-    let value = annotations.and_then(|all| all.get(labels::BLOCK_MOVE));
-    value.is_some_and(|value| value == labels::BLOCK_MOVE_VALUE)
+    let value = annotations.and_then(|all| all.get(annotations::BLOCK_MOVE));
+    value.is_some_and(|value| value == annotations::BLOCK_MOVE_VALUE)
 }
 
 /// Whether an update was issued whose end was not written down.
 pub fn is_update_issued(machine: &InfraMachine) -> bool {
-    annotation(machine, labels::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
+    annotation(machine, annotations::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
 }
 
-/// Whether the id of the VM was named before its create; see [`labels::PROVIDER_ID`]. A note that came with a
+/// Whether the id of the VM was named before its create; see [`annotations::PROVIDER_ID`]. A note that came with a
 /// copied identity says nothing about this machine's VM.
 fn is_id_named(machine: &InfraMachine) -> bool {
-    annotation(machine, labels::PROVIDER_ID) == Some(labels::NAMED) && MachineId::of(machine).is_some()
+    annotation(machine, annotations::PROVIDER_ID) == Some(annotations::NAMED)
+        && MachineId::of(machine).is_some()
 }
 
 /// Whether `spec.providerID` is only the id that the driver has said the VM would have: no answer of a driver
@@ -245,10 +246,10 @@ pub fn provider_id(machine: &InfraMachine) -> Option<&str> {
     id.filter(|_| !is_id_unconfirmed(machine))
 }
 
-/// When the unanswered creates were issued, as [`labels::CREATE_ISSUED_AT`] has it. Where only the status
+/// When the unanswered creates were issued, as [`annotations::CREATE_ISSUED_AT`] has it. Where only the status
 /// confirmed the VM, the note is of the create that made it.
 pub fn create_issued_at(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, labels::CREATE_ISSUED_AT).filter(|_| !is_confirmed_by_status(machine))
+    annotation(machine, annotations::CREATE_ISSUED_AT).filter(|_| !is_confirmed_by_status(machine))
 }
 
 /// The Secret with the credentials for every call: the Secret that the VM was made with, else the spec's.
@@ -285,19 +286,22 @@ fn secret_ref(machine: &InfraMachine) -> Option<&str> {
 
 /// The provider spec that the VM was made from, when a VM may exist.
 pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
-    serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
+    serde_json::from_str(annotation(machine, annotations::APPLIED_PROVIDER_SPEC)?).ok()
 }
 
 /// The state that the driver wants back with the next call; nothing where the annotation holds a value that
 /// this provider never writes.
 pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
-    let text = annotation(machine, labels::LAST_KNOWN_STATE)?;
+    let text = annotation(machine, annotations::LAST_KNOWN_STATE)?;
     LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)
 }
 
 /// Returns the annotation that [`last_known_state`] reads.
 pub fn last_known_state_annotation(state: &LastKnownState) -> (&'static str, String) {
-    (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()))
+    (
+        annotations::LAST_KNOWN_STATE,
+        BASE64_STANDARD.encode(state.as_bytes()),
+    )
 }
 
 /// An annotation of the object.
@@ -328,7 +332,7 @@ impl Adoption {
     /// Returns the state for a machine. A machine whose VM was handed to Cluster API has its VM, and adopts
     /// none.
     pub fn of(machine: &InfraMachine) -> Self {
-        if annotation(machine, labels::ADOPT).is_none() {
+        if annotation(machine, annotations::ADOPT).is_none() {
             return Self::None;
         }
         let named = machine.spec.provider_id.as_deref();
@@ -343,7 +347,7 @@ impl Adoption {
 
 /// The id of the adopted VM, which the driver has confirmed as this machine's.
 pub fn adopted_id(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, labels::ADOPTED).filter(|_| vm_existence(machine) == VmExistence::MayExist)
+    annotation(machine, annotations::ADOPTED).filter(|_| vm_existence(machine) == VmExistence::MayExist)
 }
 
 #[cfg(test)]
@@ -369,9 +373,9 @@ mod tests {
     fn a_mark_that_was_copied_with_an_identity_makes_no_id_a_named_one() {
         let of = |identity: &str| {
             let mut machine = machine(&[
-                (labels::MACHINE_ID, identity),
-                (labels::PROVIDER_ID, labels::NAMED),
-                (labels::CREATE_ISSUED_AT, "2026-01-01T00:00:00Z"),
+                (annotations::MACHINE_ID, identity),
+                (annotations::PROVIDER_ID, annotations::NAMED),
+                (annotations::CREATE_ISSUED_AT, "2026-01-01T00:00:00Z"),
             ]);
             machine.spec.provider_id = Some("sim://1".to_owned());
             machine
@@ -399,14 +403,14 @@ mod tests {
     #[test]
     fn an_identity_that_was_copied_from_another_object_identifies_no_machine() {
         assert_eq!(
-            MachineId::of(&machine(&[(labels::MACHINE_ID, "ns1/m2/u-9")])),
+            MachineId::of(&machine(&[(annotations::MACHINE_ID, "ns1/m2/u-9")])),
             None
         );
         assert_eq!(
-            MachineId::of(&machine(&[(labels::MACHINE_ID, "ns2/m1/u-9")])),
+            MachineId::of(&machine(&[(annotations::MACHINE_ID, "ns2/m1/u-9")])),
             None
         );
-        let own = MachineId::of(&machine(&[(labels::MACHINE_ID, "ns1/m1/u-9")])).unwrap();
+        let own = MachineId::of(&machine(&[(annotations::MACHINE_ID, "ns1/m1/u-9")])).unwrap();
         assert_eq!(own.tag(), "u-9");
     }
 
@@ -479,8 +483,8 @@ mod tests {
     #[test]
     fn every_call_has_the_credentials_that_the_vm_was_made_with() {
         const OWNED: &[(&str, &str)] = &[
-            (labels::MACHINE_ID, "ns1/m1/u-1"),
-            (labels::VM_EXISTENCE, "may-exist"),
+            (annotations::MACHINE_ID, "ns1/m1/u-1"),
+            (annotations::VM_EXISTENCE, "may-exist"),
         ];
         let of = |named: &str, notes: &[(&str, &str)]| {
             let mut machine = machine(notes);
@@ -489,7 +493,7 @@ mod tests {
             });
             machine
         };
-        let with = |secret: &'static str| [OWNED, &[(labels::SECRET, secret)]].concat();
+        let with = |secret: &'static str| [OWNED, &[(annotations::SECRET, secret)]].concat();
         assert_eq!(credentials(&of("a", &[])), Some("a"));
         assert_eq!(changed_secret(&of("a", &with("a"))), None);
         let moved = of("b", &with("a"));
@@ -499,9 +503,9 @@ mod tests {
         let refused = of(
             "b",
             &[
-                (labels::MACHINE_ID, "ns1/m1/u-1"),
-                (labels::VM_EXISTENCE, "none"),
-                (labels::SECRET, "a"),
+                (annotations::MACHINE_ID, "ns1/m1/u-1"),
+                (annotations::VM_EXISTENCE, "none"),
+                (annotations::SECRET, "a"),
             ],
         );
         assert_eq!(credentials(&refused), Some("b"), "there is no VM");

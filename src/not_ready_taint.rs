@@ -25,7 +25,7 @@ use self::status::Progress;
 use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{ObjectMetaExt as _, conditions, labels};
+use crate::api::{ObjectMetaExt as _, annotations, conditions};
 use crate::apiserver::{Error, Events, patch_annotations, publish_status};
 use crate::caches::Caches;
 use crate::identity;
@@ -179,7 +179,7 @@ async fn publish(
         // then.
         let metadata = json!({
             "uid": machine.metadata.uid,
-            "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},
+            "annotations": {annotations::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},
         });
         let action = "recording the Node that was freed of its taint";
         machine = patch_annotations(&ctx.client, &machine, &metadata, action).await?;

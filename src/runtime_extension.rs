@@ -37,9 +37,9 @@ use self::hooks::{
 };
 use self::progress::{Progress, progress};
 use self::spec_changes::SpecChanges;
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{GROUP, ObjectMetaExt as _};
+use crate::api::{annotations, labels};
 use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
 use crate::hot_update::in_place;
@@ -328,7 +328,7 @@ async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine)
     let name = live.metadata.name();
     let body = serde_json::json!({"metadata": {
         "resourceVersion": live.metadata.resource_version,
-        "annotations": {labels::IN_PLACE_UPDATE: in_place::requested(live)},
+        "annotations": {annotations::IN_PLACE_UPDATE: in_place::requested(live)},
     }});
     match patch_metadata(machines, name, &body).await {
         Ok(_) => Ok(()),

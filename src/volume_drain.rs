@@ -38,7 +38,7 @@ use self::gather::gather;
 use self::plan::{Plan, plan};
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, annotations};
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
 use crate::configured_driver::ConfiguredDrivers;
@@ -107,7 +107,7 @@ impl Context {
 /// Whether a Machine has the hook.
 pub fn has_hook(machine: &Machine) -> bool {
     let annotations = machine.metadata.annotations.as_ref();
-    annotations.is_some_and(|all| all.contains_key(labels::VOLUME_DRAIN_HOOK))
+    annotations.is_some_and(|all| all.contains_key(annotations::VOLUME_DRAIN_HOOK))
 }
 
 /// Whether an InfraMachine asks for a volume drain, or shows how one went.

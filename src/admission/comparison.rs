@@ -5,7 +5,7 @@ use semver::Version;
 use serde_json::Value;
 
 use super::applied_version::{AppliedVersion, is_empty};
-use crate::api::labels;
+use crate::api::annotations;
 
 /// The policy with the annotation that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
@@ -149,5 +149,5 @@ fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
 
 /// Whether an annotation says which VM is whose.
 pub fn takes_part(key: &str) -> bool {
-    labels::RESERVED_ANNOTATIONS.contains(&key)
+    annotations::RESERVED_ANNOTATIONS.contains(&key)
 }

@@ -51,7 +51,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::labels;
+    use crate::api::annotations;
 
     #[test]
     fn an_identity_or_a_provider_id_is_found_whatever_else_an_object_holds() {
@@ -62,7 +62,7 @@ mod tests {
             (json!({"annotations": null}), json!({"providerID": null}), false),
             (json!({"annotations": large}), json!({}), false),
             (
-                json!({"annotations": {labels::MACHINE_ID: "ns/a/u"}}),
+                json!({"annotations": {annotations::MACHINE_ID: "ns/a/u"}}),
                 json!({}),
                 true,
             ),

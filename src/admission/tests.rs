@@ -11,7 +11,7 @@ use super::check::{ObjectVersion, SETTLE, fault, is_gap};
 use super::comparison::{PolicyFinding, compare};
 use super::identities::Identities;
 use super::*;
-use crate::api::labels;
+use crate::api::annotations;
 use crate::apiserver::pages;
 
 fn expected() -> Vec<Expected> {
@@ -299,7 +299,7 @@ impl Server {
     }
 
     fn identified(&self) {
-        let annotations = json!({labels::MACHINE_ID: "ns/m/u"});
+        let annotations = json!({annotations::MACHINE_ID: "ns/m/u"});
         let machine = json!({"metadata": {"name": "m", "namespace": "ns", "annotations": annotations}});
         *self.machines.lock().unwrap() = vec![machine];
     }
@@ -493,7 +493,7 @@ async fn identities_are_looked_for_page_by_page_among_unreadable_objects_and_no_
         let (is_second, is_cluster) = (uri.contains("continue="), uri.contains("/infraclusters"));
         log.lock().unwrap().push(uri);
         let annotations = if is_cluster && is_second {
-            json!({labels::CLUSTER_ID: "c"})
+            json!({annotations::CLUSTER_ID: "c"})
         } else {
             json!({"note": "n"})
         };

@@ -15,9 +15,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::MACHINE_FINALIZER;
-use super::labels::{
-    BLOCK_MOVE, CLUSTER_NAME, CONTROL_PLANE, MANAGED_BY, PAUSED, RESERVED_ANNOTATIONS, WATCH_FILTER,
-};
+use super::annotations::{BLOCK_MOVE, MANAGED_BY, PAUSED, RESERVED_ANNOTATIONS};
+use super::labels::{CLUSTER_NAME, CONTROL_PLANE, WATCH_FILTER};
 
 /// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
 pub const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
@@ -200,7 +199,7 @@ mod tests {
 
     use super::*;
     use crate::api::v1alpha1::{InfraMachine, InfraMachineTemplate};
-    use crate::api::{DeserializeGuard, labels};
+    use crate::api::{DeserializeGuard, annotations, labels};
 
     fn size(value: &impl serde::Serialize) -> usize {
         serde_json::to_string(value).unwrap().len()
@@ -251,8 +250,8 @@ mod tests {
                 [
                     ("note".to_owned(), "x".repeat(200 * 1024)),
                     ("infrastructure.capcmi.io/long".to_owned(), "x".repeat(20 * 1024)),
-                    (labels::PAUSED.to_owned(), String::new()),
-                    (labels::CLUSTER_ID.to_owned(), "c".to_owned()),
+                    (annotations::PAUSED.to_owned(), String::new()),
+                    (annotations::CLUSTER_ID.to_owned(), "c".to_owned()),
                 ]
                 .into_iter()
                 .chain((0..1000).map(|n| (format!("x{n}.cluster.x-k8s.io/a"), text.clone())))
@@ -293,7 +292,7 @@ mod tests {
         bound(&mut bounded);
         assert!(size(&bounded) < 32 * 1024, "{}", size(&bounded));
         let annotations = bounded.annotations.as_ref().unwrap();
-        for key in [labels::PAUSED, labels::CLUSTER_ID] {
+        for key in [annotations::PAUSED, annotations::CLUSTER_ID] {
             assert_eq!(annotations.get(key), full.annotations.as_ref().unwrap().get(key));
         }
         let finalizers = bounded.finalizers.as_ref().unwrap();
@@ -343,7 +342,7 @@ mod tests {
             annotations: Some(
                 crowd
                     .clone()
-                    .chain([(labels::PAUSED.to_owned(), String::new())])
+                    .chain([(annotations::PAUSED.to_owned(), String::new())])
                     .collect(),
             ),
             labels: Some(
@@ -354,7 +353,7 @@ mod tests {
             ..ObjectMeta::default()
         };
         bound(&mut meta);
-        assert!(meta.annotations.unwrap().contains_key(labels::PAUSED));
+        assert!(meta.annotations.unwrap().contains_key(annotations::PAUSED));
         assert!(meta.labels.unwrap().contains_key(labels::CLUSTER_NAME));
     }
 
@@ -364,7 +363,11 @@ mod tests {
     fn a_long_value_is_cut_where_the_key_alone_says_what_to_do() {
         let bounded = |last: &str| {
             let value = format!("{}{last}", "é".repeat(100_000));
-            let keys = [labels::PAUSED, labels::BLOCK_MOVE, labels::MANAGED_BY];
+            let keys = [
+                annotations::PAUSED,
+                annotations::BLOCK_MOVE,
+                annotations::MANAGED_BY,
+            ];
             let mut meta = ObjectMeta {
                 annotations: Some(keys.map(|key| (key.to_owned(), value.clone())).into()),
                 ..ObjectMeta::default()
@@ -386,7 +389,7 @@ mod tests {
     #[test]
     fn a_small_object_is_kept_as_it_is() {
         let meta = ObjectMeta {
-            annotations: Some([(labels::DELETE_FOR_MOVE.to_owned(), String::new())].into()),
+            annotations: Some([(annotations::DELETE_FOR_MOVE.to_owned(), String::new())].into()),
             labels: Some([(labels::CLUSTER_NAME.to_owned(), "c".to_owned())].into()),
             ..ObjectMeta::default()
         };

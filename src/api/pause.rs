@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
-use super::labels;
+use super::annotations;
 
 /// What paused an object, as its condition says; nothing where it is not paused.
 pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Option<String> {
@@ -24,8 +24,8 @@ pub fn pause_causes<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_pa
 pub fn annotation_cause(kind: &str, meta: &ObjectMeta) -> Option<String> {
     let annotations = meta.annotations.as_ref()?;
     annotations
-        .contains_key(labels::PAUSED)
-        .then(|| format!("{kind} has the {} annotation", labels::PAUSED))
+        .contains_key(annotations::PAUSED)
+        .then(|| format!("{kind} has the {} annotation", annotations::PAUSED))
 }
 
 /// What a condition says of these causes; nothing where there are none.

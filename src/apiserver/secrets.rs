@@ -6,7 +6,8 @@ use kube::{Api, Client};
 
 use super::Error;
 use crate::api::GROUP;
-use crate::api::labels::{self, MOVE, MOVE_HIERARCHY};
+use crate::api::annotations;
+use crate::api::labels::{MOVE, MOVE_HIERARCHY};
 use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
 
 /// Cluster API's key of the bootstrap data.
@@ -69,7 +70,7 @@ pub enum InvalidSecret {
         "the Secret `{name}` does not exist, and without its credentials the driver does not see the VM, \
             which is no proof that it is gone: restore the Secret, or delete the VM by hand and set the \
             annotation {}=true",
-        labels::FORCE_DELETE
+        annotations::FORCE_DELETE
     )]
     Needed {
         /// Its name.

@@ -17,7 +17,7 @@ use serde_json::Value;
 use self::print::{described, listed};
 use super::run::api_server;
 use super::{CommandError, ResultExt as _, drivers};
-use crate::api::{cluster_api, labels};
+use crate::api::{annotations, cluster_api};
 use crate::apiserver::dynamic;
 use crate::cli::terminal::print_line;
 use crate::migration::controller::Stopped;
@@ -309,7 +309,7 @@ fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
         Some("is being deleted, and would take the VMs with it")
     } else if cluster.data["spec"]["paused"] == Value::Bool(true) {
         Some("is paused by spec.paused: the provider does nothing for its machines")
-    } else if cluster.annotations().contains_key(labels::PAUSED) {
+    } else if cluster.annotations().contains_key(annotations::PAUSED) {
         Some(
             "is paused by the annotation cluster.x-k8s.io/paused: the provider does nothing for its machines",
         )

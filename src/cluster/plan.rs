@@ -10,7 +10,7 @@ use crate::api::conditions::{
     self, ConditionStatus, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, Setter, reason,
 };
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
-use crate::api::{labels, paused_by};
+use crate::api::{annotations, paused_by};
 use crate::retry::is_same_or_both_transient;
 use cmi_driver::{Code, Status, Zone};
 
@@ -77,7 +77,7 @@ pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
             .is_some_and(|all| all.contains_key(key))
     };
     // An externally managed InfraCluster: spec and status have another writer.
-    if annotated(labels::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
+    if annotated(annotations::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
     }
     let (Some(owner), Some(cluster_id)) = (observed.owner, &observed.cluster_id) else {

@@ -34,9 +34,9 @@ pub(super) struct Breakers {
     by_class: Mutex<HashMap<ClassKey, Circuit>>,
 }
 
-/// Why a breaker lets a create through that it would otherwise refuse: it becomes half open.
+/// Why a breaker that would refuse a create becomes half open, and lets it through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProbeHint {
+pub struct HalfOpenReason {
     /// An operator has changed something to have the create tried at once.
     pub requested: bool,
     /// The machine was refused before, perhaps by the driver of an earlier process.
@@ -63,9 +63,9 @@ pub(super) struct Attempt<'a> {
 }
 
 impl Breakers {
-    /// Whether `uid` may go on to a create of this class. The caller asks before it does anything for the
-    /// create, and is expected to make the create soon.
-    pub(super) fn allows(&self, key: &ClassKey, uid: &str, reason: ProbeHint) -> bool {
+    /// Lets `uid` go on to a create of this class, if the breaker allows one. The caller asks before it does anything for the
+    /// create, and is expected to make the create soon. Returns whether `uid` may go on.
+    pub(super) fn try_admit(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();
         let Some(circuit) = circuits.get_mut(key) else {
@@ -74,7 +74,7 @@ impl Breakers {
             }
             return true;
         };
-        circuit.allows(uid, reason, now)
+        circuit.try_admit(uid, reason, now)
     }
 
     /// Lets a create through.

@@ -1,4 +1,4 @@
-//! A driver behind the rules that are the same for all.
+//! What every driver call passes before it is made.
 //!
 //! The rules apply in this order: leadership, capabilities, the circuit breaker (for creates only), the
 //! driver's rate, and then the breaker and leadership again, since the wait may have been long.
@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use super::Limits;
-use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, ProbeHint};
+use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, HalfOpenReason};
 use super::bucket::TokenBucket;
+use super::capability_cache::CapabilityCache;
 use super::driver_client::DriverClient;
 use super::prober::Prober;
 use super::waker::Waker;
@@ -17,19 +18,26 @@ use cmi_driver::{
     Secrets, Status,
 };
 
-/// A driver behind the rules that are the same for all.
+/// A driver whose calls wait for leadership, capabilities, the circuit breaker and the rate.
 #[derive(Debug)]
 pub(super) struct GuardedDriver {
     client: DriverClient,
+    capabilities: Arc<CapabilityCache>,
     prober: Arc<Prober>,
     breakers: Arc<Breakers>,
     tokens: TokenBucket,
 }
 
 impl GuardedDriver {
-    pub(super) fn new(client: DriverClient, prober: Arc<Prober>, limits: &Limits) -> Self {
+    pub(super) fn new(
+        client: DriverClient,
+        capabilities: Arc<CapabilityCache>,
+        prober: Arc<Prober>,
+        limits: &Limits,
+    ) -> Self {
         Self {
             client,
+            capabilities,
             prober,
             breakers: Arc::default(),
             tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
@@ -39,7 +47,7 @@ impl GuardedDriver {
     /// Checks whether the call may be made at all; it has not waited for the driver's rate yet.
     async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.client.check_leadership()?;
-        let declared = self.prober.capabilities().await;
+        let declared = self.capabilities.get().await;
         let capabilities = declared.map_err(Status::with_never_sent)?.capabilities;
         capabilities
             .check_supported(operation)
@@ -47,15 +55,21 @@ impl GuardedDriver {
         Ok(capabilities)
     }
 
-    /// Whether `uid` may go on to a create of this class; if not, `waker` runs when there may be capacity.
-    /// Makes no call.
-    pub(super) fn allows(&self, class: &MachineClass, uid: &str, reason: ProbeHint, waker: Waker) -> bool {
+    /// Lets `uid` go on to a create of this class; otherwise queues it, and `waker` runs when there may be
+    /// capacity. Returns whether `uid` may go on. Makes no call.
+    pub(super) fn admit_create_or_wait(
+        &self,
+        class: &MachineClass,
+        uid: &str,
+        reason: HalfOpenReason,
+        waker: Waker,
+    ) -> bool {
         let key = self.key(class);
-        let allows = self.breakers.allows(&key, uid, reason);
-        if !allows {
+        let is_admitted = self.breakers.try_admit(&key, uid, reason);
+        if !is_admitted {
             self.breakers.wait(&key, uid, waker);
         }
-        allows
+        is_admitted
     }
 
     /// Runs `waker` when there may be capacity for a create of this class that was refused.
@@ -73,7 +87,7 @@ impl GuardedDriver {
     }
 
     fn key(&self, class: &MachineClass) -> ClassKey {
-        match self.prober.declared() {
+        match self.capabilities.declared() {
             Some(declared) => ClassKey::of(class, &declared.capabilities.tag_path),
             None => ClassKey::of(class, &Capabilities::minimal().tag_path),
         }
@@ -126,7 +140,7 @@ cmi_driver::forward_calls! {
 
         async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
             self.client.check_leadership()?;
-            self.prober.capabilities().await
+            self.capabilities.get().await
         }
 
         async fn probe(&self) -> Result<Readiness> {

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use self::priority::PerPriority;
 pub use self::priority::Priority;
-use self::queue::{Flow, Queue, Waiter, Woken};
+use self::queue::{Flow, Queue, Reservation, Waiter};
 use super::waker::Waker;
 
 /// An object or a task that wants a permit.
@@ -113,20 +113,20 @@ impl Permits {
         let now = Instant::now();
         let mut queue = self.queue.lock();
         queue.end_late_reservations(now);
-        let was_woken = queue.end_reservation(requester.key);
-        let was_for_create = was_woken.as_ref().is_some_and(Woken::is_for_create);
+        let reservation = queue.end_reservation(requester.key);
+        let was_for_create = reservation.as_ref().is_some_and(Reservation::is_for_create);
         let reserved = was_for_create.then_some(Priority::Create);
         for granted in reserved.into_iter().chain([priority]) {
             if self.has_room(&queue, requester.namespace, granted) {
                 match granted {
-                    Priority::Upkeep => queue.set_aside(requester.key, was_woken),
-                    Priority::Create => queue.give_up(requester.key),
+                    Priority::Upkeep => queue.set_aside(requester.key, reservation),
+                    Priority::Create => queue.leave_served(requester.key),
                 }
                 queue.take(requester.namespace, granted, now);
                 return Some(granted);
             }
         }
-        queue.join(priority, requester, was_woken, waker, now);
+        queue.join(priority, requester, reservation, waker, now);
         None
     }
 
@@ -135,7 +135,7 @@ impl Permits {
         let mut queue = self.queue.lock();
         let is_promoted = self.has_room_to_create(&queue, namespace);
         if is_promoted {
-            queue.give_up(key);
+            queue.leave_served(key);
             queue.release(namespace, Priority::Upkeep);
             queue.take(namespace, Priority::Create, Instant::now());
         }
@@ -168,6 +168,12 @@ impl Permits {
         let wakers = self.wake_next(&mut queue);
         drop(queue);
         wake_all(wakers);
+    }
+
+    /// Forgets `key`, which asks no more.
+    pub(super) fn forget(&self, key: &str) {
+        self.begin(key);
+        self.end(key);
     }
 
     /// Wakes the waiters that can have a permit now. A reservation that lapses, as of a waiter whose object

@@ -17,7 +17,7 @@ use super::work_queue::WorkQueue;
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, fingerprint, labels};
 use crate::caches::{CachedMachine, Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::{LONG_WAIT, is_same_or_both_transient};
@@ -221,7 +221,7 @@ impl Controllers {
         // A driver may want another state back with every call: each call would be followed by the next at
         // once.
         let enqueue_object =
-            enqueue_object_unless(self.infra_machine_queue.clone(), &[labels::LAST_KNOWN_STATE]);
+            enqueue_object_unless(self.infra_machine_queue.clone(), &[annotations::LAST_KNOWN_STATE]);
         let left_behind = Mutex::new(JoinSet::new());
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
@@ -344,7 +344,7 @@ impl Controllers {
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
         self.forgetting(enqueue_object_unless(
             queue,
-            &[labels::RESTARTS, labels::RESTART_ISSUED_AT],
+            &[annotations::RESTARTS, annotations::RESTART_ISSUED_AT],
         ))
     }
 
@@ -468,8 +468,8 @@ fn infra_machine_drain_predicate(object: &DeserializeGuard<InfraMachine>) -> u64
     let meta = object.meta();
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
     fingerprint((
-        annotation(labels::VOLUME_DRAIN),
-        annotation(labels::PAUSED),
+        annotation(annotations::VOLUME_DRAIN),
+        annotation(annotations::PAUSED),
         machine_owner(meta).map(|owner| &owner.uid),
         meta.deletion_timestamp.is_some(),
         object.0.as_ref().is_ok_and(volume_drain::awaits_vm),

@@ -14,7 +14,7 @@ use super::watch_list::watch_list;
 use super::work_queue::WorkQueue;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, bounded, fingerprint, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, bounded, fingerprint, labels};
 use crate::apiserver::{OutageLog, outage_log};
 use crate::caches::{Cache, Cached, Difference, Writer};
 
@@ -254,7 +254,7 @@ pub(super) fn slim_machine(machine: &mut Machine) {
     let control_plane = labels.and_then(|mut all| all.remove_entry(labels::CONTROL_PLANE));
     meta.labels = control_plane.map(|entry| [entry].into());
     let annotations = meta.annotations.take();
-    let hook = annotations.and_then(|mut all| all.remove_entry(labels::VOLUME_DRAIN_HOOK));
+    let hook = annotations.and_then(|mut all| all.remove_entry(annotations::VOLUME_DRAIN_HOOK));
     // Only the presence of the hook counts.
     meta.annotations = hook.map(|(key, _)| [(key, String::new())].into());
     meta.finalizers = None;

@@ -8,7 +8,7 @@ use super::machine::MachineReport;
 use super::vm::VmAnswer;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
-use crate::api::{ObjectMetaExt as _, labels};
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::configured_driver::ObservedVm;
 use crate::identity::{self, driver_name};
 use cmi_driver::Code;
@@ -84,7 +84,7 @@ fn of_driver_taken_away(machine: &InfraMachine) -> String {
         format!(
             " If that driver is gone for good, delete the VM by hand at its back end, and only then let the \
                 object go: kubectl annotate inframachine NAME {}=true",
-            labels::FORCE_DELETE
+            annotations::FORCE_DELETE
         )
     } else {
         String::new()
@@ -98,13 +98,13 @@ fn of_driver_taken_away(machine: &InfraMachine) -> String {
 
 fn of_pause(facts: &MachineReport) -> String {
     let annotations = facts.machine.metadata.annotations.as_ref();
-    let is_annotated = annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
+    let is_annotated = annotations.is_some_and(|all| all.contains_key(annotations::PAUSED));
     let of_cluster = facts
         .cluster
         .as_ref()
         .is_ok_and(|cluster| cluster.paused)
         .then(|| "set spec.paused of the Cluster to false".to_owned());
-    let of_machine = is_annotated.then(|| format!("take the annotation {} away", labels::PAUSED));
+    let of_machine = is_annotated.then(|| format!("take the annotation {} away", annotations::PAUSED));
     let ends: Vec<_> = of_cluster.into_iter().chain(of_machine).collect();
     if ends.is_empty() {
         return "It was paused when its status was written, and is not any more: the provider goes on when it \

@@ -15,7 +15,7 @@ use super::owners::{Owner, OwnerState};
 use super::scrape::Scrape;
 use super::vm::VmAnswer;
 use super::{driver_page, machine_page};
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::configured_driver::{Introspection, ObservedVm};
 use crate::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
@@ -157,7 +157,8 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
     let mut deleted = refused();
     deleted["metadata"]["deletionTimestamp"] = json!(at(100));
     deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);
-    deleted["metadata"]["annotations"] = json!({labels::MACHINE_ID: "ns/m/1", labels::DRIVER: "pool"});
+    deleted["metadata"]["annotations"] =
+        json!({annotations::MACHINE_ID: "ns/m/1", annotations::DRIVER: "pool"});
     deleted["status"]["conditions"] = json!([
         {"type": "Deleting", "status": "True", "reason": "DriverNotConfigured",
          "message": "the driver `pool`, which has the VM, is configured no more",

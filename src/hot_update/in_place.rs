@@ -5,7 +5,7 @@
 //! left alone: the update may be for another extension. The annotation names the object and its generation,
 //! so that an annotation of an earlier spec, of a template or from before a move requests nothing.
 
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 
 /// The state of a machine's in-place update.
@@ -41,10 +41,10 @@ impl InPlaceUpdate {
     /// Returns the state that the object's annotations say.
     pub fn of(machine: &InfraMachine) -> Self {
         let annotation = |key: &str| machine.metadata.annotations.as_ref()?.get(key);
-        if annotation(labels::UPDATE_IN_PROGRESS).is_none() {
+        if annotation(annotations::UPDATE_IN_PROGRESS).is_none() {
             return Self::None;
         }
-        let said = annotation(labels::IN_PLACE_UPDATE);
+        let said = annotation(annotations::IN_PLACE_UPDATE);
         let says = |phase| said.is_some() && said == value(machine, phase).as_ref();
         if says(Phase::Done) {
             Self::Done
@@ -97,10 +97,13 @@ mod tests {
             ("before-the-move/3/done", InPlaceUpdate::NotRequested),
             ("", InPlaceUpdate::NotRequested),
         ] {
-            let annotations = [(labels::UPDATE_IN_PROGRESS, ""), (labels::IN_PLACE_UPDATE, said)];
+            let annotations = [
+                (annotations::UPDATE_IN_PROGRESS, ""),
+                (annotations::IN_PLACE_UPDATE, said),
+            ];
             assert_eq!(InPlaceUpdate::of(&machine(&annotations)), expected, "{said}");
         }
-        let left_over = machine(&[(labels::IN_PLACE_UPDATE, "u/3/requested")]);
+        let left_over = machine(&[(annotations::IN_PLACE_UPDATE, "u/3/requested")]);
         assert_eq!(InPlaceUpdate::of(&left_over), InPlaceUpdate::None);
     }
 }

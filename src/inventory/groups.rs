@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::{ByVersion, CachedMachine, Caches};
 use crate::identity;
@@ -65,7 +65,7 @@ fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option
     if !machine.is_provisioned()
         || identity::recorded_driver(machine) != Some(driver)
         || machine.metadata.deletion_timestamp.is_some()
-        || identity::annotation(machine, labels::PAUSED).is_some()
+        || identity::annotation(machine, annotations::PAUSED).is_some()
     {
         return None;
     }
@@ -84,7 +84,8 @@ mod tests {
 
     use super::*;
     use crate::api::DeserializeGuard;
-    use crate::api::labels::VmExistence;
+    use crate::api::VmExistence;
+    use crate::api::labels;
     use crate::caches::cache;
 
     /// A provisioned machine of the Cluster `c`.
@@ -94,11 +95,11 @@ mod tests {
             "kind": "InfraMachine",
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
             "annotations": {
-                labels::DRIVER: "pool",
-                labels::MACHINE_ID: format!("ns/{name}/{name}"),
-                labels::VM_EXISTENCE: VmExistence::MayExist.annotation(),
-                labels::SECRET: "account",
-                labels::APPLIED_PROVIDER_SPEC:
+                annotations::DRIVER: "pool",
+                annotations::MACHINE_ID: format!("ns/{name}/{name}"),
+                annotations::VM_EXISTENCE: VmExistence::MayExist.annotation(),
+                annotations::SECRET: "account",
+                annotations::APPLIED_PROVIDER_SPEC:
                     serde_json::json!({
                         "size": "s", "tags": {"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"},
                     })
@@ -161,10 +162,10 @@ mod tests {
             machine("a", |_| {}),
             machine("b", |_| {}),
             machine("other-account", |machine| {
-                machine["metadata"]["annotations"][labels::SECRET] = json!("b");
+                machine["metadata"]["annotations"][annotations::SECRET] = json!("b");
             }),
             machine("other-driver", |machine| {
-                machine["metadata"]["annotations"][labels::DRIVER] = json!("b");
+                machine["metadata"]["annotations"][annotations::DRIVER] = json!("b");
             }),
             machine("not-up-yet", |machine| machine["status"] = json!({})),
         ];
@@ -179,7 +180,7 @@ mod tests {
     async fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
         let paused = || {
             machine("paused", |machine| {
-                machine["metadata"]["annotations"][labels::PAUSED] = json!("");
+                machine["metadata"]["annotations"][annotations::PAUSED] = json!("");
             })
         };
         let machines = || [machine("a", |_| {}), paused()];
@@ -196,13 +197,13 @@ mod tests {
         let machines = [
             machine("noteless", |machine| {
                 let annotations = machine["metadata"]["annotations"].as_object_mut().unwrap();
-                annotations.remove(labels::VM_EXISTENCE);
+                annotations.remove(annotations::VM_EXISTENCE);
             }),
             machine("copied", |machine| {
-                machine["metadata"]["annotations"][labels::MACHINE_ID] = json!("ns/other/u");
+                machine["metadata"]["annotations"][annotations::MACHINE_ID] = json!("ns/other/u");
             }),
             machine("refused", |machine| {
-                machine["metadata"]["annotations"][labels::VM_EXISTENCE] =
+                machine["metadata"]["annotations"][annotations::VM_EXISTENCE] =
                     json!(VmExistence::None.annotation());
             }),
         ];

@@ -7,8 +7,8 @@
 
 use serde::Deserialize;
 
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{VmExistence, annotations};
 use crate::identity::{self, Adoption, IdentityTags, MachineId, Role, adopted_id};
 use cmi_driver::{Capabilities, tags};
 
@@ -41,14 +41,14 @@ struct GivenTags {
 /// # Errors
 /// Says in words what is wrong with the annotation.
 pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Result<IdentityTags, String> {
-    let text = identity::annotation(machine, labels::ADOPT).unwrap_or_default();
+    let text = identity::annotation(machine, annotations::ADOPT).unwrap_or_default();
     let given = if text.trim().is_empty() {
         GivenTags::default()
     } else {
         serde_json::from_str(text).map_err(|error| {
             format!(
                 "the annotation {} has to be a JSON object with the tags that the VM carries, of {}: {error}",
-                labels::ADOPT,
+                annotations::ADOPT,
                 tags::RESERVED.join(", ")
             )
         })?
@@ -57,7 +57,7 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     if all.into_iter().flatten().any(|value| value.trim().is_empty()) {
         return Err(format!(
             "the annotation {} has a tag without a value: leave out a tag that the VM does not carry",
-            labels::ADOPT
+            annotations::ADOPT
         ));
     }
     Ok(IdentityTags {
@@ -100,7 +100,7 @@ pub fn adopted_tags(
         format!(
             "the VM was adopted, and the annotation {} has no tags where the driver wants them, at `{}`: \
                 nothing is changed, since the VM would get other tags; correct that annotation",
-            labels::APPLIED_PROVIDER_SPEC,
+            annotations::APPLIED_PROVIDER_SPEC,
             capabilities.tag_path
         )
     })
@@ -112,7 +112,7 @@ mod tests {
     use crate::machine::fixtures::machine;
 
     fn given(value: &str) -> Result<IdentityTags, String> {
-        let machine = machine().annotated(labels::ADOPT, value).build();
+        let machine = machine().annotated(annotations::ADOPT, value).build();
         given_tags(&machine, "c-1", Role::Node)
     }
 
@@ -142,7 +142,7 @@ mod tests {
         for wrong in ["true", "[]", r#"{"team": "a"}"#, r#"{"kubernetes.io/role": 1}"#] {
             let error = given(wrong).unwrap_err();
             assert!(
-                error.contains(labels::ADOPT) && error.contains(tags::CLUSTER),
+                error.contains(annotations::ADOPT) && error.contains(tags::CLUSTER),
                 "{error}"
             );
         }

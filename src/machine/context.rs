@@ -15,7 +15,7 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, DriverState, Permit, Priority, ProbeHint, Requester, Waker,
+    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Requester, Waker,
 };
 use crate::metrics::Metrics;
 use crate::reconciler::{Enqueue, waker};
@@ -88,22 +88,22 @@ impl Context {
         })
     }
 
-    /// Returns the outcome of a machine for which there is known to be no capacity; nothing when its VM may
-    /// be created. The caller asks before it does anything for the create.
-    pub fn circuit_open(
+    /// Lets the VM of a machine be created. Where there is known to be no capacity, the machine waits for it,
+    /// and that is the outcome. The caller asks before it does anything for the create.
+    pub fn admit_create_or_wait(
         &self,
         machine: &InfraMachine,
         permit: &Permit<'_>,
         class: &MachineClass,
-        reason: ProbeHint,
+        reason: HalfOpenReason,
     ) -> Option<Outcome> {
-        let has_capacity = permit.has_capacity(
+        let is_admitted = permit.admit_create_or_wait(
             class,
             machine.metadata.uid(),
             reason,
             self.capacity_waker(machine),
         );
-        (!has_capacity).then(|| Self::awaiting_capacity(machine))
+        (!is_admitted).then(|| Self::awaiting_capacity(machine))
     }
 
     /// Enqueues a machine that was refused for lack of capacity, once there may be capacity.

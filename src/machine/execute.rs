@@ -21,7 +21,7 @@ use super::ownership::Ownership;
 use super::plan::{Plan, Step};
 use super::provider_ids::Holder;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{ObjectMetaExt as _, labels};
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
@@ -76,7 +76,7 @@ pub async fn execute<'a>(
         Plan::ReportInPlaceUpdate(done) => {
             let action = "reporting that the VM was updated in place";
             object
-                .patch_annotations(action, &[(labels::IN_PLACE_UPDATE, done)])
+                .patch_annotations(action, &[(annotations::IN_PLACE_UPDATE, done)])
                 .await?;
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }

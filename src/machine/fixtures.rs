@@ -18,12 +18,12 @@ use crate::api::cluster_api::{
     ObjectReference,
 };
 use crate::api::conditions::{self, ConditionStatus};
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     OperationState, OperationType, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER};
+use crate::api::{VmExistence, annotations};
 use crate::configured_driver::{DriverState, KnownDriver, ResolveError, StableReachability};
 use crate::identity::MachineId;
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
@@ -168,12 +168,12 @@ impl MachineFixture {
         self.0.metadata.finalizers = Some(vec![MACHINE_FINALIZER.to_owned()]);
         let id = MachineId::derived(&self.0).unwrap().annotation();
         let applied = serde_json::to_string(&tagged(&json!({"size": "s"}))).unwrap();
-        self.annotated(labels::CLUSTER_ID, "c-1")
-            .annotated(labels::MACHINE_ID, &id)
-            .annotated(labels::VM_EXISTENCE, "may-exist")
-            .annotated(labels::DRIVER, "pool")
-            .annotated(labels::SECRET, "")
-            .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
+        self.annotated(annotations::CLUSTER_ID, "c-1")
+            .annotated(annotations::MACHINE_ID, &id)
+            .annotated(annotations::VM_EXISTENCE, "may-exist")
+            .annotated(annotations::DRIVER, "pool")
+            .annotated(annotations::SECRET, "")
+            .annotated(annotations::APPLIED_PROVIDER_SPEC, &applied)
     }
 
     pub fn provider_id(mut self, id: &str) -> Self {
@@ -184,9 +184,9 @@ impl MachineFixture {
     /// As write 1 leaves it where the driver has named the id.
     pub fn named(self, id: &str) -> Self {
         self.identified()
-            .annotated(labels::PROVIDER_ID, labels::NAMED)
-            .annotated(labels::BLOCK_MOVE, labels::BLOCK_MOVE_VALUE)
-            .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
+            .annotated(annotations::PROVIDER_ID, annotations::NAMED)
+            .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE)
+            .annotated(annotations::CREATE_ISSUED_AT, &at(0).to_string())
             .provider_id(id)
     }
 

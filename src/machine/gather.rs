@@ -17,7 +17,7 @@ use super::runtime_state::RetryCondition;
 use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::api::{ObjectMetaExt as _, labels};
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::driver_resolution::driver_of;
@@ -244,7 +244,9 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();
     annotations
-        .filter(|(key, _)| !labels::OWN_ANNOTATIONS.contains(&key.as_str()) && *key != labels::BLOCK_MOVE)
+        .filter(|(key, _)| {
+            !annotations::OWN_ANNOTATIONS.contains(&key.as_str()) && *key != annotations::BLOCK_MOVE
+        })
         .for_each(|entry| entry.hash(&mut hasher));
     if let Some(owner) = owner {
         owner.spec.failure_domain.hash(&mut hasher);

@@ -14,9 +14,9 @@ use super::Context;
 use super::runtime_state::AnsweredCreate;
 use super::status;
 use crate::api::bounded;
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _};
+use crate::api::{VmExistence, annotations};
 use crate::apiserver::{Error, patch_metadata, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
@@ -145,11 +145,11 @@ impl<'a> Object<'a> {
         let id = match named {
             _ if identity::provider_id(&self.latest).is_some() => IdChange::None,
             Some(id) => {
-                annotations.insert(labels::PROVIDER_ID.to_owned(), json!(labels::NAMED));
+                annotations.insert(annotations::PROVIDER_ID.to_owned(), json!(annotations::NAMED));
                 IdChange::Set(id.as_str())
             }
             None if identity::is_id_unconfirmed(&self.latest) => {
-                annotations.insert(labels::PROVIDER_ID.to_owned(), Value::Null);
+                annotations.insert(annotations::PROVIDER_ID.to_owned(), Value::Null);
                 IdChange::Remove
             }
             None => IdChange::None,
@@ -188,13 +188,13 @@ impl<'a> Object<'a> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
             let mut annotations = vec![
-                (labels::VM_EXISTENCE, Some(existence.annotation().to_owned())),
-                (labels::CREATE_ISSUED_AT, None),
+                (annotations::VM_EXISTENCE, Some(existence.annotation().to_owned())),
+                (annotations::CREATE_ISSUED_AT, None),
             ];
             annotations.extend(self.annotations_for_move());
             let mut id = IdChange::None;
             if identity::is_id_unconfirmed(&self.latest) {
-                annotations.push((labels::PROVIDER_ID, None));
+                annotations.push((annotations::PROVIDER_ID, None));
                 id = IdChange::Remove;
             }
             match self.try_patch(action, &annotations, id).await {
@@ -222,11 +222,14 @@ impl<'a> Object<'a> {
     /// wherever the object is moved. `clusterctl move` waits while the call changes the VM.
     pub async fn issue_update(&mut self) -> Result<(), Error> {
         let mut annotations = Vec::new();
-        if identity::annotation(&self.latest, labels::BLOCK_MOVE).is_none() {
-            annotations.push((labels::BLOCK_MOVE, Some(labels::BLOCK_MOVE_VALUE.to_owned())));
+        if identity::annotation(&self.latest, annotations::BLOCK_MOVE).is_none() {
+            annotations.push((
+                annotations::BLOCK_MOVE,
+                Some(annotations::BLOCK_MOVE_VALUE.to_owned()),
+            ));
         }
         if !identity::is_update_issued(&self.latest) {
-            annotations.push((labels::UPDATE_ISSUED, Some("true".to_owned())));
+            annotations.push((annotations::UPDATE_ISSUED, Some("true".to_owned())));
         }
         if annotations.is_empty() {
             return Ok(());
@@ -241,10 +244,13 @@ impl<'a> Object<'a> {
     pub fn annotations_for_move(&self) -> Vec<Annotation> {
         let mut annotations = Vec::new();
         if identity::blocks_move(&self.latest.metadata) {
-            annotations.push((labels::BLOCK_MOVE, None));
+            annotations.push((annotations::BLOCK_MOVE, None));
         }
         if identity::is_confirmed_by_status(&self.latest) {
-            annotations.extend([(labels::PROVIDER_ID, None), (labels::CREATE_ISSUED_AT, None)]);
+            annotations.extend([
+                (annotations::PROVIDER_ID, None),
+                (annotations::CREATE_ISSUED_AT, None),
+            ]);
         }
         annotations
     }
@@ -427,7 +433,7 @@ impl<'a> Object<'a> {
         } else {
             IdChange::Set(provider_id)
         };
-        let confirmed = was_named.then_some((labels::PROVIDER_ID, None));
+        let confirmed = was_named.then_some((annotations::PROVIDER_ID, None));
         let annotations: Map<String, Value> = annotations
             .iter()
             .cloned()
@@ -614,11 +620,14 @@ fn annotations_of_a_create(
 ) -> Result<Map<String, Value>, Error> {
     let mut annotations = missing_annotations(machine, ownership)?;
     annotations.insert(
-        labels::CREATE_ISSUED_AT.to_owned(),
+        annotations::CREATE_ISSUED_AT.to_owned(),
         json!(unanswered.annotation()),
     );
-    if identity::annotation(machine, labels::BLOCK_MOVE).is_none() {
-        annotations.insert(labels::BLOCK_MOVE.to_owned(), json!(labels::BLOCK_MOVE_VALUE));
+    if identity::annotation(machine, annotations::BLOCK_MOVE).is_none() {
+        annotations.insert(
+            annotations::BLOCK_MOVE.to_owned(),
+            json!(annotations::BLOCK_MOVE_VALUE),
+        );
     }
     Ok(annotations)
 }
@@ -626,7 +635,7 @@ fn annotations_of_a_create(
 /// Returns the change to the annotation about unanswered creates once the VM is known.
 fn create_is_over(machine: &InfraMachine, answered: Option<AnsweredCreate>) -> Option<Annotation> {
     let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
-    Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
+    Some((annotations::CREATE_ISSUED_AT, unanswered.annotation()))
 }
 
 /// Whether a status that reports the VM as provisioned says all that there is to say of a VM whose id was
@@ -642,35 +651,35 @@ fn is_implied_by_status(machine: &InfraMachine, wanted: &[Annotation], over: Opt
 fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<Map<String, Value>, Error> {
     let action = "writing the provider spec into an annotation";
     let mut wanted = vec![
-        (labels::CLUSTER_ID, ownership.cluster_id.clone()),
-        (labels::MACHINE_ID, ownership.machine_id.annotation()),
+        (annotations::CLUSTER_ID, ownership.cluster_id.clone()),
+        (annotations::MACHINE_ID, ownership.machine_id.annotation()),
         (
-            labels::VM_EXISTENCE,
+            annotations::VM_EXISTENCE,
             ownership.vm_existence.annotation().to_owned(),
         ),
     ];
     if let Some(driver) = &ownership.driver {
-        wanted.push((labels::DRIVER, driver.clone()));
+        wanted.push((annotations::DRIVER, driver.clone()));
     }
     if let Some(secret) = &ownership.secret {
-        wanted.push((labels::SECRET, secret.clone()));
+        wanted.push((annotations::SECRET, secret.clone()));
     }
     if let Some(applied) = &ownership.applied {
         let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
-        wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
+        wanted.push((annotations::APPLIED_PROVIDER_SPEC, json));
     }
     if let Some(adopted) = &ownership.adopted {
-        wanted.push((labels::ADOPTED, adopted.as_str().to_owned()));
+        wanted.push((annotations::ADOPTED, adopted.as_str().to_owned()));
     }
     let present = machine.metadata.annotations.as_ref();
     let mut changes = Map::new();
     // Annotations copied with another machine's identity describe that machine's VM and must not reach the
     // driver under this name.
     let copied = MachineId::of(machine).is_none();
-    for key in labels::OWN_ANNOTATIONS {
+    for key in annotations::OWN_ANNOTATIONS {
         // The administrator who has a VM adopted supplies the state that its driver wants back with the next
         // call.
-        if ownership.adopted.is_some() && key == labels::LAST_KNOWN_STATE {
+        if ownership.adopted.is_some() && key == annotations::LAST_KNOWN_STATE {
             continue;
         }
         if copied && present.is_some_and(|all| all.contains_key(key)) {

@@ -1,8 +1,8 @@
 //! Finalizer and identity, which make a machine this provider's before anything is done for it. Pure.
 
 use crate::api::MACHINE_FINALIZER;
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{VmExistence, annotations};
 use crate::identity::{self, MachineId};
 use cmi_driver::{ProviderId, ProviderSpec};
 
@@ -30,7 +30,8 @@ impl Ownership {
     /// server has.
     pub fn of(machine: &InfraMachine, cluster_id: &str) -> Option<Self> {
         let recorded = MachineId::of(machine);
-        let recorded_under = identity::annotation(machine, labels::CLUSTER_ID).filter(|_| recorded.is_some());
+        let recorded_under =
+            identity::annotation(machine, annotations::CLUSTER_ID).filter(|_| recorded.is_some());
         Some(Self {
             cluster_id: recorded_under.unwrap_or(cluster_id).to_owned(),
             machine_id: recorded.or_else(|| MachineId::derived(machine))?,

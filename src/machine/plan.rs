@@ -36,10 +36,10 @@ use super::unanswered_creates::UnansweredCreates;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::conditions::{self, reason};
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{ObjectMetaExt as _, paused_by};
-use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT, ProbeHint, ResolveError};
+use crate::api::{VmExistence, annotations, labels};
+use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, Adoption, IdentityTags, InvalidSpec, MachineId, Role};
 use crate::retry::LONG_WAIT;
 use crate::wall_clock::{elapsed, remaining};
@@ -398,7 +398,7 @@ fn plan_provisioning(
         recorded,
         unanswered,
         pending_create,
-        probe_hint: probe_hint(machine, observed),
+        half_open_reason: half_open_reason(machine, observed),
     }))
     .into()
 }
@@ -441,13 +441,13 @@ fn may_have_lost_status(
 
 /// Returns why a create may be let through although capacity was exhausted. Nothing is recalled of a create
 /// that was cut short and not refused since.
-fn probe_hint(machine: &InfraMachine, observed: &Observed) -> ProbeHint {
+fn half_open_reason(machine: &InfraMachine, observed: &Observed) -> HalfOpenReason {
     let retry = observed.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let last = status.and_then(|status| status.last_operation.as_ref());
     let exhausted = Code::ResourceExhausted.name();
-    ProbeHint {
+    HalfOpenReason {
         requested: retry
             .is_some_and(|retry| retry.trigger == RetryTrigger::Capacity && retry.inputs != observed.inputs),
         recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
@@ -474,7 +474,7 @@ fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolv
     let message = if machine.metadata.deletion_timestamp.is_some() {
         format!(
             "{unresolved}; or delete the VM by hand, then set the annotation {}=true",
-            labels::FORCE_DELETE
+            annotations::FORCE_DELETE
         )
     } else {
         unresolved.to_string()
@@ -545,7 +545,7 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
         "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine \
             without a providerID, or have the VM adopted by the annotation {}",
         machine.spec.provider_id.as_deref().unwrap_or_default(),
-        labels::ADOPT
+        annotations::ADOPT
     )
 }
 

@@ -90,7 +90,7 @@ impl Drop for CreateInFlight<'_> {
 /// A create that is over: the back end will not carry it out later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnsweredCreate {
-    /// When the create was issued, as [`crate::api::labels::CREATE_ISSUED_AT`] says.
+    /// When the create was issued, as [`crate::api::annotations::CREATE_ISSUED_AT`] says.
     pub issued: Timestamp,
     /// Whether the create made the VM.
     pub made: bool,

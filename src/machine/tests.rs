@@ -18,7 +18,7 @@ use super::provider_ids::Holder;
 use super::publish::publish;
 use super::{Context, reconcile};
 use crate::admission::{self, AdmissionPolicies};
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::configured_driver::{Limits, Priority, Timeouts};
@@ -94,13 +94,17 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     let server = Server::holding(object);
     let ctx = Arc::new(server.context(Vec::new()));
     again(&server, &ctx).await;
-    assert!(server.annotation(labels::BLOCK_MOVE).is_some(), "not paused");
-    server.annotate(labels::PAUSED, "");
+    assert!(server.annotation(annotations::BLOCK_MOVE).is_some(), "not paused");
+    server.annotate(annotations::PAUSED, "");
     again(&server, &ctx).await;
-    for gone in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
+    for gone in [
+        annotations::BLOCK_MOVE,
+        annotations::PROVIDER_ID,
+        annotations::CREATE_ISSUED_AT,
+    ] {
         assert_eq!(server.annotation(gone), None, "{gone}");
     }
-    assert!(server.annotation(labels::MACHINE_ID).is_some());
+    assert!(server.annotation(annotations::MACHINE_ID).is_some());
     let version = server.version();
     reconcile(server.infra_machine(), Arc::clone(&ctx)).await.unwrap();
     assert_eq!(server.version(), version, "written once");
@@ -112,7 +116,7 @@ async fn an_object_that_cannot_be_read_holds_clusterctl_up_while_its_status_is_n
     let paused = machine()
         .provisioned()
         .named("sim://1")
-        .annotated(labels::PAUSED, "");
+        .annotated(annotations::PAUSED, "");
     let mut object = serde_json::to_value(paused.build()).unwrap();
     object["spec"]["providerSpec"] = json!("no object");
     let server = Server::holding(object);
@@ -121,7 +125,11 @@ async fn an_object_that_cannot_be_read_holds_clusterctl_up_while_its_status_is_n
     ctx.policies = Arc::new(unchecked);
     let action = reconcile(server.infra_machine(), Arc::new(ctx)).await.unwrap();
     assert_eq!(action, Action::requeue(admission::CHECK_INTERVAL));
-    for left in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
+    for left in [
+        annotations::BLOCK_MOVE,
+        annotations::PROVIDER_ID,
+        annotations::CREATE_ISSUED_AT,
+    ] {
         assert!(server.annotation(left).is_some(), "{left}");
     }
 }
@@ -142,7 +150,11 @@ async fn a_vm_that_the_status_could_not_confirm_is_confirmed_in_the_metadata() {
     let known = server.object();
     assert!(!known.is_provisioned(), "another plan may follow from the change");
     assert_eq!(identity::provider_id(&known), Some("sim://1"));
-    for gone in [labels::BLOCK_MOVE, labels::PROVIDER_ID, labels::CREATE_ISSUED_AT] {
+    for gone in [
+        annotations::BLOCK_MOVE,
+        annotations::PROVIDER_ID,
+        annotations::CREATE_ISSUED_AT,
+    ] {
         assert_eq!(server.annotation(gone), None, "{gone}");
     }
 }
@@ -152,7 +164,7 @@ fn with_unanswered(known: &str) -> MachineFixture {
     let issued = Timestamp::now() - Duration::from_hours(1);
     deleted()
         .provider_id(known)
-        .annotated(labels::CREATE_ISSUED_AT, &issued.to_string())
+        .annotated(annotations::CREATE_ISSUED_AT, &issued.to_string())
 }
 
 /// It has no look-up that would show it.
@@ -177,7 +189,11 @@ async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its
 async fn a_vm_that_comes_while_its_create_may_be_carried_out_is_found_in_the_list() {
     let vms = Vms::default();
     let issued = Timestamp::now().to_string();
-    let server = Server::with(&deleted().annotated(labels::CREATE_ISSUED_AT, &issued).build());
+    let server = Server::with(
+        &deleted()
+            .annotated(annotations::CREATE_ISSUED_AT, &issued)
+            .build(),
+    );
     let settle = Duration::from_hours(1);
     let ctx = Arc::new(server.context(vec![vms.configured_driver(&[Operation::ListMachines], settle)]));
     again(&server, &ctx).await;
@@ -341,7 +357,7 @@ async fn a_vm_of_the_id_that_was_named_is_left_alone_where_another_machine_has_t
 #[tokio::test]
 async fn a_vm_of_a_named_id_is_deleted_although_a_machine_of_another_driver_has_the_same_id() {
     let other = another_machine().provider_id("sim://1").identified();
-    let other = other.annotated(labels::DRIVER, "elsewhere").build();
+    let other = other.annotated(annotations::DRIVER, "elsewhere").build();
     for (offers, is_kept) in [(&[Operation::GetMachineStatus][..], true), (&[], false)] {
         let vms = Vms::default();
         vms.add("sim://1", "elsewhere", None);
@@ -374,7 +390,7 @@ async fn an_id_that_another_machine_has_is_not_written_before_the_create() {
         let owned = server.object();
         assert_eq!(owned.spec.provider_id.as_deref(), written);
         assert_eq!(identity::is_id_unconfirmed(&owned), written.is_some());
-        assert!(server.annotation(labels::CREATE_ISSUED_AT).is_some());
+        assert!(server.annotation(annotations::CREATE_ISSUED_AT).is_some());
     }
 }
 

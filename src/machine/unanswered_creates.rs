@@ -90,7 +90,7 @@ impl UnansweredCreates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::labels;
+    use crate::api::annotations;
     use crate::machine::fixtures::{at, machine};
 
     fn issued(seconds: &[i64]) -> UnansweredCreates {
@@ -107,13 +107,16 @@ mod tests {
     fn the_annotation_is_read_back_as_it_was_written() {
         for seconds in [&[1][..], &[1, 2]] {
             let text = issued(seconds).annotation().unwrap();
-            let read = UnansweredCreates::of(&machine().annotated(labels::CREATE_ISSUED_AT, &text).build());
+            let read =
+                UnansweredCreates::of(&machine().annotated(annotations::CREATE_ISSUED_AT, &text).build());
             assert_eq!(read, Some(issued(seconds)), "{text}");
         }
         assert_eq!(issued(&[1]).annotation().unwrap(), at(1).to_string());
         assert_eq!(UnansweredCreates::default().annotation(), None);
         for unreadable in ["", "soon", "2026-01-01T00:00:00Z,soon"] {
-            let machine = machine().annotated(labels::CREATE_ISSUED_AT, unreadable).build();
+            let machine = machine()
+                .annotated(annotations::CREATE_ISSUED_AT, unreadable)
+                .build();
             assert_eq!(UnansweredCreates::of(&machine), None, "{unreadable}");
         }
     }

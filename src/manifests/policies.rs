@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
 use crate::api::{
-    GROUP, MACHINE_FINALIZER, VERSION,
-    labels::{self, RESERVED_ANNOTATIONS, VmExistence},
+    GROUP, MACHINE_FINALIZER, VERSION, VmExistence,
+    annotations::{self, RESERVED_ANNOTATIONS},
 };
 
 /// The annotation that Cluster API's topology controller puts on an object that it sends as a dry run to see
@@ -111,7 +111,7 @@ fn templates() -> PolicySpec {
 /// A machine that is up adopts nothing. The annotation would be without effect until a move or a restore
 /// takes the status away, and ask then for a VM that is the machine's own.
 fn reserved_annotations() -> PolicySpec {
-    let adopt = labels::ADOPT;
+    let adopt = annotations::ADOPT;
     let is_up = "oldObject.?status.?initialization.?provisioned.orValue(false)";
     PolicySpec {
         variables: json!([
@@ -155,7 +155,7 @@ fn reserved_annotations() -> PolicySpec {
 fn provider_id() -> PolicySpec {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
     let provisioned = |object: &str| format!("{object}.?status.?initialization.?provisioned.orValue(false)");
-    let (mark, named) = (labels::PROVIDER_ID, labels::NAMED);
+    let (mark, named) = (annotations::PROVIDER_ID, annotations::NAMED);
     PolicySpec {
         variables: json!([
             {"name": "after", "expression": value("object")},
@@ -207,8 +207,8 @@ fn provider_id() -> PolicySpec {
 fn finalizer() -> PolicySpec {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
     let (identity, instance, none) = (
-        labels::MACHINE_ID,
-        labels::VM_EXISTENCE,
+        annotations::MACHINE_ID,
+        annotations::VM_EXISTENCE,
         VmExistence::None.annotation(),
     );
     let annotations = "oldObject.metadata.?annotations.orValue({})";
@@ -230,7 +230,7 @@ fn finalizer() -> PolicySpec {
                     takes it away when the driver has confirmed that the VM is gone. If no driver can \
                     confirm that, an administrator sets the annotation {}=true, which leaves the VM behind; \
                     {}",
-                labels::FORCE_DELETE,
+                annotations::FORCE_DELETE,
                 who_may_identify("do either"),
             ),
             "reason": "Forbidden",

@@ -81,7 +81,7 @@ pub enum WriteError {
         "InfraMachine {0} is written again and again by another, so that it can't be deleted as it was \
             looked at; it may carry the annotation {annotation} by now; run the command again, which goes on \
             from here",
-        annotation = crate::api::labels::FORCE_DELETE
+        annotation = crate::api::annotations::FORCE_DELETE
     )]
     Contended(String),
     /// An object owns Machines that the garbage collector would delete with it.
@@ -99,7 +99,7 @@ pub enum WriteError {
     #[error(
         "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, \
             so it was left; find out what takes the annotation away, and run the command again",
-        annotation = crate::api::labels::FORCE_DELETE
+        annotation = crate::api::annotations::FORCE_DELETE
     )]
     NotForced(String),
     /// Objects that were deleted and have not gone.

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::error::WriteError;
 use super::plan::{Destination, Migration};
 use super::write::MigrationProgress;
-use crate::api::{cluster_api, labels};
+use crate::api::{annotations, cluster_api};
 use crate::apiserver::dynamic;
 
 /// The MachineHealthChecks that are active on Machines of groups that are not done.
@@ -83,7 +83,7 @@ fn machines(migration: &Migration, progress: &MigrationProgress) -> Vec<Labels> 
 /// Returns the report of a MachineHealthCheck that is active on any of these Machines. A selector that can't
 /// be read counts as one that selects all.
 fn at_work(check: &DynamicObject, machines: &[Labels], target: &Destination) -> Option<HealthCheck> {
-    if check.annotations().contains_key(labels::PAUSED) {
+    if check.annotations().contains_key(annotations::PAUSED) {
         return None;
     }
     let spec = Spec::deserialize(&check.data["spec"]);

@@ -11,7 +11,7 @@ use super::health_checks::{HealthCheck, HealthChecks, health_checks};
 use super::plan::{DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Migration, plan};
 use super::source::Source;
 use super::write::{MigrationProgress, differences, not_adopted};
-use crate::api::labels;
+use crate::api::annotations;
 use cmi_driver::{Capabilities, tags};
 
 fn objects() -> Vec<Value> {
@@ -114,7 +114,7 @@ fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machi
     );
     assert_eq!(set["spec"]["replicas"], 1);
     assert_eq!(set["metadata"]["annotations"][DISABLE_MACHINE_CREATE], "true");
-    assert_eq!(deployment["metadata"]["annotations"][labels::PAUSED], "true");
+    assert_eq!(deployment["metadata"]["annotations"][annotations::PAUSED], "true");
     let [infra, machine] = group.machines.as_slice() else {
         panic!("{:?}", group.machines);
     };
@@ -128,7 +128,7 @@ fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machi
     }
     let infra = &infra.body;
     assert_eq!(
-        infra["metadata"]["annotations"][labels::ADOPT],
+        infra["metadata"]["annotations"][annotations::ADOPT],
         r#"{"kubernetes.io/cluster":"old"}"#
     );
     assert_eq!(
@@ -137,7 +137,7 @@ fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machi
     );
     assert_eq!(infra["spec"]["providerID"], "sim://1");
     assert_eq!(
-        infra["metadata"]["annotations"].get(labels::LAST_KNOWN_STATE),
+        infra["metadata"]["annotations"].get(annotations::LAST_KNOWN_STATE),
         None
     );
 }
@@ -151,7 +151,7 @@ fn what_the_driver_wants_back_with_the_next_call_goes_with_its_vm() {
     let mut migration = planned(all, None).unwrap();
     let infra = &migration.groups.remove(0).machines[0].body;
     assert_eq!(
-        infra["metadata"]["annotations"][labels::LAST_KNOWN_STATE],
+        infra["metadata"]["annotations"][annotations::LAST_KNOWN_STATE],
         "dm0gNw=="
     );
 }
@@ -496,7 +496,7 @@ async fn of_all_health_checks_those_count_that_are_at_work_on_the_machines() {
             "spec": {"clusterName": cluster, "selector": selector},
         })
     };
-    let paused = json!({labels::PAUSED: "false"});
+    let paused = json!({annotations::PAUSED: "false"});
     let of_other = json!({"matchLabels": {"cluster.x-k8s.io/deployment-name": "other"}});
     let of_all = json!({"matchExpressions": [
         {"key": "cluster.x-k8s.io/control-plane", "operator": "DoesNotExist"},

@@ -17,7 +17,7 @@ use super::error::WriteError;
 use super::plan::{Destination, Group, MIGRATED_FROM, Migration, Object, UNDOING};
 use super::source::{condition, text};
 use super::write::{self, OF_INFRA_MACHINES, differences_at, is_made_from, marker, read};
-use crate::api::{self, cluster_api, conditions, labels};
+use crate::api::{self, annotations, cluster_api, conditions, labels};
 use crate::apiserver::dynamic;
 
 /// The answer of the driver about the VM of a Machine of machine-controller-manager.
@@ -142,7 +142,10 @@ impl MigratedObjects {
     /// The applied provider spec of an InfraMachine that exists: its tags are those by which the provider
     /// knows the VM.
     pub fn applied_spec(&self, object: &Object) -> Option<&str> {
-        let applied = self.get(object)?.annotations().get(labels::APPLIED_PROVIDER_SPEC);
+        let applied = self
+            .get(object)?
+            .annotations()
+            .get(annotations::APPLIED_PROVIDER_SPEC);
         applied.map(String::as_str)
     }
 
@@ -224,7 +227,7 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     let annotations = found.annotations();
     let is_ours = annotations.contains_key(UNDOING)
         || annotations
-            .get(labels::FORCE_DELETE)
+            .get(annotations::FORCE_DELETE)
             .is_some_and(|forced| forced == "true");
     let mut all = Vec::new();
     if found.metadata.deletion_timestamp.is_some() && !is_ours {
@@ -238,10 +241,10 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     if object.kind != "InfraMachine" {
         return all;
     }
-    if annotations.contains_key(labels::PAUSED) {
+    if annotations.contains_key(annotations::PAUSED) {
         all.push(format!(
             "{what} is paused, so the provider would not let go of its VM: take the annotation {} away",
-            labels::PAUSED
+            annotations::PAUSED
         ));
     }
     let differ = differences_at(&OF_INFRA_MACHINES, object, &found.data);
@@ -259,7 +262,7 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
             text(behind, "/message")
         ));
     }
-    if annotations.contains_key(labels::UPDATE_IN_PROGRESS) {
+    if annotations.contains_key(annotations::UPDATE_IN_PROGRESS) {
         all.push(format!(
             "{what} is being updated in place by Cluster API: let that end first"
         ));

@@ -14,7 +14,7 @@ use super::plan::{
     DISABLE_MACHINE_CREATE, Group, MIGRATED_FROM, MIGRATED_TO, Migration, Object, UNDOING, UNFINISHED,
 };
 use super::source::{GROUP, VERSION, condition, text};
-use crate::api::labels;
+use crate::api::{annotations, labels};
 use crate::apiserver::dynamic;
 
 /// How long core gets to take over Machines or to pause one more, and how long the provider gets to adopt one
@@ -377,7 +377,7 @@ pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
 
 /// Lets core reconcile a group whose Machines are all there.
 async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
-    let all = [UNFINISHED, DISABLE_MACHINE_CREATE, labels::PAUSED];
+    let all = [UNFINISHED, DISABLE_MACHINE_CREATE, annotations::PAUSED];
     // An annotation that the migration did not set stays.
     let own = |key: &&str| head.body["metadata"]["annotations"].get(*key).is_some();
     let none: Map<_, _> = all

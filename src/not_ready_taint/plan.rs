@@ -1,8 +1,8 @@
 //! Decides whether there is a taint to remove. Pure.
 
+use crate::api::annotations;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions;
-use crate::api::labels;
 use crate::api::paused_by;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity::MachineId;
@@ -90,7 +90,7 @@ pub fn record(node_uid: &str, key: &str) -> String {
 fn removed_from<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     let annotations = machine.metadata.annotations.as_ref()?;
     let (node_uid, of_key) = annotations
-        .get(labels::NOT_READY_TAINT_REMOVED_FROM)?
+        .get(annotations::NOT_READY_TAINT_REMOVED_FROM)?
         .split_once('/')?;
     (of_key == key).then_some(node_uid)
 }
@@ -108,7 +108,7 @@ mod tests {
         let mut machine: InfraMachine = serde_json::from_value(json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
             "metadata": {"name": "m", "namespace": "ns", "uid": "u",
-                "annotations": {labels::MACHINE_ID: "ns/m/1"}},
+                "annotations": {annotations::MACHINE_ID: "ns/m/1"}},
             "spec": {"providerID": "p", "notReadyTaint": {}},
             "status": {"initialization": {"provisioned": true}},
         }))
@@ -199,7 +199,7 @@ mod tests {
             );
             let annotations = machine.metadata.annotations.get_or_insert_default();
             let value = super::record("n-1", "node.machine.sapcloud.io/instance-not-ready");
-            annotations.insert(labels::NOT_READY_TAINT_REMOVED_FROM.to_owned(), value);
+            annotations.insert(annotations::NOT_READY_TAINT_REMOVED_FROM.to_owned(), value);
         };
         assert!(!removed_from_node(|machine, _, _| {
             record(machine);

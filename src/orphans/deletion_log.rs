@@ -11,7 +11,7 @@ use super::scope::RetainedClass;
 use crate::admission::EnforcementEpoch;
 use crate::api::cluster_api::cluster_name;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{DeserializeGuard, labels};
+use crate::api::{DeserializeGuard, annotations};
 use crate::caches::NamespacedName;
 use crate::identity::{self, MachineId};
 use crate::listing::ClassRef;
@@ -65,7 +65,7 @@ impl DeletionLog {
         let meta = object.meta();
         // The VM of a moved machine belongs to another now, and force-delete leaves a VM on purpose.
         let keeps_vm = meta.annotations.as_ref().is_some_and(|all| {
-            [labels::DELETE_FOR_MOVE, labels::FORCE_DELETE]
+            [annotations::DELETE_FOR_MOVE, annotations::FORCE_DELETE]
                 .iter()
                 .any(|mark| all.contains_key(*mark))
         });
@@ -159,6 +159,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::api::labels;
 
     fn machine(id: &str, change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachine> {
         let mut machine = json!({
@@ -166,9 +167,9 @@ mod tests {
                 "namespace": "ns", "name": "m", "uid": id, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "labels": {labels::CLUSTER_NAME: "c"},
                 "annotations": {
-                    labels::MACHINE_ID: format!("ns/m/{id}"), labels::DRIVER: "pool",
-                        labels::SECRET: "account",
-                    labels::APPLIED_PROVIDER_SPEC: json!({
+                    annotations::MACHINE_ID: format!("ns/m/{id}"), annotations::DRIVER: "pool",
+                        annotations::SECRET: "account",
+                    annotations::APPLIED_PROVIDER_SPEC: json!({
                         "size": "s", "tags": {"capcmi.io/machine": id, "kubernetes.io/cluster": "c-1"},
                     })
                     .to_string(),
@@ -204,10 +205,10 @@ mod tests {
             machine["metadata"]["deletionTimestamp"] = Value::Null;
         });
         let moved = machine("u", |machine| {
-            machine["metadata"]["annotations"][labels::DELETE_FOR_MOVE] = json!("");
+            machine["metadata"]["annotations"][annotations::DELETE_FOR_MOVE] = json!("");
         });
         let copied = machine("u", |machine| {
-            machine["metadata"]["annotations"][labels::MACHINE_ID] = json!("ns/other/u");
+            machine["metadata"]["annotations"][annotations::MACHINE_ID] = json!("ns/other/u");
         });
         for (what, deletion_log) in [
             ("missing", log_of(&missing, false)),
@@ -256,7 +257,7 @@ mod tests {
     fn the_class_of_the_last_machine_is_still_looked_at() {
         let deletion_log = log_of(&machine("u", |_| {}), false);
         let adopted = machine("w", |machine| {
-            machine["metadata"]["annotations"][labels::APPLIED_PROVIDER_SPEC] = json!(
+            machine["metadata"]["annotations"][annotations::APPLIED_PROVIDER_SPEC] = json!(
                 r#"{"size":"s","tags":{"capcmi.io/machine":"of-another","kubernetes.io/cluster":"c-1"}}"#
             );
         });

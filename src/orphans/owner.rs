@@ -8,9 +8,9 @@ use kube::Resource as _;
 
 use super::text_index::TextIndex;
 use crate::api::cluster_api::{Cluster, cluster_name};
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
+use crate::api::{VmExistence, annotations};
 pub use crate::caches::NamespacedName;
 use crate::identity;
 use cmi_driver::ListedMachine;
@@ -93,20 +93,20 @@ impl LiveMachine {
     pub fn of(object: &DeserializeGuard<InfraMachine>, common: &mut CommonTexts) -> Self {
         let meta = object.meta();
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
-        let carried = annotation(labels::MACHINE_ID).and_then(|carried| carried.rsplit('/').next());
+        let carried = annotation(annotations::MACHINE_ID).and_then(|carried| carried.rsplit('/').next());
         let readable = object.0.as_ref().ok();
         Self {
             key: NamespacedName::of(meta),
             uid: meta.uid().into(),
             cluster: cluster_name(meta).map(|name| common.shared(name)),
-            cluster_id: annotation(labels::CLUSTER_ID).map(|id| common.shared(id)),
+            cluster_id: annotation(annotations::CLUSTER_ID).map(|id| common.shared(id)),
             identity: carried
                 .filter(|id| !id.is_empty() && *id != meta.uid())
                 .map(Box::from),
             may_have_vm: readable.is_none_or(|machine| identity::vm_existence(machine) != VmExistence::None),
             provider_id: readable.and_then(RecordedId::of),
             is_readable: readable.is_some(),
-            is_moving: annotation(labels::DELETE_FOR_MOVE).is_some(),
+            is_moving: annotation(annotations::DELETE_FOR_MOVE).is_some(),
         }
     }
 
@@ -292,17 +292,17 @@ fn live_cluster(
         .iter()
         .filter_map(|member| member.cluster_id.as_deref().map(str::to_owned))
         .collect();
-    ids.extend(notes.get(labels::CLUSTER_ID).cloned());
+    ids.extend(notes.get(annotations::CLUSTER_ID).cloned());
     if ids.is_empty() {
         ids.insert(uid.clone());
     }
     let is_marked = |all: &BTreeMap<String, String>| {
-        all.contains_key(labels::DELETE_FOR_MOVE) || all.contains_key(labels::BLOCK_MOVE)
+        all.contains_key(annotations::DELETE_FOR_MOVE) || all.contains_key(annotations::BLOCK_MOVE)
     };
     let moving = members.iter().find(|member| member.is_moving);
     let frozen = if cluster.is_paused() {
         Some("the Cluster is paused".to_owned())
-    } else if notes.contains_key(labels::PAUSED) {
+    } else if notes.contains_key(annotations::PAUSED) {
         Some("its InfraCluster is paused".to_owned())
     } else if is_marked(&own) || is_marked(&notes) {
         Some("it is being moved to another management cluster".to_owned())

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::owner::{Scope, infra_cluster_of};
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
 use crate::caches::{ByVersion, CachedMachine, NamespacedName, cluster_owners, yield_periodically};
 use crate::identity::{self, Role};
 use crate::listing::{ClassId, ClassRef};
@@ -182,9 +182,11 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         let uid = cluster.metadata.uid.clone()?;
         let carrier = infra_cluster_of(cluster).and_then(|key| infra.get(&key).copied());
         let annotations = carrier.and_then(|carrier| carrier.meta().annotations.as_ref());
-        let written = annotations.and_then(|all| all.get(labels::CLUSTER_ID)).cloned();
+        let written = annotations
+            .and_then(|all| all.get(annotations::CLUSTER_ID))
+            .cloned();
         let is_paused =
-            cluster.is_paused() || annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
+            cluster.is_paused() || annotations.is_some_and(|all| all.contains_key(annotations::PAUSED));
         let cluster_id = written
             .or_else(|| siblings.get(&key).cloned())
             .unwrap_or_else(|| uid.clone());
@@ -288,7 +290,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::labels::VmExistence;
+    use crate::api::VmExistence;
+    use crate::api::labels;
     use crate::caches::cache;
 
     fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
@@ -309,7 +312,7 @@ mod tests {
 
     fn infra_cluster(name: &str, id: &str) -> Arc<DeserializeGuard<InfraCluster>> {
         readable(json!({
-            "metadata": {"namespace": "ns", "name": name, "annotations": {labels::CLUSTER_ID: id}},
+            "metadata": {"namespace": "ns", "name": name, "annotations": {annotations::CLUSTER_ID: id}},
             "spec": {},
         }))
     }
@@ -325,10 +328,10 @@ mod tests {
         readable(json!({
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
             "annotations": {
-                labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"),
-                    labels::SECRET: "account",
-                labels::VM_EXISTENCE: VmExistence::MayExist.annotation(),
-                labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
+                annotations::DRIVER: "pool", annotations::MACHINE_ID: format!("ns/{name}/{name}"),
+                    annotations::SECRET: "account",
+                annotations::VM_EXISTENCE: VmExistence::MayExist.annotation(),
+                annotations::APPLIED_PROVIDER_SPEC: spec.to_string(),
             }},
             "spec": {"providerSpec": {}},
         }))
@@ -458,7 +461,7 @@ mod tests {
             metadata.resource_version = Some(version.to_owned());
             let spec = json!({"size": size, "tags": {tags::MACHINE: "a"}}).to_string();
             let annotations = metadata.annotations.as_mut().unwrap();
-            annotations.insert(labels::APPLIED_PROVIDER_SPEC.to_owned(), spec);
+            annotations.insert(annotations::APPLIED_PROVIDER_SPEC.to_owned(), spec);
             Arc::new(machine)
         };
         let mut known = MachineClasses::default();

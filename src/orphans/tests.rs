@@ -10,8 +10,8 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, annotations};
 use crate::configured_driver::tests::configured_driver;
 use cmi_driver::{
     Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest, DeleteMachineResponse, Driver,
@@ -77,7 +77,7 @@ fn infra_cluster() -> Value {
     json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
         "metadata": {"namespace": "ns", "name": "c", "uid": "u-i",
-        "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
+        "annotations": {annotations::CLUSTER_ID: "c-1"}}, "spec": {},
     })
 }
 
@@ -190,9 +190,9 @@ impl Scans {
                 "namespace": "ns", "name": name, "uid": name, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "labels": {labels::CLUSTER_NAME: "c"},
                 "annotations": {
-                    labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::DRIVER: "pool",
-                        labels::SECRET: secret,
-                    labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
+                    annotations::MACHINE_ID: format!("ns/{name}/{name}"), annotations::DRIVER: "pool",
+                        annotations::SECRET: secret,
+                    annotations::APPLIED_PROVIDER_SPEC: spec.to_string(),
                 },
             },
             "spec": {"providerSpec": {}},
@@ -289,8 +289,8 @@ fn machine(name: &str, id: &str, provider_id: Option<&str>) -> Value {
             "namespace": "ns", "name": name, "uid": format!("u-{name}"),
             "labels": {labels::CLUSTER_NAME: "c"},
             "annotations": {
-                labels::MACHINE_ID: format!("ns/{name}/{id}"), labels::CLUSTER_ID: "c-1",
-                labels::DRIVER: "pool", labels::APPLIED_PROVIDER_SPEC: "{}",
+                annotations::MACHINE_ID: format!("ns/{name}/{id}"), annotations::CLUSTER_ID: "c-1",
+                annotations::DRIVER: "pool", annotations::APPLIED_PROVIDER_SPEC: "{}",
             },
         },
         "spec": {"providerSpec": {}, "providerID": provider_id},

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
+use crate::api::VmExistence;
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, ConditionStatus, PAUSED, reason};
-use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::{annotation_cause, pause_causes, pause_message};
 use crate::caches::machine_owner;

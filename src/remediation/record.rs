@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::api::labels;
+use crate::api::annotations;
 use crate::wall_clock::until;
 
 /// The restarts that the driver was asked for.
@@ -25,8 +25,8 @@ impl Record {
     pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let value = |key: &str| annotations.and_then(|all| all.get(key));
         Self {
-            count: value(labels::RESTARTS).map_or(0, |count| count.parse().unwrap_or(u32::MAX)),
-            issued_at: value(labels::RESTART_ISSUED_AT).and_then(|time| time.parse().ok()),
+            count: value(annotations::RESTARTS).map_or(0, |count| count.parse().unwrap_or(u32::MAX)),
+            issued_at: value(annotations::RESTART_ISSUED_AT).and_then(|time| time.parse().ok()),
         }
     }
 
@@ -56,8 +56,8 @@ impl Record {
     pub fn annotations(self) -> Value {
         let count = (self.count > 0).then(|| self.count.to_string());
         json!({
-            labels::RESTARTS: count,
-            labels::RESTART_ISSUED_AT: self.issued_at.map(|time| time.to_string()),
+            annotations::RESTARTS: count,
+            annotations::RESTART_ISSUED_AT: self.issued_at.map(|time| time.to_string()),
         })
     }
 }
@@ -83,6 +83,6 @@ mod tests {
 
     #[test]
     fn a_count_that_cannot_be_read_lets_nothing_be_restarted_again() {
-        assert_eq!(read(&json!({labels::RESTARTS: "many"})).count, u32::MAX);
+        assert_eq!(read(&json!({annotations::RESTARTS: "many"})).count, u32::MAX);
     }
 }

@@ -139,7 +139,7 @@ pub struct Metadata {
 /// The annotations that are read.
 #[derive(Debug, Default, Deserialize)]
 pub struct Annotations {
-    /// [`crate::api::labels::DRIVER`]
+    /// [`crate::api::annotations::DRIVER`]
     #[serde(rename = "infrastructure.capcmi.io/driver")]
     pub driver: Option<String>,
 }

@@ -90,14 +90,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::labels;
+    use crate::api::annotations;
 
     /// A machine that Cluster API updates in place, at generation 3.
     fn machine(said: &str) -> InfraMachine {
         let mut machine = InfraMachine::new("m", spec("gold"));
         machine.metadata.uid = Some("u".to_owned());
         machine.metadata.generation = Some(3);
-        let annotations = [(labels::UPDATE_IN_PROGRESS, ""), (labels::IN_PLACE_UPDATE, said)];
+        let annotations = [
+            (annotations::UPDATE_IN_PROGRESS, ""),
+            (annotations::IN_PLACE_UPDATE, said),
+        ];
         let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
         machine.metadata.annotations = Some(annotations.into());
         // The status of before says that all is well, and counts the new generation as looked at.

@@ -33,8 +33,8 @@ pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::annotations;
     use crate::api::cluster_api::ClusterSpec;
-    use crate::api::labels;
     use crate::api::v1alpha1::InfraMachineTemplateSpec;
 
     fn template() -> InfraMachineTemplate {
@@ -60,7 +60,7 @@ mod tests {
             plan(&template, &[cluster(false), cluster(true)]),
             Plan::Pause(format!("{by_cluster}{end}"))
         );
-        template.metadata.annotations = Some([(labels::PAUSED.to_owned(), String::new())].into());
+        template.metadata.annotations = Some([(annotations::PAUSED.to_owned(), String::new())].into());
         let by_annotation = "InfraMachineTemplate has the cluster.x-k8s.io/paused annotation";
         assert_eq!(plan(&template, &[]), Plan::Pause(format!("{by_annotation}{end}")));
         assert_eq!(

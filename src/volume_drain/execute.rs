@@ -15,7 +15,7 @@ use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, obs
 use super::{publish, status, volumes};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{ObjectMetaExt as _, labels};
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::PERMIT_WAIT;
 use crate::driver_resolution::driver_of;
@@ -37,7 +37,7 @@ const MAX_IDS: usize = 8;
 
 /// Has Cluster API wait for the provider before it drains the Node of a Machine.
 pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Error> {
-    if write_hook(observed, ctx, &json!(labels::VOLUME_DRAIN_HOOK_OWNER)).await? {
+    if write_hook(observed, ctx, &json!(annotations::VOLUME_DRAIN_HOOK_OWNER)).await? {
         return Ok(Requeue::OnChange);
     }
     let (_, name, _) = observed.machine_names();
@@ -67,7 +67,7 @@ pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Resul
 async fn write_hook(observed: &Observed, ctx: &Context, value: &Value) -> Result<bool, Error> {
     let (namespace, name, uid) = observed.machine_names();
     let body = json!({"metadata": {
-        "uid": uid, "annotations": {labels::VOLUME_DRAIN_HOOK: value},
+        "uid": uid, "annotations": {annotations::VOLUME_DRAIN_HOOK: value},
     }});
     let api = Api::<Machine>::namespaced(ctx.client.clone(), namespace);
     match patch_metadata(&api, name, &body).await {
@@ -182,7 +182,7 @@ async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error
         .await
         .map_err(|error| Error::api(action, error))?;
     let last = |annotations: Option<&std::collections::BTreeMap<String, String>>| {
-        annotations.and_then(|all| all.get(labels::VOLUME_DRAIN_EVICTION).cloned())
+        annotations.and_then(|all| all.get(annotations::VOLUME_DRAIN_EVICTION).cloned())
     };
     if last(found.metadata.annotations.as_ref()) == last(infra.metadata.annotations.as_ref()) {
         Ok(())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 
 /// How long the drain waits for the volumes of a pod, where the annotation names no time.
@@ -29,7 +29,7 @@ impl OptIn {
     /// Parses the annotation of a machine.
     pub fn of(infra: &InfraMachine) -> Self {
         let annotations = infra.metadata.annotations.as_ref();
-        let Some(value) = annotations.and_then(|all| all.get(labels::VOLUME_DRAIN)) else {
+        let Some(value) = annotations.and_then(|all| all.get(annotations::VOLUME_DRAIN)) else {
             return Self::No;
         };
         match value.trim() {
@@ -67,7 +67,7 @@ mod tests {
 
     fn opt_in(value: &str) -> OptIn {
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
-        let annotation = (labels::VOLUME_DRAIN.to_owned(), value.to_owned());
+        let annotation = (annotations::VOLUME_DRAIN.to_owned(), value.to_owned());
         infra.metadata.annotations = Some([annotation].into());
         OptIn::of(&infra)
     }

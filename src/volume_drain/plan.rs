@@ -12,10 +12,10 @@ use super::end::{End, MAX_DRAIN, MAX_OUTAGE};
 use super::opt_in::OptIn;
 use super::record::Eviction;
 use super::status::{self, DrainCondition};
+use crate::api::VmExistence;
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::labels::VmExistence;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{ObjectMetaExt as _, labels, paused_by};
+use crate::api::{ObjectMetaExt as _, annotations, paused_by};
 use crate::identity::{self, MachineId};
 use crate::wall_clock::until;
 
@@ -291,16 +291,16 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
     let (Some(cluster), Some(machine)) = (&observed.cluster, &observed.live) else {
         return Plan::NoOp;
     };
-    if machine.has_annotation(labels::PAUSED) {
+    if machine.has_annotation(annotations::PAUSED) {
         return Plan::NoOp;
     }
     if cluster.metadata.deletion_timestamp.is_some() {
         return Plan::RemoveHook(End::Skipped("the Cluster is deleted"));
     }
-    if machine.has_annotation(labels::EXCLUDE_NODE_DRAINING) {
+    if machine.has_annotation(annotations::EXCLUDE_NODE_DRAINING) {
         return Plan::RemoveHook(End::Skipped("the Machine is excluded from draining"));
     }
-    if machine.has_annotation(labels::EXCLUDE_VOLUME_DETACH) {
+    if machine.has_annotation(annotations::EXCLUDE_VOLUME_DETACH) {
         return Plan::RemoveHook(End::Skipped("the Machine is excluded from waiting for volumes"));
     }
     let Some((deadline, limit)) = machine.deadline() else {

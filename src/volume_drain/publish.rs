@@ -9,7 +9,7 @@ use super::plan::Observed;
 use super::record::Eviction;
 use super::status::{self, DrainCondition};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{ObjectMetaExt as _, conditions, labels};
+use crate::api::{ObjectMetaExt as _, annotations, conditions};
 use crate::apiserver::{Error, NewEvent, patch_annotations, publish_status};
 use crate::identity;
 
@@ -58,7 +58,7 @@ pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) ->
     let text = serde_json::to_string(eviction).map_err(|source| Error::Encode { action, source })?;
     let metadata = json!({
         "resourceVersion": infra.metadata.resource_version,
-        "annotations": {labels::VOLUME_DRAIN_EVICTION: text},
+        "annotations": {annotations::VOLUME_DRAIN_EVICTION: text},
     });
     patch_annotations(&ctx.client, infra, &metadata, action).await
 }

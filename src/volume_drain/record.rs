@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 
 /// The most volumes that a drain waits for at a time. A cache keeps no longer annotation.
@@ -61,7 +61,7 @@ impl Eviction {
     /// without a wait.
     pub fn of(infra: &InfraMachine) -> Option<Self> {
         let annotations = infra.metadata.annotations.as_ref()?;
-        serde_json::from_str(annotations.get(labels::VOLUME_DRAIN_EVICTION)?).ok()
+        serde_json::from_str(annotations.get(annotations::VOLUME_DRAIN_EVICTION)?).ok()
     }
 
     /// The attached volumes that this eviction waits for.
@@ -95,7 +95,7 @@ mod tests {
         let eviction = Eviction::new(&"p".repeat(400), uid, at, u32::MAX, &attached);
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
         let text = serde_json::to_string(&eviction).unwrap();
-        let annotation = (labels::VOLUME_DRAIN_EVICTION.to_owned(), text);
+        let annotation = (annotations::VOLUME_DRAIN_EVICTION.to_owned(), text);
         infra.metadata.annotations = Some([annotation].into());
         crate::api::bounded::bound(&mut infra.metadata);
         assert_eq!(Eviction::of(&infra), Some(eviction.clone()));

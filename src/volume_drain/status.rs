@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use super::end::{End, MAX_OUTAGE};
 use super::opt_in::{DEFAULT_TIMEOUT, OptIn};
 use super::step::Waiting;
+use crate::api::annotations;
 use crate::api::conditions::{self, ConditionStatus, Setter, reason};
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::NewEvent;
 use crate::workload_cluster::Unreachable;
@@ -54,7 +54,7 @@ pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
     let message = format!(
         "the annotation {} has the value {value:?}, which is no time from 1s to 1h such as 90s or 5m; {} s \
             are taken",
-        labels::VOLUME_DRAIN,
+        annotations::VOLUME_DRAIN,
         DEFAULT_TIMEOUT.as_secs()
     );
     Some(DrainCondition::warning(reason::INVALID_VOLUME_DRAIN, message))
@@ -66,13 +66,13 @@ pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
         format!(
             "the provider may not write Machines, so that {machine} is drained as without the annotation {}: \
              install config/components/volume-drain",
-            labels::VOLUME_DRAIN
+            annotations::VOLUME_DRAIN
         )
     } else {
         format!(
             "the provider may not write Machines, and the deletion of {machine} waits for its hook: run \
              `kubectl annotate machine {machine} {}-`",
-            labels::VOLUME_DRAIN_HOOK
+            annotations::VOLUME_DRAIN_HOOK
         )
     };
     DrainCondition::warning(reason::HOOK_NOT_PERMITTED, message)

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
-use capcmi::api::labels::{self, NAMED, PROVIDER_ID, RESERVED_ANNOTATIONS, VM_EXISTENCE};
+use capcmi::api::annotations::{self, NAMED, PROVIDER_ID, RESERVED_ANNOTATIONS, VM_EXISTENCE};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
@@ -68,7 +68,7 @@ async fn a_tenant_can_neither_change_nor_remove_what_the_provider_has_set() -> R
 async fn not_even_an_administrator_has_a_machine_adopt_that_is_up() -> Result<()> {
     let namespace = namespace().await?;
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
-    let adopts = json!({"annotations": {labels::ADOPT: "{}"}});
+    let adopts = json!({"annotations": {annotations::ADOPT: "{}"}});
     for (name, metadata) in [("made", json!({})), ("adopted", adopts.clone())] {
         create(
             &administrator,
@@ -82,7 +82,7 @@ async fn not_even_an_administrator_has_a_machine_adopt_that_is_up() -> Result<()
     }
     let message = refusal(merge(&administrator, "made", json!({"metadata": adopts})).await)?;
     ensure!(
-        message.contains(labels::ADOPT) && message.contains("is up"),
+        message.contains(annotations::ADOPT) && message.contains("is up"),
         "{message}"
     );
     // What was set when it was created stays.

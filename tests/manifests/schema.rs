@@ -1,7 +1,7 @@
 //! The definitions: what the API server stores, and what it refuses and why.
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::labels::{NAMED, PROVIDER_ID};
+use capcmi::api::annotations::{NAMED, PROVIDER_ID};
 use capcmi::api::v1alpha1::{
     InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress, OperationState,
     OperationType,

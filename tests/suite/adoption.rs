@@ -1,8 +1,8 @@
 //! VMs that another has made, and that machines take over because an administrator says so.
 
 use anyhow::{Context, Result, anyhow, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::READY;
-use capcmi::api::labels;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm};
 use k8s_openapi::api::core::v1::Node;
@@ -46,7 +46,7 @@ fn adopting(world: &World, name: &str, id: &str) -> ByHand {
     ByHand::new(world, "one", name)
         .infra(
             "/metadata/annotations",
-            json!({labels::ADOPT: carried().to_string()}),
+            json!({annotations::ADOPT: carried().to_string()}),
         )
         .infra("/spec/providerID", json!(id))
 }
@@ -132,12 +132,12 @@ async fn an_adopted_vm_gets_the_tag_of_its_machine_where_the_driver_can_add_it()
     let machine = adopting(&world, "m", &id).create().await?;
     let identified = machine
         .until("a VM that is tagged", |machine| {
-            let applied = machine.annotations().get(labels::APPLIED_PROVIDER_SPEC);
+            let applied = machine.annotations().get(annotations::APPLIED_PROVIDER_SPEC);
             applied.is_some_and(|applied| applied.contains(tags::MACHINE))
                 && says(machine, READY, "True", "Ready")
         })
         .await?;
-    let tag = identified.annotations()[labels::MACHINE_ID]
+    let tag = identified.annotations()[annotations::MACHINE_ID]
         .rsplit('/')
         .next()
         .unwrap_or_default();
@@ -164,7 +164,7 @@ async fn an_adopted_vm_gets_the_tag_of_its_machine_where_the_driver_can_add_it()
     })
     .await?;
     let unwritten = cut_off.get().await?;
-    let applied = &unwritten.annotations()[labels::APPLIED_PROVIDER_SPEC];
+    let applied = &unwritten.annotations()[annotations::APPLIED_PROVIDER_SPEC];
     ensure!(!applied.contains(tags::MACHINE), "{applied}");
     for machine in [&machine, &cut_off] {
         machine.delete().await?;
@@ -186,12 +186,12 @@ async fn a_vm_that_the_driver_does_not_confirm_is_neither_made_nor_deleted() -> 
     world.cluster("one").await?;
     let wrong_id = adopting(&world, "m", &other).create().await?;
     let wrong_tags = ByHand::new(&world, "one", "other")
-        .infra("/metadata/annotations", json!({labels::ADOPT: "{}"}))
+        .infra("/metadata/annotations", json!({annotations::ADOPT: "{}"}))
         .infra("/spec/providerID", json!(id))
         .create()
         .await?;
     let unread = ByHand::new(&world, "one", "unread")
-        .infra("/metadata/annotations", json!({labels::ADOPT: "yes"}))
+        .infra("/metadata/annotations", json!({annotations::ADOPT: "yes"}))
         .infra("/spec/providerID", json!("simulated:///nothing"))
         .create()
         .await?;
@@ -203,9 +203,13 @@ async fn a_vm_that_the_driver_does_not_confirm_is_neither_made_nor_deleted() -> 
         let seen = machine
             .until(reason, |machine| says(machine, READY, "False", reason))
             .await?;
-        ensure!(message(&seen, READY).contains(labels::ADOPT), "{:?}", seen.status);
         ensure!(
-            !seen.annotations().contains_key(labels::MACHINE_ID) && seen.finalizers().is_empty(),
+            message(&seen, READY).contains(annotations::ADOPT),
+            "{:?}",
+            seen.status
+        );
+        ensure!(
+            !seen.annotations().contains_key(annotations::MACHINE_ID) && seen.finalizers().is_empty(),
             "it was taken over: {:?}",
             seen.metadata
         );
@@ -261,13 +265,13 @@ async fn a_machine_that_a_create_was_issued_for_adopts_no_vm_and_takes_its_own_a
     let machine = ByHand::new(&world, "one", "m").create().await?;
     machine
         .until("a create that is not answered", |machine| {
-            machine.annotations().contains_key(labels::CREATE_ISSUED_AT)
+            machine.annotations().contains_key(annotations::CREATE_ISSUED_AT)
         })
         .await?;
     cloud.holds(2).await?;
     // What it has made is not found before the annotation is there.
     cloud.fail(json!([{"operation": "GetMachineStatus", "machine": "m", "code": "Unavailable"}]))?;
-    let annotations = json!({labels::ADOPT: carried().to_string()});
+    let annotations = json!({annotations::ADOPT: carried().to_string()});
     machine
         .patch(json!({"metadata": {"annotations": annotations}, "spec": {"providerID": other}}))
         .await?;
@@ -375,10 +379,10 @@ async fn adopted_vms_survive_a_move_which_waits_for_those_that_are_not_adopted_y
     let asked = adopting(&target, "waiting", &waiting);
     let moved = adopted.provisioned().await?;
     for key in [
-        labels::MACHINE_ID,
-        labels::APPLIED_PROVIDER_SPEC,
-        labels::ADOPT,
-        labels::ADOPTED,
+        annotations::MACHINE_ID,
+        annotations::APPLIED_PROVIDER_SPEC,
+        annotations::ADOPT,
+        annotations::ADOPTED,
     ] {
         let (old, new) = (identity.get(key), moved.annotations().get(key));
         ensure!(old.is_some() && old == new, "{key}: {old:?} became {new:?}");

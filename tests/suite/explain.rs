@@ -2,8 +2,8 @@
 //! `kubectl`, the log, `/metrics` and `capcmi describe`.
 
 use anyhow::{Context as _, Result, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions;
-use capcmi::api::labels;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use management_cluster::eventually;
@@ -137,7 +137,7 @@ async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_pa
     // Paused, no call is planned, and no time of one is shown.
     let shown = world.kubectl(&["get", "inframachines", "full", "-o", "wide"])?;
     ensure!(!column(&shown, "NEXT TRY")?.is_empty(), "{shown}");
-    full.patch(json!({"metadata": {"annotations": {labels::PAUSED: ""}}}))
+    full.patch(json!({"metadata": {"annotations": {annotations::PAUSED: ""}}}))
         .await?;
     full.until("a paused machine", |machine| {
         says(machine, conditions::PAUSED, "True", "Paused")
@@ -154,8 +154,10 @@ async fn a_machine_without_quota_is_explained_in_kubectl_log_metrics_and_on_a_pa
     );
 
     // Let go by force, that is a line as well.
-    full.patch(json!({"metadata": {"annotations": {labels::PAUSED: null, labels::FORCE_DELETE: "true"}}}))
-        .await?;
+    full.patch(
+        json!({"metadata": {"annotations": {annotations::PAUSED: null, annotations::FORCE_DELETE: "true"}}}),
+    )
+    .await?;
     full.delete().await?;
     full.gone().await?;
     eventually(DEADLINE, "the line of the force delete", async || {

@@ -8,7 +8,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DELETING, DRIVER_REACHABLE, PAUSED, READY, VIRTUAL_MACHINE_UP_TO_DATE};
-use capcmi::api::{GROUP, labels};
+use capcmi::api::{GROUP, annotations};
 use cmi_driver::Operation;
 use cmi_simulated::{Condition, PlantedVm, VmId};
 use jiff::Timestamp;
@@ -193,7 +193,7 @@ async fn what_keeps_a_machine_from_coming_up_is_to_be_seen() -> Result<()> {
 
     let up = stage.machine("first").create().await?;
     let up = up.provisioned().await?;
-    let paused = json!({labels::PAUSED: ""});
+    let paused = json!({annotations::PAUSED: ""});
     // Of a kind that there is: a Machine that Cluster API can't convert ends the watches of all Machines.
     let no_data = json!({"configRef": {"apiGroup": GROUP, "kind": "InfraMachineTemplate", "name": "none"}});
     for machine in [
@@ -420,9 +420,9 @@ async fn what_becomes_of_a_vm_that_was_up_is_to_be_seen() -> Result<()> {
     cloud
         .console()?
         .set_condition(vm_of(&cloud, &refused.name)?, Condition::Locked)?;
-    paused.patch(annotate(labels::PAUSED, "")).await?;
-    moved.patch(annotate(labels::DELETE_FOR_MOVE, "")).await?;
-    forced.patch(annotate(labels::FORCE_DELETE, "true")).await?;
+    paused.patch(annotate(annotations::PAUSED, "")).await?;
+    moved.patch(annotate(annotations::DELETE_FOR_MOVE, "")).await?;
+    forced.patch(annotate(annotations::FORCE_DELETE, "true")).await?;
     for machine in [refused, paused, kept, moved, forced] {
         machine.delete().await?;
     }

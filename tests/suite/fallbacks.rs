@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
-use capcmi::api::{conditions, labels};
+use capcmi::api::{annotations, conditions};
 use capcmi::metrics::MachinePhase;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase, PlantedVm};
@@ -362,7 +362,7 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
-    let kept = provisioned.annotations().get(labels::LAST_KNOWN_STATE);
+    let kept = provisioned.annotations().get(annotations::LAST_KNOWN_STATE);
     ensure!(kept == Some(&BASE64_STANDARD.encode("order-17")), "{kept:?}");
     machine.delete().await?;
     machine.gone().await?;
@@ -390,7 +390,7 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
     ]))?;
     let machine = ByHand::new(&world, "one", "n").create().await?;
     let provisioned = machine.provisioned().await?;
-    let kept = provisioned.annotations().get(labels::LAST_KNOWN_STATE);
+    let kept = provisioned.annotations().get(annotations::LAST_KNOWN_STATE);
     ensure!(kept == Some(&BASE64_STANDARD.encode("order-19")), "{kept:?}");
     let calls = cloud.calls_for("n")?;
     let initialization = calls

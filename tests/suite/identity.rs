@@ -1,8 +1,8 @@
 //! Which machine a VM belongs to: what belongs to none of ours is neither written nor called for.
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::{self, DELETING, READY};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineSpec};
 use capcmi::apiserver::FIELD_MANAGER;
 use cmi_driver::Operation;
@@ -202,7 +202,7 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     });
     let refused = management_cluster::apply(&world.admin, template).await;
     let refused = format!("{:#}", refused.err().context("a template took an identity")?);
-    ensure!(refused.contains(labels::MACHINE_ID), "{refused}");
+    ensure!(refused.contains(annotations::MACHINE_ID), "{refused}");
 
     // Without the id of the VM it is a machine like any other.
     let fresh = ByHand::new(&world, "one", "fresh").infra("/metadata/annotations", identity.clone());
@@ -211,7 +211,7 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     ensure!(own.spec.provider_id != machine.spec.provider_id, "it took the VM");
     let written = own
         .annotations()
-        .get(labels::MACHINE_ID)
+        .get(annotations::MACHINE_ID)
         .cloned()
         .unwrap_or_default();
     ensure!(
@@ -241,8 +241,8 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
             says(machine, DELETING, "True", "ForeignIdentity")
         })
         .await?;
-    ensure!(message(&held, DELETING).contains(labels::FORCE_DELETE));
-    full.patch(json!({"metadata": {"annotations": {labels::FORCE_DELETE: "true"}}}))
+    ensure!(message(&held, DELETING).contains(annotations::FORCE_DELETE));
+    full.patch(json!({"metadata": {"annotations": {annotations::FORCE_DELETE: "true"}}}))
         .await?;
     full.gone().await?;
     ensure!(
@@ -280,7 +280,7 @@ async fn every_right_in_one_namespace_takes_no_vm_of_another() -> Result<()> {
             &format!("{}/", beside.namespace),
         )
     };
-    let annotations: Value = labels::OWN_ANNOTATIONS
+    let annotations: Value = annotations::OWN_ANNOTATIONS
         .iter()
         .filter(|key| machine.annotations().contains_key(**key))
         .map(|key| ((*key).to_owned(), json!(copied(key))))
@@ -340,7 +340,7 @@ async fn a_tenant_that_takes_the_finalizer_during_a_deletion_leaves_no_vm_behind
         .patch("m", &PatchParams::default(), &Patch::Merge(&patch))
         .await;
     let refused = refused.err().context("the finalizer went")?.to_string();
-    ensure!(refused.contains(labels::FORCE_DELETE), "{refused}");
+    ensure!(refused.contains(annotations::FORCE_DELETE), "{refused}");
     cloud.fail(json!([]))?;
     machine.gone().await?;
     cloud.holds(0).await?;
@@ -369,7 +369,7 @@ async fn what_was_forged_while_the_policies_were_gone_is_not_acted_on() -> Resul
         "capcmi-reserved-annotations",
         "--ignore-not-found",
     ];
-    let forged = json!({"metadata": {"annotations": {labels::FORCE_DELETE: "true"}}});
+    let forged = json!({"metadata": {"annotations": {annotations::FORCE_DELETE: "true"}}});
     eventually(DEADLINE, "a forged annotation", async || {
         // The provider puts it back.
         world.kubectl(&policies)?;
@@ -395,7 +395,7 @@ async fn what_was_forged_while_the_policies_were_gone_is_not_acted_on() -> Resul
     cloud.holds(1).await?;
 
     machine
-        .patch(json!({"metadata": {"annotations": {labels::FORCE_DELETE: null}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::FORCE_DELETE: null}}}))
         .await?;
     world.kubectl(&[
         "annotate",
@@ -456,7 +456,7 @@ async fn a_new_installation_is_ready_when_identities_are_guarded_and_says_what_t
         .apply(&format!(
             "{{apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraMachine, spec: {{}},
                metadata: {{name: restored, namespace: $NS, annotations: {{{}: x}}}}}}",
-            labels::MACHINE_ID
+            annotations::MACHINE_ID
         ))
         .await?;
     world.cluster("c").await?;
@@ -556,7 +556,7 @@ async fn force_delete_lets_a_stuck_machine_go_with_a_warning() -> Result<()> {
         })
         .await?;
     machine
-        .patch(json!({"metadata": {"annotations": {labels::FORCE_DELETE: "true"}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::FORCE_DELETE: "true"}}}))
         .await?;
     machine.gone().await?;
     let warned = event(&world, "m", "ForceDeleted").await?;
@@ -586,7 +586,7 @@ async fn cluster_id(world: &World, name: &str) -> Result<String> {
         let cluster = api.get(name).await?;
         let conditions = cluster.status.clone().unwrap_or_default().conditions;
         ensure!(conditions::is_true(&conditions, READY), "{conditions:?}");
-        let id = cluster.annotations().get(labels::CLUSTER_ID);
+        let id = cluster.annotations().get(annotations::CLUSTER_ID);
         id.cloned().context("no id")
     })
     .await

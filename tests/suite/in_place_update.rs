@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use capcmi::api::annotations;
 use capcmi::api::conditions::{self, VIRTUAL_MACHINE_UP_TO_DATE};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use cmi_simulated::Vm;
@@ -155,7 +155,7 @@ async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str)
     for machine in fleet.infra_machines().await? {
         let annotations = machine.annotations();
         let is_done = says(&machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
-            && !annotations.contains_key(labels::UPDATE_IN_PROGRESS);
+            && !annotations.contains_key(annotations::UPDATE_IN_PROGRESS);
         ensure!(is_done, "{machine:?}, {}", updating(world).await?);
     }
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
@@ -265,7 +265,7 @@ async fn is_lost(in_place: &InPlace, template: &str, tier: &str) -> Result<bool>
 
 fn has_no_update(machine: &DynamicObject) -> bool {
     let annotations = machine.annotations();
-    !annotations.contains_key(labels::UPDATE_IN_PROGRESS)
+    !annotations.contains_key(annotations::UPDATE_IN_PROGRESS)
         && !annotations.contains_key(PENDING_HOOKS)
         && condition(machine, "Updating")["status"] == "False"
 }
@@ -548,7 +548,7 @@ async fn an_update_that_another_extension_carries_out_is_left_to_it() -> Result<
     let machine = ByHand::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;
     let in_progress =
-        |value: Value| json!({"metadata": {"annotations": {labels::UPDATE_IN_PROGRESS: value}}});
+        |value: Value| json!({"metadata": {"annotations": {annotations::UPDATE_IN_PROGRESS: value}}});
     let says = |machine: &InfraMachine, status: &str, reason: &str| {
         says(machine, VIRTUAL_MACHINE_UP_TO_DATE, status, reason)
             && by_hand::says(machine, conditions::READY, "True", "Ready")
@@ -616,7 +616,7 @@ async fn an_update_is_not_done_because_a_provider_that_restarts_knows_nothing_of
     for machine in fleet.infra_machines().await? {
         let annotations = machine.annotations();
         ensure!(
-            annotations.contains_key(labels::UPDATE_IN_PROGRESS),
+            annotations.contains_key(annotations::UPDATE_IN_PROGRESS),
             "{annotations:?}"
         );
     }

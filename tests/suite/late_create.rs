@@ -1,8 +1,8 @@
 //! Creates whose answer was lost: a back end may carry them out after the caller has gone.
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::{DELETING, READY};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use kube::ResourceExt;
@@ -37,7 +37,11 @@ async fn a_vm_that_is_made_after_its_machine_was_deleted_is_deleted_as_well(back
             says(machine, READY, "False", "DeadlineExceeded")
         })
         .await?;
-    ensure!(unanswered.annotations().contains_key(labels::CREATE_ISSUED_AT));
+    ensure!(
+        unanswered
+            .annotations()
+            .contains_key(annotations::CREATE_ISSUED_AT)
+    );
     machine.delete().await?;
     let looking = |machine: &InfraMachine| says(machine, DELETING, "True", "CreateUnanswered");
     let waiting = machine.until("the wait for the create", looking).await?;
@@ -90,7 +94,7 @@ async fn a_spec_that_changes_after_a_create_that_may_still_be_carried_out_makes_
         .await?;
     cloud.holds(1).await?;
     ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
-    let applied = found.annotations().get(labels::APPLIED_PROVIDER_SPEC);
+    let applied = found.annotations().get(annotations::APPLIED_PROVIDER_SPEC);
     ensure!(
         applied.is_some_and(|applied| !applied.contains("large")),
         "the VM is noted as one of the changed spec: {applied:?}"
@@ -159,9 +163,12 @@ async fn a_create_that_never_reached_the_plugin_makes_no_vm_possible() -> Result
             says(machine, READY, "False", "Unavailable")
         })
         .await?;
-    let noted = unsent.annotations().get(labels::VM_EXISTENCE).map(String::as_str);
+    let noted = unsent
+        .annotations()
+        .get(annotations::VM_EXISTENCE)
+        .map(String::as_str);
     ensure!(noted != Some("may-exist"), "{noted:?}");
-    ensure!(!unsent.annotations().contains_key(labels::CREATE_ISSUED_AT));
+    ensure!(!unsent.annotations().contains_key(annotations::CREATE_ISSUED_AT));
     cloud.fail(json!([
         {"operation": "CreateMachine", "machine": "m", "code": "InvalidArgument"},
         {"operation": "DeleteMachine", "machine": "m", "code": "InvalidArgument"},

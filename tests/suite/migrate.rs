@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use capcmi::api::labels;
+use capcmi::api::annotations;
 use capcmi::migration::plan::UNDOING;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm, Vm};
@@ -736,7 +736,7 @@ fn untouched(world: &World) -> Result<()> {
     let kinds = "inframachine,machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,\
         machinedeployment.cluster.x-k8s.io";
     let all = world.kubectl(&["get", kinds, "-o", "json"])?;
-    for mark in [UNDOING, labels::FORCE_DELETE] {
+    for mark in [UNDOING, annotations::FORCE_DELETE] {
         ensure!(!all.contains(mark), "{mark} in {all}");
     }
     Ok(())

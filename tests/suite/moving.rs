@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, READY, VIRTUAL_MACHINE_UP_TO_DATE};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use cmi_driver::Operation;
 use kube::ResourceExt;
@@ -58,11 +58,11 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
         ensure!(new.uid() != old.uid(), "not moved at all");
         ensure!(new.spec == old.spec, "{:?} became {:?}", old.spec, new.spec);
         for key in [
-            labels::CLUSTER_ID,
-            labels::MACHINE_ID,
-            labels::VM_EXISTENCE,
-            labels::APPLIED_PROVIDER_SPEC,
-            labels::NOT_READY_TAINT_REMOVED_FROM,
+            annotations::CLUSTER_ID,
+            annotations::MACHINE_ID,
+            annotations::VM_EXISTENCE,
+            annotations::APPLIED_PROVIDER_SPEC,
+            annotations::NOT_READY_TAINT_REMOVED_FROM,
         ] {
             let (old, new) = (old.annotations().get(key), new.annotations().get(key));
             ensure!(old.is_some() && old == new, "{key}: {old:?} became {new:?}");
@@ -115,8 +115,8 @@ async fn clusterctl_has_to_wait_while_a_create_or_an_update_is_under_way() -> Re
     let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     let blocks = |machine: &InfraMachine| {
-        let value = machine.annotations().get(labels::BLOCK_MOVE);
-        value.map(String::as_str) == Some(labels::BLOCK_MOVE_VALUE)
+        let value = machine.annotations().get(annotations::BLOCK_MOVE);
+        value.map(String::as_str) == Some(annotations::BLOCK_MOVE_VALUE)
     };
     let called = async |operation, count| {
         management_cluster::eventually(crate::support::DEADLINE, "the call", async || {
@@ -160,19 +160,19 @@ async fn clusterctl_has_to_wait_while_a_create_or_an_update_is_under_way() -> Re
         })
         .await?;
     machine
-        .patch(json!({"metadata": {"annotations": {labels::PAUSED: ""}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::PAUSED: ""}}}))
         .await?;
     machine
         .until("a machine that may be moved", |machine| !blocks(machine))
         .await?;
-    let by_a_user = json!({labels::BLOCK_MOVE: "by-hand", labels::PAUSED: null});
+    let by_a_user = json!({annotations::BLOCK_MOVE: "by-hand", annotations::PAUSED: null});
     machine
         .patch(json!({"metadata": {"annotations": by_a_user}}))
         .await?;
     cloud.fail(json!([]))?;
     machine.respecify("labels", json!({"round": "3"})).await?;
     let left = machine.until("the last update", updated).await?;
-    let kept = left.annotations().get(labels::BLOCK_MOVE);
+    let kept = left.annotations().get(annotations::BLOCK_MOVE);
     ensure!(kept.map(String::as_str) == Some("by-hand"), "{kept:?}");
     Ok(())
 }
@@ -197,11 +197,11 @@ async fn what_clusterctl_deletes_at_the_source_keeps_its_vm_though_no_pause_is_s
     // Bare, as clusterctl leaves it: its annotation stands in the place of all.
     let add = format!(
         r#"[{{"op": "add", "path": "/metadata/annotations", "value": {{"{}": ""}}}}]"#,
-        labels::DELETE_FOR_MOVE
+        annotations::DELETE_FOR_MOVE
     );
     world.kubectl(&["patch", "inframachine", "bare", "--type=json", "-p", &add])?;
     whole
-        .patch(json!({"metadata": {"annotations": {labels::DELETE_FOR_MOVE: ""}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::DELETE_FOR_MOVE: ""}}}))
         .await?;
     let mut deleted = Vec::new();
     for machine in [&bare, &whole] {

@@ -2,8 +2,8 @@
 //! one.
 
 use anyhow::{Context, Result, anyhow, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::READY;
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use cmi_simulated::PlantedVm;
@@ -24,11 +24,11 @@ with_every_backing!(
 
 /// Whether only the status says that there is a VM of the id.
 fn is_named(machine: &InfraMachine) -> bool {
-    machine.annotations().contains_key(labels::PROVIDER_ID)
+    machine.annotations().contains_key(annotations::PROVIDER_ID)
 }
 
 fn blocks(machine: &InfraMachine) -> bool {
-    machine.annotations().contains_key(labels::BLOCK_MOVE)
+    machine.annotations().contains_key(annotations::BLOCK_MOVE)
 }
 
 /// A create of which only the status says that it was answered: clusterctl, which leaves the status behind,
@@ -56,17 +56,17 @@ async fn what_only_the_status_says_is_written_down_before_a_move_and_holds_no_de
     let _second = provider.named("second").start(&world).await?;
 
     paused
-        .patch(json!({"metadata": {"annotations": {labels::PAUSED: ""}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::PAUSED: ""}}}))
         .await?;
     let settled = paused
         .until("a machine that may be moved", |machine| !blocks(machine))
         .await?;
     ensure!(!is_named(&settled), "{:?}", settled.annotations());
-    ensure!(!settled.annotations().contains_key(labels::CREATE_ISSUED_AT));
+    ensure!(!settled.annotations().contains_key(annotations::CREATE_ISSUED_AT));
     let id = settled.spec.provider_id.context("the providerID is gone")?;
     ensure!(cloud.vms()?.iter().any(|vm| vm.provider_id() == id));
     paused
-        .patch(json!({"metadata": {"annotations": {labels::PAUSED: null}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::PAUSED: null}}}))
         .await?;
 
     for machine in [&deleted, &paused] {
@@ -162,7 +162,7 @@ async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_
             .patch_status(&machine.name, &PatchParams::default(), &lost)
             .await?;
         // The backup is not of today.
-        let annotations = json!({labels::CREATE_ISSUED_AT: "2026-01-01T00:00:00Z"});
+        let annotations = json!({annotations::CREATE_ISSUED_AT: "2026-01-01T00:00:00Z"});
         let restored = machine
             .patch(json!({"metadata": {"annotations": annotations}}))
             .await?;
@@ -220,9 +220,9 @@ async fn a_vm_of_another_id_than_was_named_is_the_machines_and_goes_with_it() ->
     let [up, deleted] = &machines;
     let unconfirmed = deleted.get().await?;
     let noted = |key: &str| unconfirmed.annotations().get(key).cloned().unwrap_or_default();
-    let identity = noted(labels::MACHINE_ID);
+    let identity = noted(annotations::MACHINE_ID);
     let tag = identity.rsplit('/').next().unwrap_or_default();
-    let late = PlantedVm::new(&noted(labels::CLUSTER_ID), "deleted", tag);
+    let late = PlantedVm::new(&noted(annotations::CLUSTER_ID), "deleted", tag);
     let late = cloud
         .console()?
         .plant(late)

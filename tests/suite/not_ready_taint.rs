@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, PAUSED};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use http::Method;
@@ -266,7 +266,7 @@ async fn a_node_is_not_freed_of_its_taint_while_its_machine_is_paused() -> Resul
     let stage = Stage::set(&world).await?;
     let here = std::fs::read_to_string(workload.admin_kubeconfig())?;
     secret(&world, &json!({"value": here})).await?;
-    let pause = |value: Value| json!({"metadata": {"annotations": {labels::PAUSED: value}}});
+    let pause = |value: Value| json!({"metadata": {"annotations": {annotations::PAUSED: value}}});
     let mut machines = Vec::new();
     for name in ["paused", "beside"] {
         let name = format!("{}-{name}", world.namespace);
@@ -583,7 +583,9 @@ fn keys(node: &Node) -> Vec<&str> {
 
 /// The UID of the Node that was freed, as it is recorded.
 fn record(machine: &InfraMachine) -> Option<&str> {
-    let record = machine.annotations().get(labels::NOT_READY_TAINT_REMOVED_FROM)?;
+    let record = machine
+        .annotations()
+        .get(annotations::NOT_READY_TAINT_REMOVED_FROM)?;
     record.strip_suffix(KEY)?.strip_suffix('/')
 }
 

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, bail, ensure};
 use capcmi::api::conditions::{self, PAUSED};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
+use capcmi::api::{annotations, labels};
 use capcmi::apiserver::FIELD_MANAGER;
 use cmi_driver::Operation;
 use kube::ResourceExt;
@@ -27,7 +27,8 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     world.cluster("two").await?;
-    let machine = ByHand::new(&world, "one", "m").infra("/metadata/annotations", json!({labels::PAUSED: ""}));
+    let machine =
+        ByHand::new(&world, "one", "m").infra("/metadata/annotations", json!({annotations::PAUSED: ""}));
     let machine = machine.create().await?;
     paused(&machine, BY_ANNOTATION).await?;
     pause_cluster(&world, "one", true).await?;
@@ -36,7 +37,7 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     let held = paused(&machine, BY_CLUSTER).await?;
     ensure!(held.finalizers().is_empty(), "the ownership was written");
     ensure!(
-        !held.annotations().contains_key(labels::MACHINE_ID),
+        !held.annotations().contains_key(annotations::MACHINE_ID),
         "the ownership was written"
     );
 
@@ -212,7 +213,10 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
     let world = World::new("pause-cluster").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    for (name, annotation) in [("paused", labels::PAUSED), ("foreign", labels::MANAGED_BY)] {
+    for (name, annotation) in [
+        ("paused", annotations::PAUSED),
+        ("foreign", annotations::MANAGED_BY),
+    ] {
         world
             .apply(&format!(
                 "apiVersion: infrastructure.capcmi.io/v1alpha1\nkind: InfraCluster\nmetadata:\n  name: \
@@ -245,7 +249,7 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
         Ok(())
     })
     .await?;
-    let unpause = Patch::Merge(json!({"metadata": {"annotations": {labels::PAUSED: null}}}));
+    let unpause = Patch::Merge(json!({"metadata": {"annotations": {annotations::PAUSED: null}}}));
     api.patch("paused", &PatchParams::default(), &unpause).await?;
     eventually(DEADLINE, "an InfraCluster that is not paused", async || {
         let all = conditions_of("paused").await?;
@@ -362,7 +366,7 @@ async fn infra_cluster_paused(world: &World, name: &str, paused: bool) -> Result
 async fn pause_machine(machine: &ByHand, paused: bool) -> Result<()> {
     let value = if paused { json!("") } else { Value::Null };
     machine
-        .patch(json!({"metadata": {"annotations": {labels::PAUSED: value}}}))
+        .patch(json!({"metadata": {"annotations": {annotations::PAUSED: value}}}))
         .await?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::labels;
+use capcmi::api::annotations;
 use capcmi::manifests::{
     self,
     rbac::{self, Rule},
@@ -49,7 +49,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     let again = ByHand::new(&world, "md", "again").create().await?;
     again
         .until("a create", |machine| {
-            machine.annotations().contains_key(labels::CREATE_ISSUED_AT)
+            machine.annotations().contains_key(annotations::CREATE_ISSUED_AT)
         })
         .await?;
     again

@@ -4,8 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::{PAUSED, READY, reason};
-use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
 use capcmi::manifests::{self, Part};
 use cmi_driver::Operation;
@@ -159,7 +159,7 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
             |patch: &Value| world.kubectl(&["patch", kind, object, "--type=merge", "-p", &patch.to_string()]);
         let mut made = request(&world, &machines[0], &json!({}));
         if kind == "inframachineremediations" {
-            made["metadata"]["annotations"] = json!({labels::PAUSED: ""});
+            made["metadata"]["annotations"] = json!({annotations::PAUSED: ""});
         } else {
             patch(&pause)?;
         }
@@ -727,7 +727,7 @@ async fn restarting_once(world: &World, name: &str) -> Result<()> {
 
 fn annotated(paused: bool) -> Value {
     let value = if paused { json!("") } else { Value::Null };
-    json!({"metadata": {"annotations": {labels::PAUSED: value}}})
+    json!({"metadata": {"annotations": {annotations::PAUSED: value}}})
 }
 
 /// Waits until a VM was restarted so often.

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::labels::{CLUSTER_ID, WATCH_FILTER};
+use capcmi::api::annotations::CLUSTER_ID;
+use capcmi::api::labels::WATCH_FILTER;
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
 use management_cluster::eventually;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use capcmi::api::labels::{
+use capcmi::api::annotations::{
     APPLIED_PROVIDER_SPEC, MACHINE_ID, RESERVED_ANNOTATIONS, SHUT_DOWN_ACCEPTED_AT, UPDATE_ISSUED,
 };
 use capcmi::api::v1alpha1::InfraMachine;

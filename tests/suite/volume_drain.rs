@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions::{PAUSED, VOLUMES_DRAINED, reason};
-use capcmi::api::labels;
 use capcmi::manifests::{self, Part};
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
@@ -60,7 +60,7 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
     fleet.template("md-1", small()).await?;
     fleet.deployment("md-1", 1).await?;
     let template = json!({"spec": {"template": {
-        "metadata": {"annotations": {labels::VOLUME_DRAIN: "30m"}},
+        "metadata": {"annotations": {annotations::VOLUME_DRAIN: "30m"}},
         "spec": {"deletion": {"nodeDrainTimeoutSeconds": 0}},
     }}});
     world.kubectl(&[
@@ -141,7 +141,8 @@ async fn a_template_has_the_volumes_of_its_machines_drained() -> Result<()> {
     world.cluster("md").await?;
     let fleet = Fleet::of(&world, "md");
     fleet.template("md-1", small()).await?;
-    let asks = json!({"spec": {"template": {"metadata": {"annotations": {labels::VOLUME_DRAIN: "30m"}}}}});
+    let asks =
+        json!({"spec": {"template": {"metadata": {"annotations": {annotations::VOLUME_DRAIN: "30m"}}}}});
     world.kubectl(&[
         "patch",
         "inframachinetemplate",
@@ -243,7 +244,7 @@ async fn a_machine_has_the_hook_as_long_as_it_asks_for_it_and_the_feature_is_on(
     let (asking, _) = drained(&world, "o-1", "1m").await?;
     let silent = ByHand::new(&world, "one", "o-2").create().await?;
     silent.provisioned().await?;
-    let annotate = |value: Value| json!({"metadata": {"annotations": {labels::VOLUME_DRAIN: value}}});
+    let annotate = |value: Value| json!({"metadata": {"annotations": {annotations::VOLUME_DRAIN: value}}});
     asking.patch(annotate(json!("soon"))).await?;
     let shown = asking
         .until("what is wrong with the annotation", |machine| {
@@ -321,7 +322,7 @@ async fn a_drain_that_is_paused_goes_on_where_it_was_when_that_ends() -> Result<
     machine.delete().await?;
     node.leaving(&["a"]).await?;
 
-    let pause = |value: Value| json!({"metadata": {"annotations": {labels::PAUSED: value}}});
+    let pause = |value: Value| json!({"metadata": {"annotations": {annotations::PAUSED: value}}});
     machine.patch(pause(json!(""))).await?;
     machine
         .until("a machine that is paused", |machine| {
@@ -387,7 +388,7 @@ async fn killed_around_any_write_of_a_drain_the_provider_goes_on_where_it_was() 
     };
     let (machines, infra_machines) = ("/machines/", "/inframachines/");
     world.cluster("one").await?;
-    let asks = json!({labels::VOLUME_DRAIN: "30m"});
+    let asks = json!({annotations::VOLUME_DRAIN: "30m"});
     let first = provider.clone().named("first").start(&world).await?;
     let machine = ByHand::new(&world, "one", "p-1").create().await?;
     machine.provisioned().await?;
@@ -412,7 +413,7 @@ async fn killed_around_any_write_of_a_drain_the_provider_goes_on_where_it_was() 
             .get()
             .await?
             .annotations()
-            .contains_key(labels::VOLUME_DRAIN_EVICTION);
+            .contains_key(annotations::VOLUME_DRAIN_EVICTION);
         ensure!(record == is_written, "{name}: {record}");
     }
     let evicts = provider.clone().named("evicts").start(&world).await?;
@@ -654,7 +655,7 @@ async fn without_the_right_to_write_machines_no_hook_is_set_and_the_condition_sa
     let _provider = provider(&cloud, json!({})).start(&world).await?;
     world.cluster("one").await?;
     let machine = ByHand::new(&world, "one", "r-1")
-        .infra("/metadata/annotations", json!({labels::VOLUME_DRAIN: "1m"}))
+        .infra("/metadata/annotations", json!({annotations::VOLUME_DRAIN: "1m"}))
         .create()
         .await?;
     let shown = machine
@@ -743,7 +744,7 @@ async fn a_drain_goes_on_where_it_was_after_clusterctl_has_moved_the_machine() -
 /// A machine of the Cluster `one` that asks for it, and its Node.
 pub async fn drained(world: &World, name: &str, time: &str) -> Result<(ByHand, NodeOfCase)> {
     let machine = ByHand::new(world, "one", name)
-        .infra("/metadata/annotations", json!({labels::VOLUME_DRAIN: time}))
+        .infra("/metadata/annotations", json!({annotations::VOLUME_DRAIN: time}))
         .create()
         .await?;
     machine.provisioned().await?;
@@ -791,7 +792,7 @@ async fn hook(world: &World, name: &str, is_there: bool) -> Result<()> {
     eventually(DEADLINE, &format!("{what} on the Machine {name}"), async || {
         let machine = machines.get_opt(name).await?;
         let has =
-            machine.is_some_and(|machine| machine.annotations().contains_key(labels::VOLUME_DRAIN_HOOK));
+            machine.is_some_and(|machine| machine.annotations().contains_key(annotations::VOLUME_DRAIN_HOOK));
         ensure!(has == is_there, "{has}");
         Ok(())
     })

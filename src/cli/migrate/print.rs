@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::api::labels;
+use crate::api::annotations;
 use crate::cli::terminal::printable;
 use crate::migration::health_checks::{HealthCheck, HealthChecks};
 use crate::migration::plan::{Destination, Migration, Object};
@@ -80,7 +80,7 @@ fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destin
                 and take the annotation away when all Machines are Running:\n  kubectl annotate \
                 machinehealthcheck --namespace {} {name} {}=",
             printable(&target.namespace),
-            labels::PAUSED
+            annotations::PAUSED
         );
     }
 }

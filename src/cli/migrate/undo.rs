@@ -10,7 +10,7 @@ use kube::Client;
 
 use super::print::{headed, listed};
 use super::{MigrateArgs, Origin, failed};
-use crate::api::labels;
+use crate::api::annotations;
 use crate::cli::terminal::print_line;
 use crate::cli::{CommandError, ResultExt as _, drivers};
 use crate::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
@@ -166,7 +166,7 @@ fn parsed(applied: &str) -> Result<ProviderSpec, String> {
     serde_json::from_str(applied).map_err(|error| {
         format!(
             "the annotation {} can't be read: {error}",
-            labels::APPLIED_PROVIDER_SPEC
+            annotations::APPLIED_PROVIDER_SPEC
         )
     })
 }

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::core_gate::CoreGate;
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachineTemplate;
+use crate::api::{annotations, labels};
 use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStrategy};
 use crate::template;
 use cmi_driver::Capabilities;
@@ -306,7 +306,10 @@ fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> 
         }
         Rollout::Stuck => return (Action::Kept, "nothing is rolled out: see below".to_owned()),
     }
-    if machine.annotations().contains_key(labels::UPDATE_IN_PROGRESS) {
+    if machine
+        .annotations()
+        .contains_key(annotations::UPDATE_IN_PROGRESS)
+    {
         return (
             Action::InPlace,
             "once the update that goes on has ended".to_owned(),

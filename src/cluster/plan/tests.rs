@@ -40,7 +40,7 @@ fn cluster_at(host: &str) -> Cluster {
 fn an_externally_managed_or_ownerless_cluster_is_left_alone() {
     let owner = Cluster::new("c", ClusterSpec::default());
     assert_eq!(
-        plan(&annotated(labels::MANAGED_BY), &observed(&owner)),
+        plan(&annotated(annotations::MANAGED_BY), &observed(&owner)),
         Plan::NoOp
     );
     let ownerless = Observed {
@@ -65,7 +65,7 @@ fn the_cluster_and_the_annotation_pause_it() {
     ));
     let owner = cluster_at("10.0.0.1");
     assert!(matches!(
-        plan(&annotated(labels::PAUSED), &observed(&owner)),
+        plan(&annotated(annotations::PAUSED), &observed(&owner)),
         Plan::Pause(_)
     ));
     assert_eq!(plan(&annotated("other"), &observed(&owner)), provision());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ProbeHint;
+use super::HalfOpenReason;
 use crate::configured_driver::waker::Waker;
 use crate::retry::{LONG_WAIT, backoff};
 
@@ -78,8 +78,9 @@ impl Circuit {
         }
     }
 
-    pub fn allows(&mut self, uid: &str, reason: ProbeHint, now: Instant) -> bool {
-        let allows = match &self.state {
+    /// Lets a machine go on to a create, if the state allows one: an open circuit becomes half open for it.
+    pub fn try_admit(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
+        let is_admitted = match &self.state {
             CircuitState::Open(until) => now >= *until || reason.requested,
             CircuitState::HalfOpen { expected, since } => {
                 let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
@@ -90,23 +91,24 @@ impl Circuit {
             }
             CircuitState::Recovering { allowed, .. } => return self.in_flight < *allowed,
         };
-        if allows {
+        if is_admitted {
             self.state = CircuitState::HalfOpen {
                 expected: Some(uid.into()),
                 since: now,
             };
         }
-        allows
+        is_admitted
     }
 
     /// Lets a create through and counts it, if the state allows one.
     pub fn begin(&mut self, now: Instant) -> bool {
-        let has_room = self.has_room(now);
-        self.in_flight += u32::from(has_room);
-        has_room
+        let is_begun = self.try_half_open(now);
+        self.in_flight += u32::from(is_begun);
+        is_begun
     }
 
-    fn has_room(&mut self, now: Instant) -> bool {
+    /// Whether a create may begin. A circuit whose time is over becomes half open.
+    fn try_half_open(&mut self, now: Instant) -> bool {
         match &self.state {
             CircuitState::Open(until) if now >= *until => {
                 self.state = CircuitState::HalfOpen {

@@ -76,7 +76,7 @@ fn exhausted() -> Result<(), Status> {
     Err(Status::new(Code::ResourceExhausted, "full"))
 }
 
-const NONE: ProbeHint = ProbeHint {
+const NONE: HalfOpenReason = HalfOpenReason {
     requested: false,
     recalled: false,
 };
@@ -87,7 +87,7 @@ fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
     breakers.attempt(&key).unwrap().record(&exhausted());
     for n in 0..waiting {
         let uid = format!("m-{n}");
-        assert!(!breakers.allows(&key, &uid, NONE));
+        assert!(!breakers.try_admit(&key, &uid, NONE));
         breakers.wait(&key, &uid, woken.waker(&uid));
     }
     (breakers, key, woken)
@@ -127,7 +127,7 @@ async fn other_errors_leave_a_closed_breaker_closed() {
     let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
     let down: Result<(), _> = Err(Status::new(Code::Unavailable, "down"));
     breakers.attempt(&key).unwrap().record(&down);
-    assert!(breakers.allows(&key, "m", NONE) && breakers.by_class.lock().is_empty());
+    assert!(breakers.try_admit(&key, "m", NONE) && breakers.by_class.lock().is_empty());
 }
 
 /// What was let through before it opened, and has waited for the driver's rate since.
@@ -147,18 +147,18 @@ async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doub
     assert!(woken.take().is_empty());
     tick(&breakers, 1).await;
     assert_eq!(woken.take(), ["m-0"]);
-    assert!(!breakers.allows(&key, "another", NONE), "one finds out");
+    assert!(!breakers.try_admit(&key, "another", NONE), "one finds out");
     let mut rounds = Vec::new();
     let mut uids = vec!["m-0".to_owned()];
     while !uids.is_empty() {
         let attempts: Vec<_> = uids
             .iter()
             .map(|uid| {
-                assert!(breakers.allows(&key, uid, NONE), "{uid}");
+                assert!(breakers.try_admit(&key, uid, NONE), "{uid}");
                 breakers.attempt(&key).unwrap()
             })
             .collect();
-        let more = breakers.allows(&key, "another", NONE);
+        let more = breakers.try_admit(&key, "another", NONE);
         assert_eq!(more, uids.len() == 5, "{uids:?} are under way");
         for attempt in attempts {
             attempt.record(&Ok(()));
@@ -176,7 +176,7 @@ async fn a_machine_that_finds_no_room_opens_it_again() {
     let (breakers, key, woken) = open(2);
     tick(&breakers, 600).await;
     assert_eq!(woken.take(), ["m-0"]);
-    assert!(breakers.allows(&key, "m-0", NONE));
+    assert!(breakers.try_admit(&key, "m-0", NONE));
     breakers.attempt(&key).unwrap().record(&exhausted());
     breakers.wait(&key, "m-0", woken.waker("m-0"));
     tick(&breakers, 599).await;
@@ -294,31 +294,31 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
 #[tokio::test(start_paused = true)]
 async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
     let (breakers, key, _) = open(1);
-    let requested = ProbeHint {
+    let requested = HalfOpenReason {
         requested: true,
         ..NONE
     };
-    assert!(breakers.allows(&key, "m-0", requested));
+    assert!(breakers.try_admit(&key, "m-0", requested));
     let attempt = breakers.attempt(&key).unwrap();
-    assert!(!breakers.allows(&key, "m-1", requested), "one finds out");
+    assert!(!breakers.try_admit(&key, "m-1", requested), "one finds out");
     attempt.record(&exhausted());
-    assert!(!breakers.allows(&key, "m-1", NONE));
+    assert!(!breakers.try_admit(&key, "m-1", NONE));
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
     let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
-    let recalled = ProbeHint {
+    let recalled = HalfOpenReason {
         recalled: true,
         ..NONE
     };
-    assert!(breakers.allows(&key, "m-0", recalled));
+    assert!(breakers.try_admit(&key, "m-0", recalled));
     assert!(
-        breakers.allows(&key, "m-0", recalled),
+        breakers.try_admit(&key, "m-0", recalled),
         "it asks again before its create"
     );
     for uid in ["m-1", "m-2"] {
-        assert!(!breakers.allows(&key, uid, recalled));
+        assert!(!breakers.try_admit(&key, uid, recalled));
         breakers.wait(&key, uid, woken.waker(uid));
     }
     breakers.attempt(&key).unwrap().record(&Ok(()));

@@ -33,7 +33,7 @@ pub(super) struct Queue {
     /// The places for creates of those that look their VMs up before.
     pub(super) set_aside: HashMap<Arc<str>, Place>,
     /// The waiters that were woken and have not asked again.
-    pub(super) woken: HashMap<Arc<str>, Woken>,
+    pub(super) reservations: HashMap<Arc<str>, Reservation>,
 }
 
 /// The permits and waiters of a namespace: a flow, as the API server's priority and fairness calls it.
@@ -47,7 +47,7 @@ pub(super) struct Flow {
     pub(super) waiting: PerPriority<BTreeMap<u64, Waiter>>,
 }
 
-/// A place in the queue.
+/// Where a waiter stands: its number in a queue of its namespace.
 #[derive(Clone, Debug)]
 pub(super) struct QueuePosition {
     namespace: Arc<str>,
@@ -90,15 +90,15 @@ impl Place {
     }
 }
 
-/// A waiter that was woken, for which a permit is reserved.
+/// A permit that is reserved for a waiter that was woken.
 #[derive(Debug)]
-pub(super) struct Woken {
+pub(super) struct Reservation {
     place: Place,
     at: Instant,
     is_current: bool,
 }
 
-impl Woken {
+impl Reservation {
     /// Whether the reserved permit may be used to create a VM.
     pub(super) fn is_for_create(&self) -> bool {
         self.place.is_to_create()
@@ -171,7 +171,7 @@ impl Queue {
         &mut self,
         priority: Priority,
         requester: Requester<'_>,
-        was_woken: Option<Woken>,
+        reservation: Option<Reservation>,
         waker: Waker,
         now: Instant,
     ) {
@@ -179,7 +179,7 @@ impl Queue {
         let queued = self
             .leave(&key)
             .map(|(position, waiter)| Place::of(position, &waiter));
-        let before = queued.or(was_woken.map(|woken| woken.place));
+        let before = queued.or(reservation.map(|reservation| reservation.place));
         let aside = self.set_aside.remove(&key);
         let (to_create, upkeep) = match before {
             Some(place) if place.is_to_create() => (Some(place), None),
@@ -241,17 +241,17 @@ impl Queue {
 
     /// Takes `key` out of the queue while it has a permit for upkeep. A place for a create is set aside: what
     /// is looked up may have to be made, and the place is not woken meanwhile.
-    pub(super) fn set_aside(&mut self, key: &str, was_woken: Option<Woken>) {
+    pub(super) fn set_aside(&mut self, key: &str, reservation: Option<Reservation>) {
         let queued = self.leave(key);
         let queued = queued.map(|(position, waiter)| Place::of(position, &waiter));
-        let place = queued.or(was_woken.map(|woken| woken.place));
+        let place = queued.or(reservation.map(|reservation| reservation.place));
         if let Some(place) = place.filter(Place::is_to_create) {
             self.set_aside.insert(key.into(), place);
         }
     }
 
     /// Takes `key` out of the queue: it has the permit that it waited for.
-    pub(super) fn give_up(&mut self, key: &str) {
+    pub(super) fn leave_served(&mut self, key: &str) {
         self.leave(key);
         self.set_aside.remove(key);
     }
@@ -264,8 +264,8 @@ impl Queue {
         {
             waiter.is_current = false;
         }
-        if let Some(woken) = self.woken.get_mut(key) {
-            woken.is_current = false;
+        if let Some(reservation) = self.reservations.get_mut(key) {
+            reservation.is_current = false;
         }
     }
 
@@ -274,9 +274,12 @@ impl Queue {
         if self.waiter(key).is_some_and(|waiter| !waiter.is_current) {
             self.leave(key);
         }
-        let is_expired = self.woken.get(key).is_some_and(|woken| !woken.is_current);
+        let is_expired = self
+            .reservations
+            .get(key)
+            .is_some_and(|reservation| !reservation.is_current);
         let is_ended = is_expired && self.end_reservation(key).is_some();
-        if !self.queued.contains_key(key) && !self.woken.contains_key(key) {
+        if !self.queued.contains_key(key) && !self.reservations.contains_key(key) {
             self.set_aside.remove(key);
         }
         is_ended
@@ -295,21 +298,22 @@ impl Queue {
             priority,
             number,
         };
-        let woken = Woken {
+        let reservation = Reservation {
             place: Place::of(position, &waiter),
             at: now,
             is_current: waiter.is_current,
         };
-        self.woken.insert(waiter.key, woken);
+        self.reservations.insert(waiter.key, reservation);
         waiter.waker
     }
 
     pub(super) fn end_late_reservations(&mut self, now: Instant) {
-        let is_late = |woken: &Woken| now.saturating_duration_since(woken.at) >= RESERVED_FOR;
+        let is_late =
+            |reservation: &Reservation| now.saturating_duration_since(reservation.at) >= RESERVED_FOR;
         let late: Vec<_> = self
-            .woken
+            .reservations
             .iter()
-            .filter(|(_, woken)| is_late(woken))
+            .filter(|(_, reservation)| is_late(reservation))
             .map(|(key, _)| Arc::clone(key))
             .collect();
         for key in late {
@@ -318,17 +322,17 @@ impl Queue {
     }
 
     /// Ends the reservation of a permit for `key`, if there is one.
-    pub(super) fn end_reservation(&mut self, key: &str) -> Option<Woken> {
-        let woken = self.woken.remove(key)?;
+    pub(super) fn end_reservation(&mut self, key: &str) -> Option<Reservation> {
+        let reservation = self.reservations.remove(key)?;
         let QueuePosition {
             namespace, priority, ..
-        } = &woken.place.position;
+        } = &reservation.place.position;
         decrement(self.reserved.of_mut(*priority));
         if let Some(flow) = self.flows.get_mut(namespace) {
             decrement(flow.reserved.of_mut(*priority));
         }
         self.forget_idle(namespace);
-        Some(woken)
+        Some(reservation)
     }
 
     /// Returns the wakers of the waiters that have waited for some seconds and get no permit within minutes:

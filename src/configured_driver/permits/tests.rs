@@ -241,7 +241,9 @@ async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does(
     assert!(permits.try_acquire(Priority::Create, "create", woken.waker("create")));
     assert_eq!(start.elapsed(), Duration::ZERO);
     let state = permits.queue.lock();
-    assert!(state.queued.is_empty() && state.woken.is_empty() && state.flows.keys().eq([&Arc::from("ns")]));
+    assert!(
+        state.queued.is_empty() && state.reservations.is_empty() && state.flows.keys().eq([&Arc::from("ns")])
+    );
 }
 
 #[test]

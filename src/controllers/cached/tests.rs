@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::labels;
+use crate::api::{annotations, labels};
 use crate::caches::cache;
 use crate::controllers::watch::{slim_infra_machine, slim_machine};
 
@@ -16,7 +16,7 @@ fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachi
         "metadata": {
             "name": "m", "namespace": "ns", "uid": "u", "resourceVersion": "7", "generation": 3,
             "creationTimestamp": "2026-05-04T10:11:12Z", "deletionTimestamp": "2026-05-04T10:11:13Z",
-            "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {labels::DRIVER: "pool", "a": "\u{0} \"ü"},
+            "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {annotations::DRIVER: "pool", "a": "\u{0} \"ü"},
             "finalizers": ["f"],
             "ownerReferences": [
                 {"apiVersion": "v", "kind": "Machine", "name": "m", "uid": "o", "controller": true},
@@ -108,7 +108,7 @@ fn a_machine_comes_out_as_it_was_packed() {
         let mut machine: Machine = serde_json::from_value(json!({
             "metadata": {"name": "m", "namespace": "ns", "uid": "u", "resourceVersion": "7",
                 "labels": {labels::CONTROL_PLANE: ""}, "deletionTimestamp": "2026-05-04T10:11:13Z",
-                "annotations": {labels::VOLUME_DRAIN_HOOK: "x"}},
+                "annotations": {annotations::VOLUME_DRAIN_HOOK: "x"}},
             "spec": {
                 "clusterName": "c", "bootstrap": {"dataSecretName": "b"}, "failureDomain": "z",
                 "infrastructureRef": {"apiGroup": "g", "kind": "k", "name": "i"},

@@ -201,10 +201,10 @@ async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_d
         received.try_recv().is_ok()
     };
     assert!(wakes(1, &json!({})), "it is new");
-    let record = json!({labels::RESTARTS: "1", labels::RESTART_ISSUED_AT: "2026-01-01T00:00:00Z"});
+    let record = json!({annotations::RESTARTS: "1", annotations::RESTART_ISSUED_AT: "2026-01-01T00:00:00Z"});
     assert!(!wakes(2, &record));
     assert!(!wakes(3, &json!({})));
-    assert!(wakes(4, &json!({labels::PAUSED: ""})));
+    assert!(wakes(4, &json!({annotations::PAUSED: ""})));
 }
 
 /// A driver that wants another state back with every call would else be called without end.
@@ -215,9 +215,9 @@ async fn the_state_that_a_driver_wants_back_wakes_no_reconcile() {
         let annotations = json!({"metadata": {"annotations": {key: version.to_string()}}});
         Event::Apply(infra_machine("m", version, &annotations))
     };
-    let woken = watched.infra_machine(&annotated(2, labels::LAST_KNOWN_STATE));
+    let woken = watched.infra_machine(&annotated(2, annotations::LAST_KNOWN_STATE));
     assert_eq!(woken, set([]));
-    let woken = watched.infra_machine(&annotated(3, labels::APPLIED_PROVIDER_SPEC));
+    let woken = watched.infra_machine(&annotated(3, annotations::APPLIED_PROVIDER_SPEC));
     assert_eq!(
         woken,
         set(["machine m"]),
@@ -427,7 +427,8 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
 #[tokio::test]
 async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
     let mut watched = settled();
-    let made = json!({"metadata": {"annotations": {labels::DRIVER: "pool"}}, "spec": {"driver": "other"}});
+    let made =
+        json!({"metadata": {"annotations": {annotations::DRIVER: "pool"}}, "spec": {"driver": "other"}});
     watched.infra_machine(&Event::Apply(infra_machine("made", 1, &made)));
     let others = json!({"spec": {"driver": "other"}});
     watched.infra_machine(&Event::Apply(infra_machine("others", 1, &others)));
@@ -440,7 +441,7 @@ async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_
 async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_it() {
     let held = json!({"metadata": {
         "finalizers": [api::MACHINE_FINALIZER],
-        "annotations": {labels::MACHINE_ID: "ns/m/u-m", labels::VM_EXISTENCE: "may-exist"},
+        "annotations": {annotations::MACHINE_ID: "ns/m/u-m", annotations::VM_EXISTENCE: "may-exist"},
     }});
     let gone = Event::Delete(infra_machine("m", 3, &held));
     for (events, expected) in [(vec![gone], 1), (vec![Event::Init, Event::InitDone], 0)] {
@@ -473,7 +474,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
             version,
             &json!({
                 "metadata": {"labels": {labels::CLUSTER_NAME: "c"},
-                    "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: removed.unwrap_or_default()}},
+                    "annotations": {annotations::NOT_READY_TAINT_REMOVED_FROM: removed.unwrap_or_default()}},
                 "spec": {"notReadyTaint": {"key": "k"}},
                 "status": {"initialization": {"provisioned": true}, "conditions": conditions},
             }),

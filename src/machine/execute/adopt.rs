@@ -50,7 +50,7 @@ fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
             the machine says it carries; it is looked for again, and none is made: correct \
             spec.providerSpec, the credentials or the annotation {}, or where spec.providerID is wrong or \
             the VM is not to be adopted, delete the InfraMachine, and only then its Machine",
-        crate::api::labels::ADOPT
+        crate::api::annotations::ADOPT
     );
     Blocked {
         requeue_after: Some(LOOK_UP_INTERVAL),

@@ -2,8 +2,8 @@
 
 use super::vm::VmPresence;
 use super::{ExecuteError, Executor};
+use crate::api::annotations;
 use crate::api::conditions::reason;
-use crate::api::labels;
 use crate::apiserver::InvalidSecret;
 use crate::identity;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
@@ -115,7 +115,7 @@ impl Executor<'_, '_, '_> {
                 return Ok(Some(failure));
             }
         }
-        let none = (labels::SECRET, Some(String::new()));
+        let none = (annotations::SECRET, Some(String::new()));
         self.object
             .try_patch_annotations("noting that the driver sees the VM without credentials", &[none])
             .await?;

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 use super::initialize::{made, uninitialized};
 use super::look_up::{LookUpResult, another_vm};
 use super::{ExecuteError, Executor};
+use crate::api::VmExistence;
 use crate::api::conditions::{self, reason};
-use crate::api::labels::VmExistence;
 use crate::configured_driver::is_circuit_open;
 use crate::identity;
 use crate::machine::Context;
@@ -31,12 +31,12 @@ impl Executor<'_, '_, '_> {
         let class = self.with_credentials(plan.look_up.clone()).await?;
         // The machine was refused before, and no other create can have made its VM: there is nothing to look
         // up while nothing may be created.
-        if plan.probe_hint.recalled
+        if plan.half_open_reason.recalled
             && plan.provider_id.is_none()
             && plan.unanswered.latest().is_none()
-            && let Some(circuit_open) = self.circuit_open(&plan, &class)
+            && let Some(awaiting_capacity) = self.admit_create_or_wait(&plan, &class)
         {
-            return Ok(circuit_open);
+            return Ok(awaiting_capacity);
         }
         let stage = if plan.vm_may_exist() {
             Stage::LookUpAgain
@@ -57,17 +57,23 @@ impl Executor<'_, '_, '_> {
         match result {
             LookUpResult::Machine(machine) => {
                 self.ctx.states.clear_absence(self.object.uid());
-                self.object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
+                self.object
+                    .ensure_finalizer_and_identity(&ownership_of_existing_vm(&plan))
+                    .await?;
                 Ok(Outcome::Provisioned(Box::new(machine)))
             }
             LookUpResult::Uninitialized(failure) => {
                 self.ctx.states.clear_absence(self.object.uid());
-                self.object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
+                self.object
+                    .ensure_finalizer_and_identity(&ownership_of_existing_vm(&plan))
+                    .await?;
                 self.initialize(class, uninitialized(known, failure)).await
             }
             LookUpResult::Listed(id) => {
                 self.ctx.states.clear_absence(self.object.uid());
-                self.object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
+                self.object
+                    .ensure_finalizer_and_identity(&ownership_of_existing_vm(&plan))
+                    .await?;
                 self.initialize(class, made(cmi_driver::Machine::new(id, "")))
                     .await
             }
@@ -125,8 +131,8 @@ impl Executor<'_, '_, '_> {
             provider_spec: plan.wanted.clone(),
             ..class
         };
-        if let Some(circuit_open) = self.circuit_open(&plan, &wanted) {
-            return Ok(circuit_open);
+        if let Some(awaiting_capacity) = self.admit_create_or_wait(&plan, &wanted) {
+            return Ok(awaiting_capacity);
         }
         // Nothing is written about a create that would not leave this process: otherwise a driver that is
         // down would cost writes.
@@ -223,14 +229,14 @@ impl Executor<'_, '_, '_> {
         Ok(())
     }
 
-    /// Returns the outcome when there is known to be no capacity for a create of the wanted spec.
-    fn circuit_open(&self, plan: &Provision, class: &MachineClass) -> Option<Outcome> {
+    /// Lets a VM of the wanted spec be created; the outcome where there is known to be no capacity for it.
+    fn admit_create_or_wait(&self, plan: &Provision, class: &MachineClass) -> Option<Outcome> {
         let wanted = MachineClass {
             provider_spec: plan.wanted.clone(),
             secrets: class.secrets.clone(),
         };
         self.ctx
-            .circuit_open(self.object.get(), self.permit, &wanted, plan.probe_hint)
+            .admit_create_or_wait(self.object.get(), self.permit, &wanted, plan.half_open_reason)
     }
 
     async fn created(
@@ -281,7 +287,7 @@ fn existence_after_failure(recorded: VmExistence, failure: &Failure) -> Option<V
 }
 
 /// Returns the ownership of a VM that exists: it has the spec of the create that made it.
-fn adopted(plan: &Provision) -> Ownership {
+fn ownership_of_existing_vm(plan: &Provision) -> Ownership {
     Ownership {
         applied: Some(plan.look_up.clone()),
         ..plan.ownership.clone()

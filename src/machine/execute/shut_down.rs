@@ -5,8 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Executor;
+use crate::api::annotations;
 use crate::api::conditions::reason;
-use crate::api::labels;
 use crate::apiserver::Error;
 use crate::identity;
 use crate::machine::object::Annotation;
@@ -87,7 +87,7 @@ impl Executor<'_, '_, '_> {
     ) -> Result<(), Error> {
         let state = state.map(identity::last_known_state_annotation);
         let state = state.map(|(key, state)| (key, Some(state)));
-        let accepted = accepted.map(|time| (labels::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
+        let accepted = accepted.map(|time| (annotations::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
         let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
         self.object
             .patch_annotations("noting that the driver shuts the guest down", &notes)

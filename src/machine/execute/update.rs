@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::{ExecuteError, Executor};
-use crate::api::labels;
+use crate::api::annotations;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
 use crate::configured_driver::VM_LOCK_WAIT;
@@ -41,10 +41,13 @@ impl Executor<'_, '_, '_> {
         let action = "noting the applied provider spec";
         let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
         let mut notes = vec![
-            (labels::APPLIED_PROVIDER_SPEC, Some(json)),
-            (labels::UPDATE_ISSUED, None),
+            (annotations::APPLIED_PROVIDER_SPEC, Some(json)),
+            (annotations::UPDATE_ISSUED, None),
         ];
-        notes.extend(plan.report_done.map(|done| (labels::IN_PLACE_UPDATE, Some(done))));
+        notes.extend(
+            plan.report_done
+                .map(|done| (annotations::IN_PLACE_UPDATE, Some(done))),
+        );
         notes.extend(self.object.annotations_for_move());
         self.object.patch_annotations(action, &notes).await?;
         Ok(Outcome::Updated)

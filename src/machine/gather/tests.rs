@@ -127,7 +127,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
 fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
     let moved = machine().identified().configured_driver("other");
     assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
-    let refused = moved.annotated(labels::VM_EXISTENCE, "none");
+    let refused = moved.annotated(annotations::VM_EXISTENCE, "none");
     assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
     assert_eq!(choice(&machine().build()), Choice::Asked(None));
 }
@@ -144,7 +144,7 @@ fn a_vm_is_looked_after_by_the_driver_that_has_it() {
 fn a_driver_that_came_with_a_copied_identity_is_not_used() {
     let copied = machine()
         .identified()
-        .annotated(labels::MACHINE_ID, "ns1/other/u-9");
+        .annotated(annotations::MACHINE_ID, "ns1/other/u-9");
     assert_eq!(choice(&copied.build()), Choice::Asked(None));
 }
 
@@ -160,7 +160,7 @@ fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() 
         machine().configured_driver("other"),
         machine().secret("other"),
         machine().annotated("example.com/try", "again"),
-        machine().annotated(labels::FORCE_DELETE, "true"),
+        machine().annotated(annotations::FORCE_DELETE, "true"),
         machine().deleted_at(Timestamp::now()),
     ] {
         assert_ne!(plain, of(&changed.build()));
@@ -173,7 +173,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
     let wants = |namespace: &str, name: &str| {
         let mut machine = machine()
             .provider_id("sim://9")
-            .annotated(labels::ADOPT, "{}")
+            .annotated(annotations::ADOPT, "{}")
             .build();
         machine.metadata.namespace = Some(namespace.to_owned());
         machine.metadata.name = Some(name.to_owned());
@@ -205,7 +205,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
         ProviderIdConflict::Named("ns1/m1".to_owned())
     );
     let named = MachineFixture::from(second)
-        .without(labels::ADOPT)
+        .without(annotations::ADOPT)
         .named("sim://9")
         .build();
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(named))));
@@ -215,6 +215,6 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
     );
     let has_it = MachineFixture::from(first)
         .identified()
-        .annotated(labels::ADOPTED, "sim://9");
+        .annotated(annotations::ADOPTED, "sim://9");
     assert_eq!(conflict(&has_it.build()).await, ProviderIdConflict::None);
 }

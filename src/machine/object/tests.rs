@@ -46,23 +46,23 @@ fn ownership_writes_what_is_missing_and_nothing_twice() {
     assert_eq!(changes(&machine().identified().build()), Vec::<String>::new());
     let refused = machine()
         .identified()
-        .annotated(labels::VM_EXISTENCE, "none")
+        .annotated(annotations::VM_EXISTENCE, "none")
         .build();
     assert_eq!(
         changes(&refused),
-        [format!("{}=\"may-exist\"", labels::VM_EXISTENCE)]
+        [format!("{}=\"may-exist\"", annotations::VM_EXISTENCE)]
     );
 }
 
 /// The administrator brings it with the VM.
 #[test]
 fn a_state_of_the_driver_is_kept_for_a_vm_that_is_adopted() {
-    let machine = machine().annotated(labels::LAST_KNOWN_STATE, "czE=").build();
+    let machine = machine().annotated(annotations::LAST_KNOWN_STATE, "czE=").build();
     let adopting = Ownership {
         adopted: Some("sim://1".parse().unwrap()),
         ..ownership(&machine)
     };
-    let key = labels::LAST_KNOWN_STATE;
+    let key = annotations::LAST_KNOWN_STATE;
     assert!(
         !missing_annotations(&machine, &adopting)
             .unwrap()
@@ -74,20 +74,24 @@ fn a_state_of_the_driver_is_kept_for_a_vm_that_is_adopted() {
 
 #[test]
 fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_identity() {
-    let own = machine().identified().annotated(labels::LAST_KNOWN_STATE, "czE=");
+    let own = machine()
+        .identified()
+        .annotated(annotations::LAST_KNOWN_STATE, "czE=");
     assert_eq!(changes(&own.clone().build()), Vec::<String>::new());
-    let copied = own.annotated(labels::MACHINE_ID, "ns1/other/u-9").build();
+    let copied = own.annotated(annotations::MACHINE_ID, "ns1/other/u-9").build();
     let changes = changes(&copied);
     assert!(
-        changes.contains(&format!("{}=null", labels::LAST_KNOWN_STATE)),
+        changes.contains(&format!("{}=null", annotations::LAST_KNOWN_STATE)),
         "{changes:?}"
     );
     assert!(
-        changes.contains(&format!("{}=\"ns1/m1/u-1\"", labels::MACHINE_ID)),
+        changes.contains(&format!("{}=\"ns1/m1/u-1\"", annotations::MACHINE_ID)),
         "{changes:?}"
     );
     assert!(
-        !changes.iter().any(|change| change.starts_with(labels::DRIVER)),
+        !changes
+            .iter()
+            .any(|change| change.starts_with(annotations::DRIVER)),
         "what is the same for both stays: {changes:?}"
     );
 }
@@ -170,13 +174,16 @@ fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
     let changes =
         |machine: &InfraMachine| annotations_of_a_create(machine, &ownership(machine), &unanswered).unwrap();
     let first = changes(&machine().build());
-    assert_eq!(first[labels::CREATE_ISSUED_AT], json!(at(7).to_string()));
-    assert_eq!(first[labels::BLOCK_MOVE], labels::BLOCK_MOVE_VALUE);
-    assert_eq!(first[labels::VM_EXISTENCE], "may-exist");
+    assert_eq!(first[annotations::CREATE_ISSUED_AT], json!(at(7).to_string()));
+    assert_eq!(first[annotations::BLOCK_MOVE], annotations::BLOCK_MOVE_VALUE);
+    assert_eq!(first[annotations::VM_EXISTENCE], "may-exist");
     let again = changes(&machine().identified().build());
-    assert!(again.contains_key(labels::CREATE_ISSUED_AT), "{again:?}");
-    let blocked_by_a_user = machine().identified().annotated(labels::BLOCK_MOVE, "").build();
-    assert!(!changes(&blocked_by_a_user).contains_key(labels::BLOCK_MOVE));
+    assert!(again.contains_key(annotations::CREATE_ISSUED_AT), "{again:?}");
+    let blocked_by_a_user = machine()
+        .identified()
+        .annotated(annotations::BLOCK_MOVE, "")
+        .build();
+    assert!(!changes(&blocked_by_a_user).contains_key(annotations::BLOCK_MOVE));
 }
 
 #[test]
@@ -184,13 +191,13 @@ fn the_providerid_takes_the_note_of_its_create_with_it() {
     let noted = |times: &str| {
         machine()
             .identified()
-            .annotated(labels::CREATE_ISSUED_AT, times)
+            .annotated(annotations::CREATE_ISSUED_AT, times)
             .build()
     };
     let one = at(7).to_string();
     assert_eq!(
         create_is_over(&noted(&one), None),
-        Some((labels::CREATE_ISSUED_AT, None))
+        Some((annotations::CREATE_ISSUED_AT, None))
     );
     let made = Some(AnsweredCreate {
         issued: at(9),
@@ -198,7 +205,7 @@ fn the_providerid_takes_the_note_of_its_create_with_it() {
     });
     assert_eq!(
         create_is_over(&noted(&format!("{},{one}", at(9))), made),
-        Some((labels::CREATE_ISSUED_AT, Some(one))),
+        Some((annotations::CREATE_ISSUED_AT, Some(one))),
         "an earlier one may still be carried out"
     );
     assert_eq!(create_is_over(&machine().identified().build(), None), None);
@@ -255,14 +262,18 @@ async fn an_id_that_was_named_comes_with_the_ownership_and_its_vm_with_the_statu
 
     object.prepare_for_move().await.unwrap();
     let annotations = server.object().metadata.annotations.unwrap_or_default();
-    for gone in [labels::PROVIDER_ID, labels::CREATE_ISSUED_AT, labels::BLOCK_MOVE] {
+    for gone in [
+        annotations::PROVIDER_ID,
+        annotations::CREATE_ISSUED_AT,
+        annotations::BLOCK_MOVE,
+    ] {
         assert!(!annotations.contains_key(gone), "{gone}");
     }
 }
 
 #[tokio::test]
 async fn what_the_status_does_not_say_of_a_vm_whose_id_was_named_is_written() {
-    let state = (labels::LAST_KNOWN_STATE, Some("czE=".to_owned()));
+    let state = (annotations::LAST_KNOWN_STATE, Some("czE=".to_owned()));
     for (creates, annotations, status_follows, left) in [
         (&[7][..], &[][..], false, None),
         (&[7][..], &[state][..], true, None),
@@ -281,11 +292,11 @@ async fn what_the_status_does_not_say_of_a_vm_whose_id_was_named_is_written() {
         let written = server.object();
         assert_eq!(identity::provider_id(&written), Some("sim://1"));
         assert_eq!(
-            identity::annotation(&written, labels::CREATE_ISSUED_AT),
+            identity::annotation(&written, annotations::CREATE_ISSUED_AT),
             left.as_deref(),
             "what may still make one more stays"
         );
-        assert_eq!(identity::annotation(&written, labels::BLOCK_MOVE), None);
+        assert_eq!(identity::annotation(&written, annotations::BLOCK_MOVE), None);
     }
 }
 
@@ -297,7 +308,7 @@ async fn the_id_of_the_vm_takes_the_place_of_another_that_was_named() {
     object.patch_provider_id("sim://2", &[], true).await.unwrap();
     let written = server.object();
     assert_eq!(identity::provider_id(&written), Some("sim://2"));
-    assert_eq!(identity::annotation(&written, labels::PROVIDER_ID), None);
+    assert_eq!(identity::annotation(&written, annotations::PROVIDER_ID), None);
 }
 
 #[tokio::test]
@@ -315,7 +326,7 @@ async fn an_id_is_named_anew_with_the_next_create_and_taken_back_when_none_is_ma
     object.record_no_vm(VmExistence::Refused).await.unwrap();
     let refused = server.object();
     assert_eq!(refused.spec.provider_id, None);
-    assert_eq!(identity::annotation(&refused, labels::PROVIDER_ID), None);
+    assert_eq!(identity::annotation(&refused, annotations::PROVIDER_ID), None);
 }
 
 #[tokio::test]
@@ -330,7 +341,7 @@ async fn an_id_that_was_named_goes_with_a_create_for_which_none_is_named() {
         .unwrap();
     let issued = server.object();
     assert_eq!(issued.spec.provider_id, None, "the VM gets another");
-    assert_eq!(identity::annotation(&issued, labels::PROVIDER_ID), None);
+    assert_eq!(identity::annotation(&issued, annotations::PROVIDER_ID), None);
     assert!(UnansweredCreates::of(&issued).is_some());
     assert_eq!(object.get().spec.provider_id, None);
 }
@@ -341,7 +352,7 @@ async fn an_object_that_another_keeps_holds_up_no_move_when_the_vm_is_gone() {
     for (machine, left) in [
         (machine().provisioned().named("sim://1"), None),
         (
-            machine().provisioned().annotated(labels::BLOCK_MOVE, "mine"),
+            machine().provisioned().annotated(annotations::BLOCK_MOVE, "mine"),
             Some("mine"),
         ),
     ] {
@@ -354,8 +365,8 @@ async fn an_object_that_another_keeps_holds_up_no_move_when_the_vm_is_gone() {
             kept.metadata.finalizers.as_deref(),
             Some(&["example.com/theirs".to_owned()][..])
         );
-        assert_eq!(identity::annotation(&kept, labels::BLOCK_MOVE), left);
-        assert_eq!(identity::annotation(&kept, labels::PROVIDER_ID), None);
+        assert_eq!(identity::annotation(&kept, annotations::BLOCK_MOVE), left);
+        assert_eq!(identity::annotation(&kept, annotations::PROVIDER_ID), None);
         assert_eq!(server.version(), "2", "in the same write");
     }
 }

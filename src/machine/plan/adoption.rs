@@ -7,8 +7,8 @@ use super::waits::retry_wait;
 use super::{Adopt, Observed, Plan, ProviderIdConflict, Step, known_provider_id, refers_to_another};
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::{self, reason};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{VmExistence, annotations};
 use crate::configured_driver::{KnownDriver, PERMIT_WAIT};
 use crate::identity::{self, Adoption, InvalidSpec};
 use crate::machine::adoption;
@@ -103,7 +103,7 @@ pub(super) fn plan_adoption(
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
     let ownership = Ownership {
-        vm_existence: labels::VmExistence::MayExist,
+        vm_existence: VmExistence::MayExist,
         driver: Some(driver.name.to_string()),
         secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(look_up.clone()),
@@ -132,7 +132,7 @@ fn too_late(machine: &InfraMachine) -> String {
         "the annotation {} asks to adopt a VM, and the object may have one of its own: a create was issued \
             for it, or a VM with another providerID was confirmed; make another InfraMachine for the VM that \
             is to be adopted, and {remedy}",
-        labels::ADOPT
+        annotations::ADOPT
     )
 }
 
@@ -140,7 +140,7 @@ fn provider_id_missing() -> String {
     format!(
         "the annotation {} asks to adopt a VM, and spec.providerID does not say which: set it to the id of \
             the VM, or remove the annotation to have one made",
-        labels::ADOPT
+        annotations::ADOPT
     )
 }
 

@@ -10,8 +10,8 @@ use super::{
     paused,
 };
 use crate::api::conditions::{self, reason};
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::api::{VmExistence, annotations};
 use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::identity::{self, Adoption, MachineId};
 use crate::machine::adoption::own_provider_id;
@@ -30,9 +30,9 @@ pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// Decides what has to be done for a machine that is being deleted.
 pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
-    let is_forced = identity::annotation(machine, labels::FORCE_DELETE) == Some("true");
+    let is_forced = identity::annotation(machine, annotations::FORCE_DELETE) == Some("true");
     // The pause of the Cluster is not enough: the cache may be behind, or have lost the Cluster already.
-    let is_moved = identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some();
+    let is_moved = identity::annotation(machine, annotations::DELETE_FOR_MOVE).is_some();
     if !has_finalizer(machine) {
         return plan_without_finalizer(machine, observed);
     }
@@ -50,7 +50,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         let message = format!(
             "the identity annotations are gone or belong to another object, so no VM can be deleted safely; \
                 delete it by hand, then set the annotation {}=true",
-            labels::FORCE_DELETE
+            annotations::FORCE_DELETE
         );
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     }
@@ -81,8 +81,8 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         let message = format!(
             "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand \
                 and set {}=true",
-            labels::APPLIED_PROVIDER_SPEC,
-            labels::FORCE_DELETE
+            annotations::APPLIED_PROVIDER_SPEC,
+            annotations::FORCE_DELETE
         );
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
@@ -136,7 +136,7 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     if let Some(left) = left {
         return Outcome::Requeue(left).into();
     }
-    let (mark, force) = (labels::DELETE_FOR_MOVE, labels::FORCE_DELETE);
+    let (mark, force) = (annotations::DELETE_FOR_MOVE, annotations::FORCE_DELETE);
     let message = format!(
         "the annotation {mark} says that the machine was moved to another management cluster, so its VM is \
             left alone; if it was moved, set {force}=true; if not, remove {mark}"
@@ -196,7 +196,7 @@ pub(super) fn shut_down(machine: &InfraMachine, observed: &Observed) -> Option<S
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     // A time in the future comes from a clock that was set back: the driver is asked anew.
-    let accepted = identity::annotation(machine, labels::SHUT_DOWN_ACCEPTED_AT)
+    let accepted = identity::annotation(machine, annotations::SHUT_DOWN_ACCEPTED_AT)
         .and_then(|time| time.parse().ok())
         .filter(|accepted| elapsed(*accepted, observed.now).is_some());
     let shut_down = ShutDown {

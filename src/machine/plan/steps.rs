@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::api::labels::VmExistence;
+use crate::api::VmExistence;
 use crate::api::v1alpha1::OperationType;
-use crate::configured_driver::{Priority, ProbeHint};
+use crate::configured_driver::{HalfOpenReason, Priority};
 use crate::machine::outcome::Outcome;
 use crate::machine::ownership::Ownership;
 use crate::machine::unanswered_creates::UnansweredCreates;
@@ -141,7 +141,7 @@ pub struct Provision {
     /// spec, and a VM is looked up and deleted only by the spec that is written down.
     pub pending_create: Option<PendingCreate>,
     /// Why the create may be let through although capacity was exhausted.
-    pub probe_hint: ProbeHint,
+    pub half_open_reason: HalfOpenReason,
 }
 
 impl Provision {

@@ -140,7 +140,7 @@ fn a_vm_of_which_the_status_may_be_lost_is_gone_where_it_is_absent_and_not_made_
         "the create may have been cut short a moment ago"
     );
     assert_eq!(
-        gone(late(), named().annotated(labels::CREATE_ISSUED_AT, "soon")),
+        gone(late(), named().annotated(annotations::CREATE_ISSUED_AT, "soon")),
         known
     );
     assert_eq!(gone(late().answered(0), named()), None, "this process knows more");
@@ -187,7 +187,9 @@ fn an_id_that_was_named_is_looked_up_before_another_or_none_takes_its_place() {
 #[test]
 fn what_only_the_status_says_of_a_vm_is_written_down_at_a_pause() {
     let paused = |machine: MachineFixture| {
-        let machine = machine.annotated(labels::PAUSED, "").without(labels::BLOCK_MOVE);
+        let machine = machine
+            .annotated(annotations::PAUSED, "")
+            .without(annotations::BLOCK_MOVE);
         blocked(world().plan(machine)).unblocks_move
     };
     assert!(paused(machine().provisioned().named("sim://1")));
@@ -257,7 +259,7 @@ fn what_is_put_back_is_not_written_to_before_it_has_had_a_minute_to_be_owned() {
     let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
     for (world, machine) in [
         (soon().paused(), labelled()),
-        (soon(), labelled().annotated(labels::PAUSED, "")),
+        (soon(), labelled().annotated(annotations::PAUSED, "")),
         (soon().without_cluster(), labelled()),
         (world().without_cluster().seconds_later(59), machine()),
     ] {
@@ -272,8 +274,8 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
     let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
     for block in [
         blocked(late().paused().plan(labelled())),
-        blocked(late().plan(labelled().annotated(labels::PAUSED, ""))),
-        blocked(late().plan(labelled().provisioned().annotated(labels::PAUSED, ""))),
+        blocked(late().plan(labelled().annotated(annotations::PAUSED, ""))),
+        blocked(late().plan(labelled().provisioned().annotated(annotations::PAUSED, ""))),
     ] {
         assert_eq!(
             (block.condition, block.reason),
@@ -379,7 +381,7 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
     let paused = (conditions::PAUSED, reason::PAUSED);
     assert_eq!(reason_of(world().paused().plan(failed())), paused);
     assert_eq!(
-        reason_of(world().plan(failed().annotated(labels::PAUSED, ""))),
+        reason_of(world().plan(failed().annotated(annotations::PAUSED, ""))),
         paused
     );
     let shown = failed().condition(conditions::PAUSED, ConditionStatus::True, reason::PAUSED);
@@ -447,7 +449,11 @@ fn a_machine_that_waits_for_the_infrastructure_names_it_and_the_reason_that_it_g
 
 #[test]
 fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
-    let block = blocked(world().paused().plan(machine().annotated(labels::PAUSED, "")));
+    let block = blocked(
+        world()
+            .paused()
+            .plan(machine().annotated(annotations::PAUSED, "")),
+    );
     assert_eq!(
         (block.condition, block.reason),
         (conditions::PAUSED, reason::PAUSED)
@@ -458,7 +464,7 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
             that back to have it go on"
     );
     assert_eq!(block.ownership, None, "a pause writes no ownership");
-    let by_annotation = blocked(world().plan(machine().annotated(labels::PAUSED, "")));
+    let by_annotation = blocked(world().plan(machine().annotated(annotations::PAUSED, "")));
     assert_eq!(
         by_annotation.message,
         "InfraMachine has the cluster.x-k8s.io/paused annotation; take that back to have it go on"
@@ -516,7 +522,10 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
     );
     check(world(), failed.without_finalizer());
     check(world(), provisioned());
-    check(world(), provisioned().annotated(labels::VM_EXISTENCE, "none"));
+    check(
+        world(),
+        provisioned().annotated(annotations::VM_EXISTENCE, "none"),
+    );
     check(world().refresh(), provisioned());
     check(world().violating("no"), provisioned());
     check(world().driver_not_configured(), provisioned());
@@ -528,13 +537,13 @@ fn a_finalizer_that_was_taken_away_is_not_written_on_a_paused_machine_or_where_n
     let provisioned = || machine().provisioned().without_finalizer();
     assert_eq!(blocked(world().paused().plan(provisioned())).ownership, None);
     assert_eq!(
-        reason_of(world().plan(provisioned().without(labels::MACHINE_ID))),
+        reason_of(world().plan(provisioned().without(annotations::MACHINE_ID))),
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
     );
     assert_left(&world(), provisioned().deleted_at(now()));
     let refused = machine()
         .identified()
-        .annotated(labels::VM_EXISTENCE, "none")
+        .annotated(annotations::VM_EXISTENCE, "none")
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     assert_left(&world(), refused.without_finalizer());
@@ -550,8 +559,8 @@ fn a_provider_id_of_another_writer_leads_to_no_call() {
 fn a_copied_identity_is_replaced_by_the_machines_own() {
     let copied = machine()
         .identified()
-        .annotated(labels::MACHINE_ID, "ns1/other/u-9")
-        .annotated(labels::CLUSTER_ID, "c-other");
+        .annotated(annotations::MACHINE_ID, "ns1/other/u-9")
+        .annotated(annotations::CLUSTER_ID, "c-other");
     let plan = provision(world().plan(copied));
     assert_eq!(plan.ownership.machine_id.annotation(), "ns1/m1/u-1");
     assert_eq!(plan.ownership.cluster_id, "c-1");
@@ -564,7 +573,9 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
 /// The cluster id that a machine was created under is the one that its VM is found by.
 #[test]
 fn a_machine_keeps_the_cluster_id_that_it_was_made_under() {
-    let moved = machine().identified().annotated(labels::CLUSTER_ID, "c-before");
+    let moved = machine()
+        .identified()
+        .annotated(annotations::CLUSTER_ID, "c-before");
     assert_eq!(provision(world().plan(moved)).ownership.cluster_id, "c-before");
 }
 
@@ -609,7 +620,7 @@ fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_cr
 fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
     let refused = machine()
         .identified()
-        .annotated(labels::VM_EXISTENCE, "none")
+        .annotated(annotations::VM_EXISTENCE, "none")
         .spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
     assert!(!plan.vm_may_exist());
@@ -631,7 +642,7 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
         let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
         machine()
             .identified()
-            .annotated(labels::CREATE_ISSUED_AT, &times.join(","))
+            .annotated(annotations::CREATE_ISSUED_AT, &times.join(","))
     };
     let planned = |world: World, machine: MachineFixture| provision(world.plan(machine)).unanswered;
     let later = || world().seconds_later(40);
@@ -650,9 +661,9 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
         planned(later().answered(20), noted(&[10, 20])).latest(),
         Some(at(10))
     );
-    let never = noted(&[20]).annotated(labels::VM_EXISTENCE, "none");
+    let never = noted(&[20]).annotated(annotations::VM_EXISTENCE, "none");
     assert_eq!(planned(later(), never), UnansweredCreates::default());
-    let copied = noted(&[20]).annotated(labels::MACHINE_ID, "ns1/other/u-9");
+    let copied = noted(&[20]).annotated(annotations::MACHINE_ID, "ns1/other/u-9");
     assert_eq!(planned(later(), copied), UnansweredCreates::default());
 }
 
@@ -662,7 +673,7 @@ fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried
     let noted = || {
         machine()
             .identified()
-            .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
+            .annotated(annotations::CREATE_ISSUED_AT, &at(0).to_string())
     };
     let changed = || noted().spec(&json!({"size": "l"}));
     let waits = |world: World, machine: MachineFixture| {
@@ -685,9 +696,11 @@ fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried
 #[test]
 fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
     let unblocks_move = |machine: MachineFixture| blocked(world().paused().plan(machine)).unblocks_move;
-    let blocked = |by: &str| machine().provisioned().annotated(labels::BLOCK_MOVE, by);
-    assert!(unblocks_move(blocked(labels::BLOCK_MOVE_VALUE)));
-    assert!(unblocks_move(blocked(labels::BLOCK_MOVE_VALUE).deleted_at(now())));
+    let blocked = |by: &str| machine().provisioned().annotated(annotations::BLOCK_MOVE, by);
+    assert!(unblocks_move(blocked(annotations::BLOCK_MOVE_VALUE)));
+    assert!(unblocks_move(
+        blocked(annotations::BLOCK_MOVE_VALUE).deleted_at(now())
+    ));
     assert!(!unblocks_move(blocked("true")));
     assert!(!unblocks_move(machine().provisioned()));
 }
@@ -898,19 +911,19 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
         panic!("all of them would come at once");
     };
     assert!(left <= Duration::from_secs(10), "{left:?}");
-    let reason = provision(world().remembering(0).plan(refused())).probe_hint;
+    let reason = provision(world().remembering(0).plan(refused())).half_open_reason;
     assert_eq!((reason.recalled, reason.requested), (true, false));
     let circuit_open = machine().condition(conditions::READY, ConditionStatus::False, "WaitingForCapacity");
-    assert!(provision(world().plan(circuit_open)).probe_hint.recalled);
+    assert!(provision(world().plan(circuit_open)).half_open_reason.recalled);
     assert_eq!(
-        provision(world().plan(machine())).probe_hint,
-        ProbeHint::default()
+        provision(world().plan(machine())).half_open_reason,
+        HalfOpenReason::default()
     );
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
         retry.trigger = RetryTrigger::Capacity;
     }
-    assert!(provision(annotated.plan(refused())).probe_hint.requested);
+    assert!(provision(annotated.plan(refused())).half_open_reason.requested);
 }
 
 /// There is nothing to compare an annotation with that was set before the start: what is
@@ -970,9 +983,12 @@ fn the_secret_of_a_create_is_written_down_with_the_identity_and_kept() {
     let secret = |machine: MachineFixture| provision(world().plan(machine)).ownership.secret;
     assert_eq!(secret(machine()).as_deref(), Some(""));
     assert_eq!(secret(machine().secret("a")).as_deref(), Some("a"));
-    let identified = machine().identified().annotated(labels::SECRET, "a").secret("b");
+    let identified = machine()
+        .identified()
+        .annotated(annotations::SECRET, "a")
+        .secret("b");
     assert_eq!(secret(identified.clone()).as_deref(), Some("a"));
-    let refused = identified.annotated(labels::VM_EXISTENCE, "none");
+    let refused = identified.annotated(annotations::VM_EXISTENCE, "none");
     assert_eq!(secret(refused).as_deref(), Some("b"), "no VM was made");
 }
 
@@ -989,7 +1005,11 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
         ),
         (
             // Also where the object says that there is none: that may be forged as well.
-            || machine().identified().annotated(labels::VM_EXISTENCE, "none"),
+            || {
+                machine()
+                    .identified()
+                    .annotated(annotations::VM_EXISTENCE, "none")
+            },
             RequiredPolicyCheck::Fresh,
             conditions::READY,
         ),
@@ -1003,7 +1023,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
                 machine()
                     .identified()
                     .deleted_at(now())
-                    .annotated(labels::FORCE_DELETE, "true")
+                    .annotated(annotations::FORCE_DELETE, "true")
             },
             RequiredPolicyCheck::Fresh,
             conditions::DELETING,
@@ -1039,7 +1059,9 @@ fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() 
         block.message
     );
     assert!(block.requeue_after.is_some(), "clusterctl waits");
-    let without = named().without(labels::PROVIDER_ID).without(labels::BLOCK_MOVE);
+    let without = named()
+        .without(annotations::PROVIDER_ID)
+        .without(annotations::BLOCK_MOVE);
     assert_eq!(
         world().paused().plan(without).required_policy_check(),
         RequiredPolicyCheck::None

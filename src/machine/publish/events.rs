@@ -1,7 +1,7 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
+use crate::api::annotations;
 use crate::api::conditions::{self, ConditionStatus, reason};
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::NewEvent;
 use crate::identity::Adoption;
@@ -93,7 +93,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             let vm = id.unwrap_or("with this machine's name, if there is one,");
             let text = format!(
                 "released by the annotation {}; the VM {vm} may be left at the driver",
-                labels::FORCE_DELETE
+                annotations::FORCE_DELETE
             );
             (true, warning(reason::FORCE_DELETED, "ForceDelete", text))
         }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::labels;
+use crate::api::{annotations, labels};
 use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
@@ -95,7 +95,11 @@ fn blocked(plan: Plan) -> Outcome {
 
 /// Every outcome that does not say that the VM is gone, failed, or to be deleted.
 fn harmless() -> Vec<Outcome> {
-    let finalizer_missing = || machine().provisioned().without(crate::api::labels::MACHINE_ID);
+    let finalizer_missing = || {
+        machine()
+            .provisioned()
+            .without(crate::api::annotations::MACHINE_ID)
+    };
     let mut all = vec![
         Outcome::NoOp(""),
         Outcome::Waiting(Some(Duration::from_secs(1))),
@@ -971,7 +975,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     let changed = || {
         machine()
             .provisioned()
-            .annotated(labels::SECRET, "old")
+            .annotated(annotations::SECRET, "old")
             .secret("new")
     };
     for outcome in [
@@ -1002,7 +1006,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
             .metadata
             .annotations
             .get_or_insert_default()
-            .insert(labels::SECRET.to_owned(), String::new());
+            .insert(annotations::SECRET.to_owned(), String::new());
         let healed = after(&fixture, &failed(Stage::Refresh, Code::Internal), timing());
         assert_eq!(
             state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
@@ -1041,8 +1045,8 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
     let mut all = vec![
         blocked(deleted(), world().paused()),
         blocked(deleted(), late().driver_not_configured()),
-        blocked(deleted().annotated(labels::DELETE_FOR_MOVE, ""), late()),
-        blocked(deleted().without(labels::MACHINE_ID), world()),
+        blocked(deleted().annotated(annotations::DELETE_FOR_MOVE, ""), late()),
+        blocked(deleted().without(annotations::MACHINE_ID), world()),
         blocked(deleted().without_finalizer().kept_by("example.com/a"), world()),
         (deleted(), no_secrets(OperationType::Delete)),
         (deleted(), deleting),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Converted, DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Object, UNFINISHED, name};
-use crate::api::{self, labels};
+use crate::api::{self, annotations, labels};
 use crate::identity;
 use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec};
 use cmi_driver::LastKnownState;
@@ -52,7 +52,7 @@ impl SetTemplate<'_> {
     pub fn deployment(&self, name: &str) -> Value {
         let mut body = self.body("MachineDeployment", name, &labels_of(self.target));
         // The MachineDeployment would make a MachineSet of its own before it sees the one with the Machines.
-        body["metadata"]["annotations"][labels::PAUSED] = json!("true");
+        body["metadata"]["annotations"][annotations::PAUSED] = json!("true");
         body["metadata"]["annotations"][UNFINISHED] = json!("true");
         if let Some(rolling) = &self.spec.strategy.rolling_update {
             let given = [
@@ -116,7 +116,8 @@ pub fn machine_objects(
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"] = json!(machine.spec.class.name);
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-groupkind"] =
         json!(format!("InfraMachineTemplate.{}", api::GROUP));
-    infra["metadata"]["annotations"][labels::ADOPT] = json!(Value::Object(class.carried.clone()).to_string());
+    infra["metadata"]["annotations"][annotations::ADOPT] =
+        json!(Value::Object(class.carried.clone()).to_string());
     // A driver that finds its VMs by the state that it asked to be kept would not find this VM without it.
     let state = machine.status.last_known_state.as_bytes();
     if let Some(state) = LastKnownState::new(state.to_vec()) {

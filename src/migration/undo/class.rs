@@ -6,7 +6,7 @@ use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 
 use super::{delete_found, list};
-use crate::api::labels;
+use crate::api::annotations;
 use crate::migration::error::WriteError;
 use crate::migration::plan::{Class, Destination, Object};
 use crate::migration::source::text;
@@ -79,7 +79,7 @@ async fn names_in_use(client: &Client, target: &Destination) -> Result<BTreeSet<
             ] {
                 used.insert(text(&found.data, place));
             }
-            used.extend(found.annotations().get(labels::SECRET).cloned());
+            used.extend(found.annotations().get(annotations::SECRET).cloned());
         }
     }
     Ok(used)

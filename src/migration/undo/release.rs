@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::class::drop_class;
 use super::{MigratedObjects, api_of, delete_found, list};
-use crate::api::{conditions, labels};
+use crate::api::{annotations, conditions};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
 use crate::migration::plan::{Destination, Group, Migration, Object, UNDOING};
@@ -33,7 +33,7 @@ pub async fn pause(
         for object in own() {
             let is_marked = |found: &DynamicObject| {
                 let annotations = found.annotations();
-                annotations.contains_key(labels::PAUSED) && annotations.contains_key(UNDOING)
+                annotations.contains_key(annotations::PAUSED) && annotations.contains_key(UNDOING)
             };
             let found = read(client, object).await?;
             let is_new = |found: &DynamicObject| !is_marked(found);
@@ -42,7 +42,8 @@ pub async fn pause(
                 if found.metadata.deletion_timestamp.is_some() {
                     return Err(WriteError::BeingDeleted(object.to_string()));
                 }
-                let body = json!({"metadata": {"annotations": {labels::PAUSED: "true", UNDOING: "true"}}});
+                let body =
+                    json!({"metadata": {"annotations": {annotations::PAUSED: "true", UNDOING: "true"}}});
                 patch(client, object, &body, "pausing").await?;
             }
         }
@@ -133,7 +134,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
     let api = api_of(client, object);
     let name = &object.name;
     let is_forced = |found: &DynamicObject| {
-        let forced = found.annotations().get(labels::FORCE_DELETE);
+        let forced = found.annotations().get(annotations::FORCE_DELETE);
         forced.is_some_and(|forced| forced == "true")
     };
     for _ in 0..TRIES {
@@ -154,7 +155,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
         if !is_forced(&marked) {
             let body = json!({"metadata": {
                 "uid": marked.uid(), "resourceVersion": marked.resource_version(),
-                "annotations": {labels::FORCE_DELETE: "true"},
+                "annotations": {annotations::FORCE_DELETE: "true"},
             }});
             marked = match patch(client, object, &body, "annotating").await {
                 Ok(marked) => marked,

@@ -105,7 +105,7 @@ fn a_machine_whose_vm_is_not_what_its_class_says_is_refused() {
         "{behind}"
     );
     let in_place = said("InfraMachine", |live| {
-        live["metadata"]["annotations"][labels::UPDATE_IN_PROGRESS] = json!("");
+        live["metadata"]["annotations"][annotations::UPDATE_IN_PROGRESS] = json!("");
     });
     assert!(in_place.contains("updated in place"), "{in_place}");
 }
@@ -114,11 +114,11 @@ fn a_machine_whose_vm_is_not_what_its_class_says_is_refused() {
 #[test]
 fn a_machine_that_the_provider_does_not_let_go_is_refused() {
     let paused = said("InfraMachine", |live| {
-        live["metadata"]["annotations"][labels::PAUSED] = json!("");
+        live["metadata"]["annotations"][annotations::PAUSED] = json!("");
     });
     assert!(paused.contains("InfraMachine m1 is paused"), "{paused}");
     let of_core = said("Machine", |live| {
-        live["metadata"]["annotations"][labels::PAUSED] = json!("");
+        live["metadata"]["annotations"][annotations::PAUSED] = json!("");
     });
     assert_eq!(of_core, "");
 }
@@ -138,7 +138,7 @@ fn a_machine_that_is_being_deleted_is_refused_unless_it_was_released() {
     assert!(machine.contains("Machine m1 is being deleted:"), "{machine}");
     let released = said("InfraMachine", |live| {
         deleted(live);
-        live["metadata"]["annotations"][labels::FORCE_DELETE] = json!("true");
+        live["metadata"]["annotations"][annotations::FORCE_DELETE] = json!("true");
     });
     assert_eq!(released, "");
     let undone = said("Machine", |live| {

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::DeserializeGuard;
+use crate::api::annotations;
 use crate::api::cluster_api::Cluster;
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::orphans::owner::{CommonTexts, LiveMachine, RecordedId};
 
@@ -61,7 +61,7 @@ fn cluster(change: impl FnOnce(&mut Value)) -> Arc<Cluster> {
 
 fn infra_cluster(change: impl FnOnce(&mut Value)) -> Arc<DeserializeGuard<InfraCluster>> {
     let mut infra = json!({
-        "metadata": {"namespace": "ns", "name": "c", "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
+        "metadata": {"namespace": "ns", "name": "c", "annotations": {annotations::CLUSTER_ID: "c-1"}}, "spec": {},
     });
     change(&mut infra);
     Arc::new(DeserializeGuard(Ok(serde_json::from_value(infra).unwrap())))
@@ -318,7 +318,8 @@ fn a_vm_of_a_cluster_that_is_not_here_is_left_alone_and_counted_anew() {
     let mut of_another = vm("n", "m");
     of_another.cluster_id = Some("c-2".to_owned());
     assert_eq!(passes().settled(&of_another, &live(vec![])), Finding::Foreign);
-    let other_id = infra_cluster(|infra| infra["metadata"]["annotations"][labels::CLUSTER_ID] = json!("c-2"));
+    let other_id =
+        infra_cluster(|infra| infra["metadata"]["annotations"][annotations::CLUSTER_ID] = json!("c-2"));
     let live = Live::new(vec![], &[other_id], &[cluster(|_| {})], true);
     assert_eq!(passes().settled(&vm("n", "m"), &live), Finding::Foreign);
 }
@@ -341,26 +342,26 @@ fn nothing_is_concluded_while_a_cluster_is_paused_or_moved_and_counting_begins_a
         ),
         Live::new(
             vec![],
-            &[infra_cluster(marked(labels::PAUSED))],
+            &[infra_cluster(marked(annotations::PAUSED))],
             &[cluster(|_| {})],
             true,
         ),
         Live::new(
             vec![],
-            &[infra_cluster(marked(labels::DELETE_FOR_MOVE))],
+            &[infra_cluster(marked(annotations::DELETE_FOR_MOVE))],
             &[cluster(|_| {})],
             true,
         ),
         Live::new(
             vec![],
-            &[infra_cluster(marked(labels::BLOCK_MOVE))],
+            &[infra_cluster(marked(annotations::BLOCK_MOVE))],
             &[cluster(|_| {})],
             true,
         ),
         Live::new(
             vec![],
             &[infra_cluster(|_| {})],
-            &[cluster(marked(labels::DELETE_FOR_MOVE))],
+            &[cluster(marked(annotations::DELETE_FOR_MOVE))],
             true,
         ),
         Live::new(moving(), &[infra_cluster(|_| {})], &[cluster(|_| {})], true),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::cluster_api::ClusterSpec;
 use crate::api::v1alpha1::{InfraMachineRemediationSpec, InfraMachineRemediationStatus, RemediationStrategy};
-use crate::api::{GROUP, labels};
+use crate::api::{GROUP, annotations};
 use crate::configured_driver::{KnownDriver, StableReachability};
 use cmi_driver::{Capabilities, Code, Status};
 
@@ -50,8 +50,8 @@ fn world() -> World {
         "metadata": {
             "name": "m", "namespace": "ns",
             "annotations": {
-                labels::MACHINE_ID: "ns/m/u-1", labels::VM_EXISTENCE: "may-exist",
-                labels::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
+                annotations::MACHINE_ID: "ns/m/u-1", annotations::VM_EXISTENCE: "may-exist",
+                annotations::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
             },
             "ownerReferences": [{
                 "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "m", "uid": "u",
@@ -87,8 +87,11 @@ fn driver(offers: bool, is_current: bool) -> DriverState {
 impl World {
     fn restarted(mut self, count: u32, issued_at: i64) -> Self {
         let annotations = [
-            (labels::RESTARTS.to_owned(), count.to_string()),
-            (labels::RESTART_ISSUED_AT.to_owned(), at(issued_at).to_string()),
+            (annotations::RESTARTS.to_owned(), count.to_string()),
+            (
+                annotations::RESTART_ISSUED_AT.to_owned(),
+                at(issued_at).to_string(),
+            ),
         ];
         self.remediation.metadata.annotations = Some(annotations.into());
         self
@@ -221,7 +224,7 @@ fn of_the_remediations_of_a_machine_only_the_one_of_its_name_restarts_its_vm() {
 
 #[test]
 fn whatever_pauses_it_keeps_its_vm_as_it_is() {
-    let annotation = || Some([(labels::PAUSED.to_owned(), String::new())].into());
+    let annotation = || Some([(annotations::PAUSED.to_owned(), String::new())].into());
     let mut paused = [world(), world(), world(), world()];
     paused[0].remediation.metadata.annotations = annotation();
     paused[1].cluster.as_mut().unwrap().spec.paused = Some(true);
@@ -234,7 +237,7 @@ fn whatever_pauses_it_keeps_its_vm_as_it_is() {
         .as_mut()
         .unwrap()
         .extend(annotation().unwrap());
-    paused[3].machine.as_mut().unwrap()["metadata"]["annotations"] = json!({labels::PAUSED: ""});
+    paused[3].machine.as_mut().unwrap()["metadata"]["annotations"] = json!({annotations::PAUSED: ""});
     for (world, by) in paused
         .iter()
         .zip(["InfraMachineRemediation", "Cluster", "InfraMachine ", "Machine "])
@@ -247,7 +250,7 @@ fn whatever_pauses_it_keeps_its_vm_as_it_is() {
     let mut thrice = world();
     thrice.remediation.metadata.annotations = annotation();
     thrice.cluster.as_mut().unwrap().spec.paused = Some(true);
-    thrice.machine.as_mut().unwrap()["metadata"]["annotations"] = json!({labels::PAUSED: ""});
+    thrice.machine.as_mut().unwrap()["metadata"]["annotations"] = json!({annotations::PAUSED: ""});
     let by_all = "Cluster spec.paused is set to true; InfraMachineRemediation has the \
         cluster.x-k8s.io/paused annotation; Machine has the cluster.x-k8s.io/paused annotation; take that \
         back to have it go on";
@@ -298,7 +301,7 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
         .annotations
         .as_mut()
         .unwrap();
-    annotations.insert(labels::MACHINE_ID.to_owned(), foreign);
+    annotations.insert(annotations::MACHINE_ID.to_owned(), foreign);
     worlds[3].infra.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(at(CREATED)));
     worlds[4].machine.as_mut().unwrap()["spec"]["infrastructureRef"]["kind"] = json!("DevMachine");
     // It names the InfraMachine of another Machine.
@@ -425,7 +428,7 @@ fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replace
 #[test]
 fn a_machine_that_waits_for_an_adoption_is_not_replaced_however_long_that_takes() {
     let mut world = world();
-    let annotations = [(labels::ADOPT.to_owned(), "{}".to_owned())];
+    let annotations = [(annotations::ADOPT.to_owned(), "{}".to_owned())];
     world.infra.as_mut().unwrap().metadata.annotations = Some(annotations.into());
     let later = CREATED + 1000 * TIMEOUT;
     assert_eq!(

@@ -28,13 +28,13 @@ impl Seen {
     fn new() -> Self {
         let mut machine = Machine::new("m", MachineSpec::default());
         machine.metadata.deletion_timestamp = Some(Time(now()));
-        annotate(&mut machine.metadata, labels::VOLUME_DRAIN_HOOK, "");
+        annotate(&mut machine.metadata, annotations::VOLUME_DRAIN_HOOK, "");
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
         infra.spec.provider_id = Some("p".to_owned());
         infra.metadata.namespace = Some("ns".to_owned());
-        annotate(&mut infra.metadata, labels::MACHINE_ID, "ns/m/u");
-        annotate(&mut infra.metadata, labels::VM_EXISTENCE, "may-exist");
-        annotate(&mut infra.metadata, labels::VOLUME_DRAIN, "5m");
+        annotate(&mut infra.metadata, annotations::MACHINE_ID, "ns/m/u");
+        annotate(&mut infra.metadata, annotations::VM_EXISTENCE, "may-exist");
+        annotate(&mut infra.metadata, annotations::VOLUME_DRAIN, "5m");
         Self {
             enabled: true,
             machine,
@@ -135,7 +135,7 @@ fn the_hook_is_set_where_it_is_asked_for_and_never_on_a_machine_that_is_deleted(
     assert_eq!(Seen::with(alive).plan(), "show None");
     let invalid = Seen::with(|seen| {
         alive(seen);
-        annotate(&mut seen.infra.metadata, labels::VOLUME_DRAIN, "soon");
+        annotate(&mut seen.infra.metadata, annotations::VOLUME_DRAIN, "soon");
     });
     assert_eq!(invalid.plan(), "show Some(\"InvalidVolumeDrain\")");
     let never_asked = Seen::with(|seen| {
@@ -151,7 +151,7 @@ fn the_hook_goes_when_it_is_not_asked_for_any_more_or_the_feature_is_off() {
     assert_eq!(off.plan(), "release NotAskedFor");
     let opted_out = Seen::with(|seen| seen.infra.metadata.annotations = None);
     assert_eq!(opted_out.plan(), "release NotAskedFor");
-    let said_no = Seen::with(|seen| annotate(&mut seen.infra.metadata, labels::VOLUME_DRAIN, "false"));
+    let said_no = Seen::with(|seen| annotate(&mut seen.infra.metadata, annotations::VOLUME_DRAIN, "false"));
     assert_eq!(said_no.plan(), "release NotAskedFor");
     let alive = Seen::with(|seen| {
         seen.enabled = false;
@@ -170,7 +170,10 @@ fn the_hook_goes_with_the_infra_machine_and_another_replicas_stays() {
 
 #[test]
 fn what_cluster_api_does_not_drain_is_not_drained_here() {
-    for key in [labels::EXCLUDE_NODE_DRAINING, labels::EXCLUDE_VOLUME_DETACH] {
+    for key in [
+        annotations::EXCLUDE_NODE_DRAINING,
+        annotations::EXCLUDE_VOLUME_DETACH,
+    ] {
         let excluded = Seen::with(|seen| seen.live["metadata"]["annotations"] = json!({key: ""}));
         assert!(
             excluded.plan().starts_with("release Skipped"),
@@ -195,8 +198,8 @@ fn what_cluster_api_does_not_drain_is_not_drained_here() {
 #[test]
 fn nothing_is_done_that_is_paused() {
     let cluster = Seen::with(|seen| seen.cluster.spec.paused = Some(true));
-    let infra = Seen::with(|seen| annotate(&mut seen.infra.metadata, labels::PAUSED, ""));
-    let machine = Seen::with(|seen| seen.live["metadata"]["annotations"] = json!({labels::PAUSED: ""}));
+    let infra = Seen::with(|seen| annotate(&mut seen.infra.metadata, annotations::PAUSED, ""));
+    let machine = Seen::with(|seen| seen.live["metadata"]["annotations"] = json!({annotations::PAUSED: ""}));
     for seen in [cluster, infra, machine] {
         assert_eq!(seen.plan(), "nothing");
     }
@@ -241,10 +244,10 @@ fn the_node_of_a_machine_without_a_vm_of_its_own_is_left_alone() {
     let expected = "release Skipped(\"the machine has no VM of its own\")";
     let unconfirmed = Seen::with(|seen| {
         let all = seen.infra.metadata.annotations.get_or_insert_default();
-        all.remove(labels::MACHINE_ID);
+        all.remove(annotations::MACHINE_ID);
     });
     assert_eq!(unconfirmed.plan(), expected);
-    let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, labels::VM_EXISTENCE, "none"));
+    let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, annotations::VM_EXISTENCE, "none"));
     assert_eq!(none.plan(), expected);
 }
 
@@ -253,7 +256,11 @@ fn the_node_of_a_machine_without_a_vm_of_its_own_is_left_alone() {
 fn a_machine_that_was_restored_without_its_status_is_drained_once_its_vm_is_confirmed() {
     let restored = |change: &dyn Fn(&mut Seen)| {
         Seen::with(|seen| {
-            annotate(&mut seen.infra.metadata, labels::PROVIDER_ID, labels::NAMED);
+            annotate(
+                &mut seen.infra.metadata,
+                annotations::PROVIDER_ID,
+                annotations::NAMED,
+            );
             change(seen);
         })
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
-use capcmi::api::{conditions, labels};
+use capcmi::api::{annotations, conditions};
 use cmi_driver::Operation;
 use http::StatusCode;
 use kube::ResourceExt;
@@ -86,7 +86,7 @@ async fn a_failure_whose_status_is_not_taken_is_reported_later_and_its_call_is_n
         })
         .await?;
     ensure!(!refuses.load(Ordering::SeqCst), "the status was taken at once");
-    ensure!(reported.annotations().contains_key(labels::LAST_KNOWN_STATE));
+    ensure!(reported.annotations().contains_key(annotations::LAST_KNOWN_STATE));
     let last = reported.status.and_then(|status| status.last_operation);
     ensure!(
         last.is_some_and(|last| last.attempts == 1 && last.next_retry_time.is_some()),

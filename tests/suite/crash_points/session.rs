@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use capcmi::api::labels;
+use capcmi::api::annotations;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm, Vm};
@@ -354,11 +354,11 @@ impl Session {
             .unwrap_or_default()
             .into_keys()
             // Of a create that was cut short it may be for ever unknown what became of it.
-            .filter(|key| key != labels::CREATE_ISSUED_AT)
+            .filter(|key| key != annotations::CREATE_ISSUED_AT)
             .collect();
         // That only the status says of a VM that it is there: a second create says it in the metadata.
-        if annotations.remove(labels::PROVIDER_ID) {
-            annotations.remove(labels::BLOCK_MOVE);
+        if annotations.remove(annotations::PROVIDER_ID) {
+            annotations.remove(annotations::BLOCK_MOVE);
         }
         let last = status
             .last_operation
@@ -425,6 +425,6 @@ fn to_adopt(machine: ByHand, cloud: &Cloud, cluster_id: &str) -> Result<ByHand> 
     let id = planted.map_err(|status| anyhow!("planting a VM: {status}"))?;
     let carried = json!({tags::ROLE: "worker"}).to_string();
     Ok(machine
-        .infra("/metadata/annotations", json!({labels::ADOPT: carried}))
+        .infra("/metadata/annotations", json!({annotations::ADOPT: carried}))
         .infra("/spec/providerID", json!(id)))
 }

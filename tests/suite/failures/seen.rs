@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::annotations;
 use capcmi::api::conditions;
-use capcmi::api::labels;
 use jiff::Timestamp;
 use management_cluster::eventually;
 use serde::{Deserialize, Serialize};
@@ -338,7 +338,7 @@ struct Labels {
 
 impl Labels {
     fn of(kind: Kind, object: &Value) -> Self {
-        let noted = &object["metadata"]["annotations"][labels::DRIVER];
+        let noted = &object["metadata"]["annotations"][annotations::DRIVER];
         let driver = |spec: &Value| noted.as_str().or(spec["driver"].as_str()).map(str::to_owned);
         let drivers = |driver: Option<String>| match driver {
             Some(driver) => vec![driver, "unknown".to_owned()],

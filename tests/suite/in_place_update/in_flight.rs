@@ -1,7 +1,7 @@
 //! Calls that are in flight when something else is asked of their machine.
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi::api::labels;
+use capcmi::api::annotations;
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
 use kube::ResourceExt as _;
@@ -108,9 +108,9 @@ fn is_in_flight(cloud: &Cloud) -> Result<bool> {
 
 async fn blocks_its_move(fleet: &Fleet<'_>) -> Result<()> {
     for machine in fleet.infra_machines().await? {
-        let value = machine.annotations().get(labels::BLOCK_MOVE);
+        let value = machine.annotations().get(annotations::BLOCK_MOVE);
         ensure!(
-            value.map(String::as_str) == Some(labels::BLOCK_MOVE_VALUE),
+            value.map(String::as_str) == Some(annotations::BLOCK_MOVE_VALUE),
             "{:?}",
             machine.annotations()
         );

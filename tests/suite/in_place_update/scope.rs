@@ -1,7 +1,7 @@
 //! Which provider answers: the one that leads, about what it looks at.
 
 use anyhow::{Result, ensure};
-use capcmi::api::labels;
+use capcmi::api::annotations;
 use cmi_driver::Operation;
 use kube::ResourceExt as _;
 use management_cluster::eventually;
@@ -55,14 +55,14 @@ async fn a_replica_that_does_not_lead_says_neither_yes_nor_no_and_begins_no_upda
     let [(can_update, question), _] = questions(&machine).await?;
     // As Cluster API does before it asks for the update.
     let begun = json!({
-        "metadata": {"annotations": {labels::UPDATE_IN_PROGRESS: ""}},
+        "metadata": {"annotations": {annotations::UPDATE_IN_PROGRESS: ""}},
         "spec": {"providerSpec": {"labels": {"tier": "gold"}}},
     });
     machine.patch(begun).await?;
     refuses(&extension, &machine, "ask again").await?;
     let left = machine.get().await?;
     ensure!(
-        !left.annotations().contains_key(labels::IN_PLACE_UPDATE),
+        !left.annotations().contains_key(annotations::IN_PLACE_UPDATE),
         "begun: {left:?}"
     );
 
@@ -125,7 +125,7 @@ async fn about_what_a_provider_does_not_look_at_it_decides_nothing() -> Result<(
     for (machine, name) in [(&machine, "m"), (&foreign, "m of the other namespace")] {
         let left = machine.get().await?;
         ensure!(
-            !left.annotations().contains_key(labels::IN_PLACE_UPDATE),
+            !left.annotations().contains_key(annotations::IN_PLACE_UPDATE),
             "{name}: begun"
         );
     }

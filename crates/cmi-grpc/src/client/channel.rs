@@ -119,7 +119,7 @@ impl Channel {
         match self.open().await {
             Ok(session) => {
                 *backoff = ConnectBackoff::default();
-                Ok(self.adopt(session))
+                Ok(self.install(session))
             }
             Err(error) => Err(self.unavailable(backoff.failed(ErrorChain(&error).to_string()))),
         }
@@ -153,7 +153,7 @@ impl Channel {
         let _opening = self.opening.lock().await;
         match self.open().await {
             Ok(session) => {
-                self.adopt(session);
+                self.install(session);
                 if files_changed {
                     tracing::info!(%target, "connected anew: the TLS files have changed");
                 }
@@ -218,11 +218,11 @@ impl Channel {
     }
 
     /// Makes this session the current one.
-    fn adopt(&self, mut session: Session) -> Arc<Session> {
+    fn install(&self, mut session: Session) -> Arc<Session> {
         let same = self.living().filter(|old| old.handshake == session.handshake);
         let mut latest = self.latest.write();
         if let Some(old) = same {
-            session.replace(&old);
+            session.inherit(&old);
         } else {
             latest.connection_generation += 1;
             session.connection_generation = latest.connection_generation;

@@ -45,8 +45,8 @@ impl Session {
         }
     }
 
-    /// Takes the place of a session in which the plugin has said the same. It stays kept once.
-    pub(super) fn replace(&mut self, old: &Self) {
+    /// Shares the handshake and the generation of a session in which the plugin has said the same.
+    pub(super) fn inherit(&mut self, old: &Self) {
         self.handshake = old.handshake.clone();
         self.connection_generation = old.connection_generation;
     }

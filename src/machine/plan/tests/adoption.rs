@@ -9,7 +9,9 @@ const OLD: &str = r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "wor
 
 /// A machine whose VM another has made.
 fn asked() -> MachineFixture {
-    machine().provider_id("sim://9").annotated(labels::ADOPT, OLD)
+    machine()
+        .provider_id("sim://9")
+        .annotated(annotations::ADOPT, OLD)
 }
 
 /// As the confirmation leaves it.
@@ -17,8 +19,8 @@ fn confirmed() -> MachineFixture {
     let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
     asked()
         .identified()
-        .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
-        .annotated(labels::ADOPTED, "sim://9")
+        .annotated(annotations::APPLIED_PROVIDER_SPEC, &applied)
+        .annotated(annotations::ADOPTED, "sim://9")
 }
 
 fn old_spec(spec: &serde_json::Value) -> ProviderSpec {
@@ -62,12 +64,12 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
     let cases = [
         (
             world(),
-            machine().annotated(labels::ADOPT, "{}"),
+            machine().annotated(annotations::ADOPT, "{}"),
             reason::ADOPTION_INVALID,
         ),
         (
             world(),
-            asked().annotated(labels::ADOPT, "yes"),
+            asked().annotated(annotations::ADOPT, "yes"),
             reason::ADOPTION_INVALID,
         ),
         (
@@ -129,9 +131,9 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
 /// and an id that was never confirmed is not, whatever else is written down.
 #[test]
 fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
-    let noted = |note| machine().identified().annotated(labels::VM_EXISTENCE, note);
+    let noted = |note| machine().identified().annotated(annotations::VM_EXISTENCE, note);
     for note in ["may-exist", "refused"] {
-        let annotated = noted(note).annotated(labels::ADOPT, OLD);
+        let annotated = noted(note).annotated(annotations::ADOPT, OLD);
         for (machine, remedy) in [
             (annotated.clone(), "remove the annotation"),
             (
@@ -154,7 +156,13 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
         reason_of(world().plan(other)),
         (conditions::READY, reason::ADOPTION_INVALID)
     );
-    adopt(world().plan(noted("none").annotated(labels::ADOPT, OLD).provider_id("sim://9")));
+    adopt(
+        world().plan(
+            noted("none")
+                .annotated(annotations::ADOPT, OLD)
+                .provider_id("sim://9"),
+        ),
+    );
 }
 
 /// A process that ended after the confirmation, and a move, which loses the status.
@@ -162,7 +170,7 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
 fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
     for machine in [
         confirmed(),
-        confirmed().annotated(labels::ADOPT, "broken"),
+        confirmed().annotated(annotations::ADOPT, "broken"),
         confirmed().spec(&json!({"size": "xl"})),
     ] {
         let plan = adopt(
@@ -186,8 +194,8 @@ fn a_failed_look_up_is_waited_for() {
 fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
     let up = confirmed().provisioned().provider_id("sim://9");
     let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
-    let up = up.annotated(labels::APPLIED_PROVIDER_SPEC, &applied);
-    for machine in [up.clone(), up.clone().without(labels::ADOPT)] {
+    let up = up.annotated(annotations::APPLIED_PROVIDER_SPEC, &applied);
+    for machine in [up.clone(), up.clone().without(annotations::ADOPT)] {
         let plan = world().plan(machine);
         let Plan::Outcome(Outcome::UpToDate { not_updatable, .. }) = plan else {
             panic!("{plan:?}");
@@ -218,7 +226,7 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
     let applied = |spec: &ProviderSpec| {
         let up = confirmed().provisioned().provider_id("sim://9");
         up.annotated(
-            labels::APPLIED_PROVIDER_SPEC,
+            annotations::APPLIED_PROVIDER_SPEC,
             &serde_json::to_string(spec).unwrap(),
         )
     };
@@ -257,12 +265,12 @@ fn an_adopted_vm_whose_tags_cannot_be_told_is_not_changed() {
     let up = confirmed()
         .provisioned()
         .provider_id("sim://9")
-        .annotated(labels::APPLIED_PROVIDER_SPEC, &applied);
+        .annotated(annotations::APPLIED_PROVIDER_SPEC, &applied);
     for machine in [
         up.clone(),
-        up.clone().without(labels::ADOPT),
+        up.clone().without(annotations::ADOPT),
         up.clone().spec(&json!({"size": "xl"})),
-        up.without(labels::APPLIED_PROVIDER_SPEC),
+        up.without(annotations::APPLIED_PROVIDER_SPEC),
     ] {
         let plan = elsewhere().plan(machine);
         let Plan::Outcome(Outcome::Refused { invalid, .. }) = plan else {
@@ -283,7 +291,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
     let held = |note: &str| {
         asked()
             .identified()
-            .annotated(labels::VM_EXISTENCE, note)
+            .annotated(annotations::VM_EXISTENCE, note)
             .deleted_at(now())
     };
     assert!(released(world().plan(held("none"))));
@@ -306,8 +314,8 @@ fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since
         let issued = || {
             machine()
                 .identified()
-                .annotated(labels::VM_EXISTENCE, note)
-                .annotated(labels::ADOPT, OLD)
+                .annotated(annotations::VM_EXISTENCE, note)
+                .annotated(annotations::ADOPT, OLD)
         };
         for machine in [issued(), issued().provider_id("sim://9")] {
             let delete = deletion(machine);

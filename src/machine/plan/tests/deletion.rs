@@ -40,7 +40,7 @@ fn a_machine_without_our_finalizer_is_left() {
 
 #[test]
 fn a_paused_machine_is_not_deleted_not_even_by_force() {
-    for fixture in [deleted(), deleted().annotated(labels::FORCE_DELETE, "true")] {
+    for fixture in [deleted(), deleted().annotated(annotations::FORCE_DELETE, "true")] {
         assert_eq!(
             reason_of(world().paused().plan(fixture)),
             (conditions::PAUSED, reason::PAUSED)
@@ -52,14 +52,14 @@ fn a_paused_machine_is_not_deleted_not_even_by_force() {
 /// annotations away as well, which must not be called a lost identity.
 #[test]
 fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
-    let moved = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
+    let moved = || deleted().annotated(annotations::DELETE_FOR_MOVE, "");
     for world in [
         world(),
         world().paused(),
         world().without_cluster(),
         world().driver_not_configured(),
     ] {
-        let lost = moved().provider_id("sim://1").without(labels::MACHINE_ID);
+        let lost = moved().provider_id("sim://1").without(annotations::MACHINE_ID);
         for fixture in [moved(), lost] {
             let plan = world.plan(fixture);
             assert_eq!(plan, Outcome::Requeue(Duration::from_mins(1)));
@@ -67,7 +67,7 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
     }
     // clusterctl leaves the Cluster paused where it stops halfway.
     for world in [world(), world().paused()] {
-        let forced = moved().annotated(labels::FORCE_DELETE, "true");
+        let forced = moved().annotated(annotations::FORCE_DELETE, "true");
         assert_eq!(
             world.plan(forced),
             Outcome::RemoveFinalizer(RemovalReason::Forced)
@@ -78,14 +78,18 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
 /// A mark that stays is not clusterctl's, or clusterctl was cut short.
 #[test]
 fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
-    let marked = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
+    let marked = || deleted().annotated(annotations::DELETE_FOR_MOVE, "");
     for world in [world(), world().paused(), world().without_cluster()] {
         let world = world.seconds_later(60);
-        for fixture in [marked(), marked().without(labels::MACHINE_ID)] {
+        for fixture in [marked(), marked().without(annotations::MACHINE_ID)] {
             let block = blocked(world.plan(fixture));
             let said = (block.condition, block.reason);
             assert_eq!(said, (conditions::DELETING, reason::DELETE_FOR_MOVE));
-            assert!(block.message.contains(labels::FORCE_DELETE), "{}", block.message);
+            assert!(
+                block.message.contains(annotations::FORCE_DELETE),
+                "{}",
+                block.message
+            );
         }
     }
 }
@@ -117,35 +121,39 @@ fn a_deletion_that_only_other_finalizers_keep_names_them() {
 fn force_lets_a_machine_go_whatever_is_known_of_it() {
     for fixture in [
         deleted(),
-        deleted().without(labels::MACHINE_ID),
-        deleted().without(labels::APPLIED_PROVIDER_SPEC),
+        deleted().without(annotations::MACHINE_ID),
+        deleted().without(annotations::APPLIED_PROVIDER_SPEC),
     ] {
-        let forced = fixture.annotated(labels::FORCE_DELETE, "true");
+        let forced = fixture.annotated(annotations::FORCE_DELETE, "true");
         assert_eq!(
             world().driver_not_configured().plan(forced),
             Outcome::RemoveFinalizer(RemovalReason::Forced)
         );
     }
-    delete(world().plan(deleted().annotated(labels::FORCE_DELETE, "yes")));
+    delete(world().plan(deleted().annotated(annotations::FORCE_DELETE, "yes")));
 }
 
 #[test]
 fn a_vm_is_not_deleted_in_the_name_of_another_machine() {
     let foreign = (conditions::DELETING, reason::FOREIGN_IDENTITY);
     for fixture in [
-        deleted().without(labels::MACHINE_ID),
-        deleted().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
-        deleted().without(labels::APPLIED_PROVIDER_SPEC),
+        deleted().without(annotations::MACHINE_ID),
+        deleted().annotated(annotations::MACHINE_ID, "ns1/other/u-9"),
+        deleted().without(annotations::APPLIED_PROVIDER_SPEC),
     ] {
         let block = blocked(world().plan(fixture));
         assert_eq!((block.condition, block.reason), foreign);
-        assert!(block.message.contains(labels::FORCE_DELETE), "{}", block.message);
+        assert!(
+            block.message.contains(annotations::FORCE_DELETE),
+            "{}",
+            block.message
+        );
     }
 }
 
 #[test]
 fn what_was_never_created_goes_without_a_call() {
-    let never = deleted().annotated(labels::VM_EXISTENCE, "none");
+    let never = deleted().annotated(annotations::VM_EXISTENCE, "none");
     assert_eq!(
         world().capabilities_unknown().plan(never),
         Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
@@ -154,9 +162,9 @@ fn what_was_never_created_goes_without_a_call() {
 
 #[test]
 fn a_lost_note_or_one_that_an_id_contradicts_is_no_proof_that_there_is_no_vm() {
-    delete(world().plan(deleted().without(labels::VM_EXISTENCE)));
+    delete(world().plan(deleted().without(annotations::VM_EXISTENCE)));
     let contradicted = deleted()
-        .annotated(labels::VM_EXISTENCE, "none")
+        .annotated(annotations::VM_EXISTENCE, "none")
         .provider_id("sim://1");
     delete(world().plan(contradicted));
 }
@@ -170,7 +178,7 @@ fn a_deletion_waits_for_its_driver_to_be_configured() {
     );
     assert!(block.requeue_after.is_some());
     assert!(
-        block.message.contains(labels::FORCE_DELETE),
+        block.message.contains(annotations::FORCE_DELETE),
         "it does not say how to end it: {}",
         block.message
     );
@@ -181,7 +189,7 @@ fn a_deletion_waits_for_its_driver_to_be_configured() {
 fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
     let shut_down = |seconds, fixture| delete(world().seconds_later(seconds).plan(fixture)).shut_down;
     let accepted =
-        |seconds: i64| deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, &at(seconds).to_string());
+        |seconds: i64| deleted().annotated(annotations::SHUT_DOWN_ACCEPTED_AT, &at(seconds).to_string());
     let asked = shut_down(86_400, deleted()).unwrap();
     assert_eq!((asked.accepted, asked.left(at(86_400)).as_secs()), (None, 60));
     let left = |seconds, fixture| shut_down(seconds, fixture).map(|given| given.left(at(seconds)).as_secs());
@@ -192,7 +200,7 @@ fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
         None,
         "after a clock was set back, the driver is asked anew"
     );
-    let garbled = deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, "soon");
+    let garbled = deleted().annotated(annotations::SHUT_DOWN_ACCEPTED_AT, "soon");
     assert_eq!(left(0, garbled), Some(60));
     let mut at_once = deleted().build();
     at_once.spec.shutdown_timeout_seconds = Some(0);
@@ -227,7 +235,7 @@ fn after_the_guests_time_and_four_failures_in_a_row_a_shut_down_has_its_last_try
 
 fn issued(seconds: &[i64]) -> MachineFixture {
     let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
-    deleted().annotated(labels::CREATE_ISSUED_AT, &times.join(","))
+    deleted().annotated(annotations::CREATE_ISSUED_AT, &times.join(","))
 }
 
 /// A cancelled call need not stop a back end.
@@ -346,7 +354,7 @@ proptest::proptest! {
 fn a_create_of_an_unknown_time_is_counted_from_when_the_vm_is_first_absent() {
     let garbled = || {
         deleted()
-            .annotated(labels::CREATE_ISSUED_AT, "soon")
+            .annotated(annotations::CREATE_ISSUED_AT, "soon")
             .provider_id("sim://1")
     };
     for fixture in [deleted(), garbled()] {
@@ -379,7 +387,7 @@ fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
 /// A disk may have been made before the spec was refused.
 #[test]
 fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
-    let refused = || deleted().annotated(labels::VM_EXISTENCE, "refused");
+    let refused = || deleted().annotated(annotations::VM_EXISTENCE, "refused");
     let plan = delete(world().plan(refused()));
     assert!(plan.refused);
     assert_eq!(
@@ -409,7 +417,7 @@ fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
     };
     let paced = [-100, 0, 40, 100, 100_000].map(|seconds| requeue_after(world(), seconds));
     assert_eq!(paced, [5, 5, 10, 25, 60]);
-    let accepted = deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, &at(0).to_string());
+    let accepted = deleted().annotated(annotations::SHUT_DOWN_ACCEPTED_AT, &at(0).to_string());
     let while_it_stops = |seconds| {
         delete(world().seconds_later(seconds).plan(accepted.clone()))
             .requeue_after

@@ -105,14 +105,16 @@ fn a_field_that_the_driver_cannot_change_is_only_told_about() {
 
 /// Cluster API has written the new spec, and an extension is to bring the VM there.
 fn updated_in_place(fixture: MachineFixture) -> MachineFixture {
-    fixture.generation(2).annotated(labels::UPDATE_IN_PROGRESS, "")
+    fixture
+        .generation(2)
+        .annotated(annotations::UPDATE_IN_PROGRESS, "")
 }
 
 #[test]
 fn an_update_in_place_waits_until_this_provider_is_asked_for_the_spec_as_it_is_now() {
     let requested = |generation: u32| {
         let request = format!("u-1/{generation}/requested");
-        updated_in_place(larger()).annotated(labels::IN_PLACE_UPDATE, &request)
+        updated_in_place(larger()).annotated(annotations::IN_PLACE_UPDATE, &request)
     };
     for fixture in [
         updated_in_place(larger()),
@@ -146,7 +148,7 @@ fn an_update_in_place_waits_until_this_provider_is_asked_for_the_spec_as_it_is_n
 fn an_update_in_place_that_changes_nothing_of_the_vm_is_reported_as_done_and_once() {
     let said = |word: &str| {
         let said = format!("u-1/2/{word}");
-        world().plan(updated_in_place(machine().provisioned()).annotated(labels::IN_PLACE_UPDATE, &said))
+        world().plan(updated_in_place(machine().provisioned()).annotated(annotations::IN_PLACE_UPDATE, &said))
     };
     let Plan::ReportInPlaceUpdate(Some(done)) = said("requested") else {
         panic!("not reported");
@@ -154,10 +156,12 @@ fn an_update_in_place_that_changes_nothing_of_the_vm_is_reported_as_done_and_onc
     assert_eq!(done, "u-1/2/done");
     assert_eq!(said("done"), kept(true, None));
     let requested = |fixture: MachineFixture| {
-        updated_in_place(fixture).annotated(labels::IN_PLACE_UPDATE, "u-1/2/requested")
+        updated_in_place(fixture).annotated(annotations::IN_PLACE_UPDATE, "u-1/2/requested")
     };
     update(world().remembering(0).plan(requested(half_updated(0))));
-    let unknown = machine().provisioned().without(labels::APPLIED_PROVIDER_SPEC);
+    let unknown = machine()
+        .provisioned()
+        .without(annotations::APPLIED_PROVIDER_SPEC);
     update(world().plan(requested(unknown)));
 }
 
@@ -185,7 +189,9 @@ fn an_update_that_was_cut_short_is_finished_though_the_spec_went_back() {
     });
     update(world().plan(processing));
     // A move leaves the status behind.
-    let moved = machine().provisioned().annotated(labels::UPDATE_ISSUED, "true");
+    let moved = machine()
+        .provisioned()
+        .annotated(annotations::UPDATE_ISSUED, "true");
     update(world().plan(moved));
 }
 
@@ -304,7 +310,7 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
         reason_of(world().driver_not_configured().plan(machine().provisioned())),
         (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED)
     );
-    let finalizer_missing = machine().provisioned().without(labels::MACHINE_ID);
+    let finalizer_missing = machine().provisioned().without(annotations::MACHINE_ID);
     assert_eq!(
         reason_of(world().plan(finalizer_missing)),
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::admission::EnforcementEpoch;
-use crate::api::ObjectMetaExt as _;
+use crate::api::{ObjectMetaExt as _, labels};
 use crate::orphans::DeletionLog;
 
 /// What happens next.
@@ -199,7 +199,7 @@ impl World {
                 let id = identity_of(machine);
                 impostor.metadata.name = Some("impostor".to_owned());
                 impostor.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-                let forged = (labels::MACHINE_ID.to_owned(), format!("ns/impostor/{id}"));
+                let forged = (annotations::MACHINE_ID.to_owned(), format!("ns/impostor/{id}"));
                 impostor.metadata.annotations = Some([forged].into());
                 let (impostor, during) = (DeserializeGuard(Ok(impostor)), Some(world.now()));
                 world
@@ -236,7 +236,7 @@ impl World {
         let object = json!({
             "metadata": {
                 "namespace": "ns", "name": name, "uid": id, "labels": {labels::CLUSTER_NAME: "c"},
-                "annotations": {labels::MACHINE_ID: format!("ns/{name}/{id}"), labels::CLUSTER_ID: "c-1"},
+                "annotations": {annotations::MACHINE_ID: format!("ns/{name}/{id}"), annotations::CLUSTER_ID: "c-1"},
             },
             "spec": {"providerSpec": {}},
         });
@@ -274,7 +274,7 @@ impl World {
         let Some(name) = self.name(index) else { return };
         let machine = self.here.machines.get_mut(&name).unwrap();
         let annotations = machine.metadata.annotations.get_or_insert_default();
-        annotations.insert(labels::DELETE_FOR_MOVE.to_owned(), String::new());
+        annotations.insert(annotations::DELETE_FOR_MOVE.to_owned(), String::new());
         machine.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
             Timestamp::UNIX_EPOCH,
         ));
