@@ -21,9 +21,10 @@ use super::ownership::has_finalizer;
 use super::publish::{events, record_failure};
 use super::{Context, gather_and_plan};
 use crate::api::ObjectMetaExt as _;
-use crate::api::labels::{self, VmExistence};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{VmExistence, annotations};
 use crate::apiserver::Error;
+use crate::configured_driver::PERMIT_WAIT;
 use crate::identity::{self, MachineId};
 use crate::retry::LONG_WAIT;
 
@@ -43,7 +44,7 @@ pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
         && has_finalizer(last)
         && MachineId::of(last).is_some()
         && identity::vm_existence(last) == VmExistence::MayExist
-        && ![labels::DELETE_FOR_MOVE, labels::FORCE_DELETE]
+        && ![annotations::DELETE_FOR_MOVE, annotations::FORCE_DELETE]
             .into_iter()
             .any(is_marked)
 }
@@ -149,7 +150,13 @@ async fn attempt(
         }
         return Ok(None);
     }
-    Ok(Some(timing.wait.unwrap_or(LONG_WAIT)))
+    let wait = timing.wait.unwrap_or(LONG_WAIT);
+    Ok(Some(match outcome {
+        // A reconcile that was under way when the object went asks for a permit by the same key, and may take
+        // the place and the wake-up of this task.
+        Outcome::Queued { .. } | Outcome::Waiting(_) => wait.min(PERMIT_WAIT),
+        _ => wait,
+    }))
 }
 
 #[cfg(test)]
@@ -164,7 +171,7 @@ mod tests {
         machine()
             .configured_driver("pool")
             .identified()
-            .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
+            .annotated(annotations::CREATE_ISSUED_AT, &at(0).to_string())
     }
 
     #[test]
@@ -176,11 +183,11 @@ mod tests {
             made().without_finalizer(),
             made().provider_id("sim://1"),
             machine().provisioned().named("sim://1"),
-            made().without(labels::MACHINE_ID),
-            made().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
-            made().annotated(labels::VM_EXISTENCE, "none"),
-            made().annotated(labels::DELETE_FOR_MOVE, ""),
-            made().annotated(labels::FORCE_DELETE, "true"),
+            made().without(annotations::MACHINE_ID),
+            made().annotated(annotations::MACHINE_ID, "ns1/other/u-9"),
+            made().annotated(annotations::VM_EXISTENCE, "none"),
+            made().annotated(annotations::DELETE_FOR_MOVE, ""),
+            made().annotated(annotations::FORCE_DELETE, "true"),
         ] {
             let other = other.build();
             assert!(!was_deleted_despite_finalizer(&other), "{other:?}");
@@ -269,7 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_vm_of_an_object_that_is_there_again_stays() {
-        for again in [made(), made().without(labels::MACHINE_ID)] {
+        for again in [made(), made().without(annotations::MACHINE_ID)] {
             let (server, vms) = (Server::with(&again.build()), Vms::default());
             vms.add("sim://1", "m1", Some("u-1"));
             assert_eq!(left_by(&server, &vms).await, ["sim://1"]);
@@ -331,8 +338,8 @@ mod tests {
     async fn a_vm_that_is_deleted_without_its_secret_is_gone_at_the_next_attempt() {
         let made = made()
             .secret("creds")
-            .annotated(labels::SECRET, "creds")
-            .annotated(labels::CREATE_ISSUED_AT, &Timestamp::now().to_string());
+            .annotated(annotations::SECRET, "creds")
+            .annotated(annotations::CREATE_ISSUED_AT, &Timestamp::now().to_string());
         let (server, vms) = (Server::with(&made.clone().build()), Vms::default());
         vms.add("sim://1", "m1", Some("u-1"));
         server.erase();
