@@ -240,7 +240,7 @@ fn event(transition: Transition) -> NewEvent {
     NewEvent {
         warning,
         reason: reason.to_owned(),
-        action: "Probe",
+        action: Operation::Probe.name(),
         note: text,
     }
 }

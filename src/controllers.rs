@@ -5,9 +5,9 @@
 
 mod cached;
 mod controller;
+mod driver_reachability;
 mod handlers;
-mod nodes;
-mod outages;
+mod node_health;
 mod watch;
 mod watch_list;
 mod work_queue;
@@ -44,14 +44,14 @@ use crate::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::{Enqueue, Reconciler};
-use crate::volume_drain::Outages;
+use crate::volume_drain::WorkloadOutages;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
 
-/// Concurrent reconciles of Nodes. Each waits for a workload cluster, which has two connections at a time and
+/// Concurrent reconciles of a kind that waits for workload clusters. Each waits for a workload cluster, which has two connections at a time and
 /// then a back-off: half as many clusters have to hang at once before one that answers is held up, and for
 /// seconds in minutes. Each reconcile may have an answer of a MiB in memory.
-const NODE_CONCURRENCY: u16 = 32;
+const WORKLOAD_CLUSTER_CONCURRENCY: u16 = 32;
 /// The driver label of metrics for a driver that is not configured: any name may stand in a spec, and each
 /// would be a series for ever.
 const UNKNOWN_DRIVER: &str = "unknown";
@@ -88,7 +88,7 @@ pub struct Options {
     pub reporter: String,
 }
 
-/// The watches and what they trigger, before this replica leads.
+/// The watches, the queues that they fill, and the controllers that work the queues off.
 pub struct Controllers {
     client: Client,
     options: Options,
@@ -164,7 +164,7 @@ impl Controllers {
             events: events.clone(),
             reconciler: reconciler(ControllerName::VolumeDrain, &drivers),
             enqueue: enqueue(&drain_queue),
-            outages: Outages::default(),
+            outages: WorkloadOutages::default(),
         });
         let taint_context = Arc::new(not_ready_taint::Context {
             client: client.clone(),
@@ -367,7 +367,7 @@ impl Controllers {
             self.template_context(),
             shutdown.clone(),
         );
-        let nodes = Controller::new(&caches.infra_machines, &self.taint_queue, workers.nodes).run(
+        let taints = Controller::new(&caches.infra_machines, &self.taint_queue, workers.taints).run(
             not_ready_taint::reconcile,
             |object, error, ctx| ctx.reconciler.error_policy(object, error),
             Arc::clone(&self.taint_context),
@@ -397,7 +397,7 @@ impl Controllers {
             machines.boxed(),
             clusters.boxed(),
             templates.boxed(),
-            nodes.boxed(),
+            taints.boxed(),
             drains.boxed(),
         ];
         controllers.extend(remediations);
@@ -458,15 +458,15 @@ impl Controllers {
         )
     }
 
-    /// How many reconciles of each kind run at the same time. Reconciles of Nodes call no driver.
+    /// How many reconciles of each kind run at the same time. Those that take taints off Nodes call no driver.
     fn worker_counts(&self) -> WorkerCounts {
         let options = &self.options;
         WorkerCounts {
             machines: self.workers(options.machine_concurrency),
             clusters: self.workers(options.cluster_concurrency),
             templates: self.workers(options.template_concurrency),
-            nodes: NODE_CONCURRENCY,
-            drains: self.workers(NODE_CONCURRENCY),
+            taints: WORKLOAD_CLUSTER_CONCURRENCY,
+            drains: self.workers(WORKLOAD_CLUSTER_CONCURRENCY),
         }
     }
 
@@ -560,7 +560,8 @@ struct WorkerCounts {
     machines: u16,
     clusters: u16,
     templates: u16,
-    nodes: u16,
+    /// Reconciles of InfraMachines whose Nodes have the not-ready taint.
+    taints: u16,
     /// Reconciles of Machines whose volumes are drained: before an eviction each may ask a driver for the ids
     /// of volumes.
     drains: u16,

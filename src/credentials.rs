@@ -15,29 +15,29 @@ use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what was found can't be used.
-pub async fn of(
+pub async fn read(
     client: &Client,
     driver: &ConfiguredDriver,
     namespace: &str,
     secret: Option<&str>,
     field: &'static str,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
-    let read = movable(client, driver, namespace, secret, field).await?;
+    let read = read_with_movability(client, driver, namespace, secret, field).await?;
     Ok(read.map(|(secrets, _)| secrets))
 }
 
-/// Returns the class of a call: the provider spec, with the credentials as [`of`] reads them.
+/// Returns the class of a call: the provider spec, with the credentials as [`read`] reads them.
 ///
 /// # Errors
 /// As [`of`].
-pub async fn class(
+pub async fn machine_class(
     client: &Client,
     driver: &ConfiguredDriver,
     namespace: &str,
     secret: Option<&str>,
     provider_spec: ProviderSpec,
 ) -> Result<Result<MachineClass, InvalidSecret>, Error> {
-    let read = of(client, driver, namespace, secret, secrets::SECRET_REF).await?;
+    let read = read(client, driver, namespace, secret, secrets::SECRET_REF).await?;
     Ok(read.map(|secrets| MachineClass {
         provider_spec,
         secrets,
@@ -49,7 +49,7 @@ pub async fn class(
 ///
 /// # Errors
 /// As [`of`].
-pub async fn movable(
+pub async fn read_with_movability(
     client: &Client,
     driver: &ConfiguredDriver,
     namespace: &str,

@@ -91,7 +91,8 @@ impl Query<'_> {
         if !capabilities.supports(Q::OPERATION) {
             return Ok(QueryResult::NotSupported);
         }
-        let read = credentials::class(self.client, driver, namespace, self.secret, provider_spec).await?;
+        let read =
+            credentials::machine_class(self.client, driver, namespace, self.secret, provider_spec).await?;
         let class = match read {
             Ok(class) => class,
             Err(cause) => return Ok(QueryResult::NoSecrets(cause.to_string())),

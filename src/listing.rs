@@ -97,7 +97,7 @@ pub async fn list(
 ) -> Result<Vec<ListedMachine>, ListError> {
     // Each list has a permit of its own: others get theirs in between.
     let permit = driver.acquire(Priority::Upkeep, requester).await;
-    let class = self::class(client, driver, namespace, class).await?;
+    let class = machine_class(client, driver, namespace, class).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotSupported),
@@ -109,7 +109,7 @@ pub async fn list(
 ///
 /// # Errors
 /// The provider spec or the credentials can't be read.
-pub async fn class(
+pub async fn machine_class(
     client: &Client,
     driver: &ConfiguredDriver,
     namespace: &str,
@@ -117,7 +117,7 @@ pub async fn class(
 ) -> Result<MachineClass, ListError> {
     let provider_spec: ProviderSpec = serde_json::from_str(&class.spec).map_err(ListError::ProviderSpec)?;
     let secret = class.secret.as_deref();
-    Ok(credentials::class(client, driver, namespace, secret, provider_spec).await??)
+    Ok(credentials::machine_class(client, driver, namespace, secret, provider_spec).await??)
 }
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_person_changes_is_permanent_and_a_driver_is_quoted_without_its_code() {
+    fn only_what_an_operator_changes_is_permanent_and_a_driver_is_quoted_without_its_code() {
         let driver = |code| ListError::from(Status::new(code, "no such zone"));
         assert!(driver(Code::InvalidArgument).is_permanent());
         assert!(!driver(Code::Unavailable).is_permanent());

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
+    fn what_an_operator_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
         let after = |code| Requeue::after(Stage::ListZones, &Status::new(code, "no"));
         assert_eq!(after(Code::Unavailable), BACK_OFF);
         assert_eq!(after(Code::PermissionDenied), Requeue::After(LONG_WAIT));

@@ -70,15 +70,15 @@ pub struct Context {
     /// Enqueues a Machine.
     pub enqueue: Enqueue,
     /// Since when the workload clusters of Machines, by UID, have been unreachable.
-    pub outages: Outages,
+    pub outages: WorkloadOutages,
 }
 
 /// Since when workload clusters have been unreachable, by the UID of the Machine. In memory: the time limit
 /// of the whole drain bounds what a process that starts does not know.
 #[derive(Debug, Default)]
-pub struct Outages(Mutex<HashMap<String, Instant>>);
+pub struct WorkloadOutages(Mutex<HashMap<String, Instant>>);
 
-impl Outages {
+impl WorkloadOutages {
     fn begin(&self, uid: &str) {
         let mut all = self.0.lock();
         all.retain(|_, since| since.elapsed() < FORGOTTEN_AFTER);

@@ -18,7 +18,7 @@ use cmi_driver::{Driver, Operation, Readiness};
 /// Look after the drivers' configuration.
 #[derive(Debug, Subcommand)]
 pub(super) enum DriversCommand {
-    /// Check the drivers' file, and ask each driver whether it is ready.
+    /// Check the drivers file, and ask each driver whether it is ready.
     Check(CheckArgs),
 }
 

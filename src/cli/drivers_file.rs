@@ -28,13 +28,13 @@ pub(super) struct DriverConfig {
 /// Why a file can't be used. No snippet of the file is shown: a secret may stand beside the mistake (OPS-11).
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DriversFileError {
-    #[error("reading the drivers' file {} failed", path.display())]
+    #[error("reading the drivers file {} failed", path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("the drivers' file {} can't be used: {what}", path.display())]
+    #[error("the drivers file {} can't be used: {what}", path.display())]
     Invalid { path: PathBuf, what: String },
 }
 
@@ -257,12 +257,7 @@ fn namespace<C>(name: &str, context: &C) -> garde::Result {
 
 /// Checks that a name is a DNS label, since names end up in labels of metrics and in annotations.
 fn dns_label<C>(name: &str, _context: &C) -> garde::Result {
-    let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_label = (1..=63).contains(&name.len())
-        && name.chars().all(is_inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-');
-    if is_label {
+    if cmi_driver::is_dns_label(name) {
         Ok(())
     } else {
         Err(garde::Error::new(
@@ -472,7 +467,7 @@ mod tests {
         let error = load(Path::new("/nowhere/drivers.yaml")).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "reading the drivers' file /nowhere/drivers.yaml failed"
+            "reading the drivers file /nowhere/drivers.yaml failed"
         );
     }
 }

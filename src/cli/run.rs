@@ -39,8 +39,8 @@ pub(super) struct RunArgs {
     /// The only namespace to look at; without it, all.
     #[arg(long, value_name = "NAMESPACE", default_value = "", hide_default_value = true)]
     namespace: String,
-    /// Look only at InfraMachines, InfraMachineTemplates and InfraClusters whose label
-    /// cluster.x-k8s.io/watch-filter has this value.
+    /// Look only at InfraMachines, InfraMachineTemplates, InfraClusters and InfraMachineRemediations whose
+    /// label cluster.x-k8s.io/watch-filter has this value.
     #[arg(long, value_name = "VALUE", default_value = "", hide_default_value = true)]
     watch_filter: String,
     #[command(flatten)]

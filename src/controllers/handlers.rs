@@ -1,8 +1,10 @@
 //! Handles the updates of each cache: what they enqueue, and what they let be forgotten.
 
 use std::collections::HashSet;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
@@ -11,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::nodes::NodeChange;
+use super::node_health::NodeChange;
 use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
 use super::work_queue::WorkQueue;
 use super::{Controllers, Remediations};
@@ -23,14 +25,15 @@ use crate::machine::{self, LookUpHint};
 use crate::retry::{LONG_WAIT, is_same_or_both_transient};
 use crate::{not_ready_taint, volume_drain};
 
-/// Runs a task until it ends, or the set is dropped; a panic is logged.
-fn spawn(tasks: &mut JoinSet<()>, task: impl Future<Output = ()> + Send + 'static) {
-    while let Some(ended) = tasks.try_join_next() {
-        if let Err(error) = ended {
-            tracing::error!(%error, "deleting the VM of an InfraMachine that is gone");
+/// Runs the deletion of a VM that is left behind until it ends, or the set is dropped.
+fn spawn_deletion(deletions: &mut JoinSet<()>, deletion: impl Future<Output = ()> + Send + 'static) {
+    // Those that have ended hold memory until they are joined.
+    while deletions.try_join_next().is_some() {}
+    deletions.spawn(async {
+        if AssertUnwindSafe(deletion).catch_unwind().await.is_err() {
+            tracing::error!("the deletion of the VM of an InfraMachine that is gone ended with a panic");
         }
-    }
-    tasks.spawn(task);
+    });
 }
 
 impl Controllers {
@@ -276,7 +279,7 @@ impl Controllers {
             for last in deleted_despite_finalizer(update) {
                 let leadership = taint_context.leadership.clone();
                 let deletion = machine::delete_vm_left_behind(&machine_context, last.clone());
-                spawn(&mut left_behind.lock(), async move {
+                spawn_deletion(&mut left_behind.lock(), async move {
                     // One that comes to lead later leaves it to the report of orphans.
                     if timeout(LONG_WAIT, leadership.acquired()).await.is_ok() {
                         deletion.await;

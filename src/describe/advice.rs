@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_a_driver_and_every_reason_that_waits_for_a_person_has_a_next_step() {
+    fn every_code_of_a_driver_and_every_reason_that_waits_for_an_operator_has_a_next_step() {
         for code in Code::ALL {
             assert!(of_reason(code.name()).is_some(), "{code}");
         }

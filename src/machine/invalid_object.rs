@@ -156,11 +156,12 @@ mod tests {
         let spec = legible(&format!(
             r#"{{"spec": {{"shutdownTimeoutSeconds": "soon", "secretRef": {{"name": "s"}},
             "providerSpec": {deep},
-                "provider": [], "providerID": "sim://1"}}}}"#
+                "driver": [], "providerID": "sim://1"}}}}"#
         ));
         assert_eq!(spec.secret_ref.map(|secret| secret.name).as_deref(), Some("s"));
         assert_eq!(spec.provider_id.as_deref(), Some("sim://1"));
         assert_eq!(spec.shutdown_timeout_seconds, None);
+        assert_eq!(spec.driver, None);
         for nothing in ["{}", r#"{"spec": "text"}"#, r#"{"spec": {"secretRef": 1}}"#] {
             assert!(legible(nothing).secret_ref.is_none());
         }

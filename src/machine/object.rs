@@ -332,7 +332,7 @@ impl<'a> Object<'a> {
     }
 
     /// Awaits the answer of a driver. When the answer takes longer than a few seconds, the status says
-    /// meanwhile what is under way and since when: an operator who looks must not find a machine of which
+    /// meanwhile what is under way and since when: an operator must not find a machine of which
     /// nothing is known.
     ///
     /// The call goes on beside the write of the status, which is tried once. If the write fails, the log says

@@ -124,7 +124,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         }
         Owner::Found(owner) => owner,
     };
-    // Before any other message: an operator who paused the machine looks for this one.
+    // Before any other message: an operator that paused the machine looks for this one.
     if let Some(block) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(block).into();
     }

@@ -99,7 +99,7 @@ pub struct AnsweredCreate {
 /// The reason to believe that a VM changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUpHint {
-    /// A sign, such as a Node that went silent. The driver's look-up decides.
+    /// A signal, such as a Node that went silent. The driver's look-up decides.
     Signal,
     /// The driver's lists lack the VM: a driver that can't look up says no more than this.
     Missing,
@@ -416,7 +416,7 @@ impl RuntimeStates {
         self.with(uid, |known| known.settle_until = Some(until));
     }
 
-    /// Makes the next reconcile ask the driver, whatever failed before. A sign does not replace what lists
+    /// Makes the next reconcile ask the driver, whatever failed before. A signal does not replace what lists
     /// say.
     pub fn hint(&self, uid: &str, hint: LookUpHint) {
         let number = self.hints.fetch_add(1, Ordering::Relaxed) + 1;
@@ -460,7 +460,7 @@ impl RuntimeStates {
         machines.shrink_to(2 * kept);
     }
 
-    /// Drops a sign that the driver can't be asked about, unless it is newer than the hint of the number
+    /// Drops a signal that the driver can't be asked about, unless it is newer than the hint of the number
     /// `hint`.
     pub fn drop_signal(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {

@@ -231,7 +231,7 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
     assert!(!server.is_kept());
 }
 
-/// Nothing is done for it for ten minutes: an operator who looks meanwhile has to find why.
+/// Nothing is done for it for ten minutes: meanwhile the status has to say why.
 #[tokio::test]
 async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_reconcile() {
     let server = Server::with(&machine().build());

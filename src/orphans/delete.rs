@@ -68,7 +68,7 @@ async fn try_delete(
         .class_of(vm.provider_id.as_str())
         .ok_or("the class that it was listed with is not known")?;
     let namespace = listed.scope.cluster.namespace();
-    let class = listing::class(&ctx.client, driver, namespace, class);
+    let class = listing::machine_class(&ctx.client, driver, namespace, class);
     let class = class.await.map_err(|error| error.message())?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
     // These steps come last before the call: nothing is waited for in between but the driver's rate.

@@ -15,7 +15,7 @@ use crate::apiserver::NewEvent;
 use crate::configured_driver::ConfiguredDriver;
 use crate::listing::{ClassId, ClassRef};
 use crate::metrics::OrphanReason;
-use cmi_driver::ListedMachine;
+use cmi_driver::{ListedMachine, Operation};
 
 /// The interval at which the same orphan is reported again.
 const REPEAT: Duration = Duration::from_hours(24);
@@ -222,7 +222,7 @@ pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, tex
     let event = NewEvent {
         warning: true,
         reason: reason.to_owned(),
-        action: "ListMachines",
+        action: Operation::ListMachines.name(),
         note: text,
     };
     let Some(cluster) = ctx

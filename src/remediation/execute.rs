@@ -116,18 +116,19 @@ async fn prepared(
     let name = identity::credentials(infra);
     let driver = permit.configured_driver();
     let spec = restart.spec.clone();
-    let class = match credentials::class(&ctx.client, driver, gathered.namespace(), name, spec).await? {
-        Ok(class) => class,
-        Err(invalid) => {
-            // Secrets are not watched.
-            let requeue = Requeue::BackOff(Duration::ZERO);
-            return Ok(Err(not_done(
-                reason::INVALID_SECRET,
-                invalid.to_string(),
-                requeue,
-            )));
-        }
-    };
+    let class =
+        match credentials::machine_class(&ctx.client, driver, gathered.namespace(), name, spec).await? {
+            Ok(class) => class,
+            Err(invalid) => {
+                // Secrets are not watched.
+                let requeue = Requeue::BackOff(Duration::ZERO);
+                return Ok(Err(not_done(
+                    reason::INVALID_SECRET,
+                    invalid.to_string(),
+                    requeue,
+                )));
+            }
+        };
     match permit.driver().prepare_call(Operation::RestartMachine).await {
         Ok(()) => Ok(Ok(class)),
         Err(status) => Ok(Err(not_sent(&status))),

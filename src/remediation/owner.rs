@@ -16,7 +16,7 @@ pub const OWNER_REMEDIATED: &str = "OwnerRemediated";
 pub const EXTERNALLY_REMEDIATED: &str = "ExternallyRemediated";
 /// What Cluster API says of the Machine's Node.
 const NODE_HEALTHY: &str = "NodeHealthy";
-/// The reason by which the owner knows that it is its turn.
+/// The reason by which the owner knows that the remediation is left to it.
 const WAITING_FOR_REMEDIATION: &str = "WaitingForRemediation";
 
 /// The fields of a Machine that are read. It is read for each reconcile and not cached: few are remediated at
@@ -114,9 +114,13 @@ impl RemediatedMachine {
     /// A MachineHealthCheck says that a Machine is unhealthy when it makes the remediation, and never again
     /// as long as that is there. `clusterctl move` takes the remediation along and not the condition, and
     /// without it no owner replaces the Machine. So a condition that is missing is put back.
-    pub fn with(&self, verdict: &OwnerRemediation, now: Timestamp) -> Option<Vec<Map<String, Value>>> {
+    pub fn with(
+        &self,
+        owner_remediation: &OwnerRemediation,
+        now: Timestamp,
+    ) -> Option<Vec<Map<String, Value>>> {
         let mut all = self.status.conditions.clone();
-        let holds = if verdict.owner_must_remediate {
+        let holds = if owner_remediation.owner_must_remediate {
             "False"
         } else {
             "True"
@@ -125,17 +129,17 @@ impl RemediatedMachine {
             &mut all,
             EXTERNALLY_REMEDIATED,
             holds,
-            verdict.reason,
-            &verdict.message,
+            owner_remediation.reason,
+            &owner_remediation.message,
             now,
         );
-        if verdict.owner_must_remediate && !self.is_left_to_its_owner() {
+        if owner_remediation.owner_must_remediate && !self.is_left_to_its_owner() {
             set(
                 &mut all,
                 OWNER_REMEDIATED,
                 "False",
                 WAITING_FOR_REMEDIATION,
-                &verdict.message,
+                &owner_remediation.message,
                 now,
             );
             if self.condition(HEALTH_CHECK_SUCCEEDED).is_none() {
@@ -209,7 +213,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn verdict(owner_must_remediate: bool) -> OwnerRemediation {
+    fn owner_remediation(owner_must_remediate: bool) -> OwnerRemediation {
         OwnerRemediation {
             owner_must_remediate,
             reason: "Why",
@@ -217,10 +221,10 @@ mod tests {
         }
     }
 
-    fn statuses(machine: &RemediatedMachine, verdict: &OwnerRemediation) -> Vec<(String, String)> {
+    fn statuses(machine: &RemediatedMachine, owner_remediation: &OwnerRemediation) -> Vec<(String, String)> {
         let text =
             |condition: &Map<String, Value>, field: &str| condition[field].as_str().unwrap().to_owned();
-        let all = machine.with(verdict, at(9)).unwrap_or_default();
+        let all = machine.with(owner_remediation, at(9)).unwrap_or_default();
         all.iter()
             .map(|condition| (text(condition, "type"), text(condition, "status")))
             .collect()
@@ -232,7 +236,7 @@ mod tests {
             {"type": "Ready", "status": "False", "reason": "R", "message": "", "lastTransitionTime": "t"},
             {"type": EXTERNALLY_REMEDIATED, "status": "False", "reason": "W", "lastTransitionTime": "t"},
         ]));
-        let shown = statuses(&unhealthy, &verdict(false));
+        let shown = statuses(&unhealthy, &owner_remediation(false));
         let expected = [("Ready", "False"), (EXTERNALLY_REMEDIATED, "True")];
         assert_eq!(shown, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     }
@@ -244,13 +248,17 @@ mod tests {
         for (conditions, is_put_back) in [(json!([failed]), false), (json!([]), true)] {
             let before = machine(&conditions);
             assert!(!before.is_left_to_its_owner());
-            let after = machine(&json!(before.with(&verdict(true), at(9)).unwrap()));
+            let after = machine(&json!(before.with(&owner_remediation(true), at(9)).unwrap()));
             assert!(after.is_left_to_its_owner(), "{after:?}");
             assert_eq!(
                 after.condition(HEALTH_CHECK_SUCCEEDED).unwrap()["reason"] == WAITING_FOR_REMEDIATION,
                 is_put_back
             );
-            assert_eq!(after.with(&verdict(true), at(10)), None, "it is said once");
+            assert_eq!(
+                after.with(&owner_remediation(true), at(10)),
+                None,
+                "it is said once"
+            );
         }
     }
 
@@ -262,7 +270,7 @@ mod tests {
             {"type": OWNER_REMEDIATED, "status": "False", "reason": "RemediationDeferred",
             "lastTransitionTime": "t"},
         ]));
-        let after = machine(&json!(deferred.with(&verdict(true), at(9)).unwrap()));
+        let after = machine(&json!(deferred.with(&owner_remediation(true), at(9)).unwrap()));
         let owner = after.condition(OWNER_REMEDIATED).unwrap();
         assert_eq!(owner["reason"], "RemediationDeferred");
     }
@@ -272,7 +280,7 @@ mod tests {
         let before = machine(&json!([
             {"type": EXTERNALLY_REMEDIATED, "status": "True", "reason": "Old", "lastTransitionTime": "t"},
         ]));
-        let after = before.with(&verdict(false), at(9)).unwrap();
+        let after = before.with(&owner_remediation(false), at(9)).unwrap();
         assert_eq!(
             (&after[0]["lastTransitionTime"], &after[0]["reason"]),
             (&json!("t"), &json!("Why"))

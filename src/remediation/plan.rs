@@ -70,15 +70,15 @@ impl Owner {
 pub enum Plan {
     /// Do nothing, and write nothing.
     NoOp,
-    /// Do nothing before then; the status stays as it is.
+    /// Do nothing before then, and write nothing.
     Later(Requeue),
-    /// Paused; the status says by what.
+    /// Publish that it is paused, and by what.
     Pause(String),
-    /// To say how it stands, here and on the Machine.
+    /// Publish how it stands, here and on the Machine.
     Publish(RemediationState),
-    /// To write down these restarts, as the record was wrong, and then to say how it stands.
+    /// Write these restarts down, as the record was wrong, and then publish how it stands.
     Correct(Record, RemediationState),
-    /// The VM is restarted.
+    /// Restart the VM.
     Restart(Box<Restart>),
 }
 
@@ -93,8 +93,8 @@ pub struct RemediationState {
     pub reason: String,
     /// In words.
     pub message: String,
-    /// The verdict to publish on the Machine, if any.
-    pub verdict: Option<OwnerRemediation>,
+    /// What to publish on the Machine of its owner's part, if anything.
+    pub owner_remediation: Option<OwnerRemediation>,
     /// When the remediation is reconciled again.
     pub requeue: Requeue,
 }
@@ -128,7 +128,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
         Owner::None => {
             return waiting(
                 reason::WAITING_FOR_OWNER,
-                "no Machine owns it: MachineHealthChecks make remediations, and no person",
+                "no Machine owns it: remediations are made by MachineHealthChecks alone",
             );
         }
         Owner::Missing => {
@@ -224,7 +224,7 @@ pub fn hand_over(reason: &'static str, message: String) -> RemediationState {
         ready: ConditionStatus::True,
         reason: reason.to_owned(),
         message: format!("{message}; the Machine is left to its owner, which replaces it"),
-        verdict: Some(OwnerRemediation {
+        owner_remediation: Some(OwnerRemediation {
             owner_must_remediate: true,
             reason,
             message,
@@ -240,7 +240,7 @@ pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Tim
         phase: RemediationPhase::Restarting,
         ready: ConditionStatus::True,
         reason: reason::RESTARTED.to_owned(),
-        verdict: Some(OwnerRemediation {
+        owner_remediation: Some(OwnerRemediation {
             owner_must_remediate: false,
             reason: reason::RESTARTED,
             message: message.clone(),
@@ -266,7 +266,7 @@ pub fn unanswered(
             number(remediation, record),
             until(remediation, record)
         ),
-        verdict: None,
+        owner_remediation: None,
         requeue: after_timeout(remediation, record, now),
     }
 }
@@ -278,7 +278,7 @@ pub fn not_done(reason: &str, message: String, requeue: Requeue) -> RemediationS
         ready: ConditionStatus::False,
         reason: reason.to_owned(),
         message,
-        verdict: None,
+        owner_remediation: None,
         requeue,
     }
 }
@@ -301,7 +301,7 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
         ready: ConditionStatus::True,
         reason: reason::LEFT_TO_OWNER.to_owned(),
         message: "the Machine's owner replaces it, or it is being deleted".to_owned(),
-        verdict: None,
+        owner_remediation: None,
         requeue: Requeue::OnChange,
     })
 }
@@ -418,7 +418,7 @@ fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration
         ready: ConditionStatus::Unknown,
         reason: reason::RESTARTED.to_owned(),
         message,
-        verdict: None,
+        owner_remediation: None,
         requeue: Requeue::After(left),
     }
 }

@@ -27,9 +27,11 @@ pub async fn publish(
     record: Record,
     outcome: &RemediationState,
 ) -> Result<(), Error> {
-    if let (Some(machine), Some(verdict)) = (gathered.observed.owner.machine(), &outcome.verdict) {
-        let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
-        if is_new && verdict.owner_must_remediate {
+    if let (Some(machine), Some(owner_remediation)) =
+        (gathered.observed.owner.machine(), &outcome.owner_remediation)
+    {
+        let is_new = report_to_machine(ctx, gathered.namespace(), machine, owner_remediation).await?;
+        if is_new && owner_remediation.owner_must_remediate {
             record_failure(gathered, ctx, failure_event(outcome)).await;
         }
     }
@@ -89,12 +91,12 @@ async fn report_to_machine(
     ctx: &Context,
     namespace: &str,
     machine: &RemediatedMachine,
-    verdict: &OwnerRemediation,
+    owner_remediation: &OwnerRemediation,
 ) -> Result<bool, Error> {
     let mut machine = machine.clone();
     let mut tries = 1;
     loop {
-        let written = write_conditions(ctx, namespace, &machine, verdict).await;
+        let written = write_conditions(ctx, namespace, &machine, owner_remediation).await;
         let Err(Error::Conflict { action }) = written else {
             return written;
         };
@@ -103,7 +105,7 @@ async fn report_to_machine(
         let found = machine_of(ctx, namespace, name.unwrap_or_default(), uid.unwrap_or_default()).await?;
         machine = found.ok_or(Error::Gone { action })?;
         tries += 1;
-        if tries > TRIES || verdict.owner_must_remediate && machine.is_healthy() {
+        if tries > TRIES || owner_remediation.owner_must_remediate && machine.is_healthy() {
             return Err(Error::Conflict { action });
         }
     }
@@ -113,9 +115,9 @@ async fn write_conditions(
     ctx: &Context,
     namespace: &str,
     machine: &RemediatedMachine,
-    verdict: &OwnerRemediation,
+    owner_remediation: &OwnerRemediation,
 ) -> Result<bool, Error> {
-    let Some(conditions) = machine.with(verdict, Timestamp::now()) else {
+    let Some(conditions) = machine.with(owner_remediation, Timestamp::now()) else {
         return Ok(false);
     };
     let body = json!({

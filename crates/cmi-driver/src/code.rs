@@ -2,9 +2,9 @@
 
 use std::str::FromStr;
 
-use crate::named::named;
+use crate::named_enum::named_enum;
 
-named! {
+named_enum! {
     /// Why a driver call failed. There is no OK: an error that says OK cannot be written down (DRV-06).
     ///
     /// Litmus test for the three that are mixed up most: UNAVAILABLE when repeating just this call may help,

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::{Code, MachineClass, ProviderSpec, Status};
-use crate::named::named;
+use crate::named_enum::named_enum;
 
 /// The back end's identifier of a VM, as `Node.spec.providerID` has it, byte for byte. 1–512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,7 +106,7 @@ pub struct Address {
     pub address: String,
 }
 
-named! {
+named_enum! {
     /// Whether a VM runs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
     pub enum PowerState {

@@ -17,7 +17,7 @@ pub(in crate::cli) struct ServeArgs {
     #[arg(value_enum)]
     kind: ServedKind,
     /// File with the configuration of the driver: what stands under its kind in the
-    /// drivers' file. Default: none.
+    /// drivers file. Default: none.
     #[arg(long, env = "CAPCMI_DRIVER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -259,7 +259,7 @@ async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
     assert_eq!(
         woken.take(),
         ["m-0"],
-        "a create that succeeds makes signs believed again"
+        "a create that succeeds makes hints believed again"
     );
 }
 
@@ -292,7 +292,7 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
 
 /// An annotation has it tried at once: of all machines of the class that get one, by one machine.
 #[tokio::test(start_paused = true)]
-async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
+async fn a_try_that_an_operator_asks_for_is_admitted_at_once() {
     let (breakers, key, _) = open(1);
     let requested = HalfOpenReason {
         requested: true,

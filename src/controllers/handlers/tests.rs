@@ -231,7 +231,7 @@ async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_it
     let controllers = watched().controllers;
     let counts = controllers.worker_counts();
     assert_eq!((counts.machines, counts.clusters, counts.templates), (2, 2, 2));
-    assert_eq!(counts.drains, counts.nodes + 1, "the driver has one permit");
+    assert_eq!(counts.drains, counts.taints + 1, "the driver has one permit");
 }
 
 /// An object that is woken before the list is complete is seen as it was before, and is not woken again.

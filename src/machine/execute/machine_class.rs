@@ -1,12 +1,18 @@
 //! What the driver gets: the provider spec, and the secrets that a call needs.
 
+use std::sync::LazyLock;
+
 use super::{ExecuteError, Executor};
-use crate::api::ObjectMetaExt as _;
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets;
 use crate::credentials;
 use crate::identity;
 use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
+
+/// The place of the name of a Secret, where an error has to say it.
+static SECRET_ANNOTATION: LazyLock<String> =
+    LazyLock::new(|| format!("the annotation {}", annotations::SECRET));
 
 impl Executor<'_, '_, '_> {
     /// Returns the class for every call but a create: the spec, and the credentials that the VM was made with
@@ -17,13 +23,13 @@ impl Executor<'_, '_, '_> {
     ) -> Result<MachineClass, ExecuteError> {
         let machine = self.object.get();
         let field = match identity::recorded_secret(machine) {
-            Some(_) if identity::changed_secret(machine).is_some() => SECRET_ANNOTATION,
+            Some(_) if identity::changed_secret(machine).is_some() => &SECRET_ANNOTATION,
             _ => secrets::SECRET_REF,
         };
         let name = identity::credentials(machine);
         let (client, driver) = (&self.ctx.client, self.permit.configured_driver());
         let namespace = machine.metadata.namespace();
-        let read = credentials::movable(client, driver, namespace, name, field).await?;
+        let read = credentials::read_with_movability(client, driver, namespace, name, field).await?;
         let (secrets, is_movable) = read?;
         let movability = match name {
             Some(name) if !is_movable => SecretMovability::LeftBehind(name.to_owned()),
@@ -50,5 +56,3 @@ impl Executor<'_, '_, '_> {
         })
     }
 }
-
-const SECRET_ANNOTATION: &str = "the annotation infrastructure.capcmi.io/secret";

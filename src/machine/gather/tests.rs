@@ -149,7 +149,7 @@ fn a_driver_that_came_with_a_copied_identity_is_not_used() {
 }
 
 #[test]
-fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() {
+fn our_own_notes_are_no_reason_to_try_again_and_everything_a_user_writes_is() {
     let of = |machine: &InfraMachine| inputs(machine, None);
     let plain = of(&machine().build());
     assert_eq!(plain, of(&machine().identified().build()));

@@ -123,8 +123,8 @@ impl World {
                 outcome.phase,
                 outcome.reason,
                 outcome
-                    .verdict
-                    .is_some_and(|verdict| verdict.owner_must_remediate),
+                    .owner_remediation
+                    .is_some_and(|owner_remediation| owner_remediation.owner_must_remediate),
             ),
             other => panic!("{other:?}"),
         }

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_go_programs_would_not_read_is_refused_though_a_person_could() {
+    fn a_time_that_go_programs_would_not_read_is_refused_though_a_human_could() {
         for text in [
             "15 minutes",
             "15min",

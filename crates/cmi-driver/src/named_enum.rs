@@ -1,7 +1,7 @@
 //! Enumerations whose values are named as in the code.
 
 /// Declares an enumeration, and with it the list of its values and their names.
-macro_rules! named {
+macro_rules! named_enum {
     (
         $(#[$meta:meta])*
         pub enum $type:ident {
@@ -32,4 +32,4 @@ macro_rules! named {
         }
     };
 }
-pub(crate) use named;
+pub(crate) use named_enum;
