@@ -23,7 +23,7 @@ use crate::apiserver::{Error, Events, NewEvent, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, Enqueue, REFRESH, Reconciler, Requeue};
+use crate::reconciler::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use crate::retry::Stage;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
@@ -99,8 +99,8 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
     };
     publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
     Ok(match zones {
-        Zones::Known(_) | Zones::None => Requeue::After(REFRESH),
-        Zones::Failed(status) => Requeue::after(Stage::ListZones, &status),
+        Zones::Known(_) | Zones::None => Requeue::After(DRIVER_REFRESH_INTERVAL),
+        Zones::Failed(status) => Requeue::after_failure(Stage::ListZones, &status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
         Zones::NotQueried | Zones::NotConfigured(_) => Requeue::OnChange,

@@ -5,7 +5,7 @@
 //! and Cluster API has found the Node. Nothing else of the Node is touched, and no reconcile of a machine
 //! waits for a workload cluster.
 
-mod node;
+mod execute;
 mod plan;
 mod status;
 
@@ -19,7 +19,7 @@ use kube::api::Api;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use self::node::remove_taint;
+use self::execute::remove_taint;
 use self::plan::{Observed, Removal, awaits_removal, plan};
 use self::status::Progress;
 use crate::api::DeserializeGuard;

@@ -5,80 +5,31 @@
 //! fails, it is tried again after a back-off of its own. The machine's reconciler remembers more of each
 //! object, and can delete one that it can't read.
 
-use std::collections::HashMap;
+mod failure_log;
+mod permit;
+mod requeue;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Resource;
-use kube::api::ObjectMeta;
-use parking_lot::Mutex;
+
+pub use self::failure_log::FailureCounts;
+use self::failure_log::FailureLog;
+pub use self::permit::{Enqueue, upkeep_permit, waker};
+pub use self::requeue::{Action, Requeue};
 
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
-use crate::caches::NamespacedName;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Permit, Priority, Requester, Waker};
+use crate::configured_driver::ConfiguredDrivers;
 use crate::metrics::{ControllerName, Metrics, ReconcileResult};
-use crate::retry::{self, Delay, LONG_WAIT, MAX_REQUESTED_DELAY, Stage};
-use cmi_driver::Status;
-
-/// Failures further apart than this are not in a row: nothing waits for longer.
-const FORGOTTEN_AFTER: Duration = MAX_REQUESTED_DELAY.saturating_mul(2);
-
-/// The number of objects that may be known to have failed, besides twice those that still do: objects are not
-/// held up by one walk through all of them each.
-const SPARE_FAILURES: usize = 1024;
+use crate::retry;
 
 /// The interval at which a driver is asked anew about itself and its classes.
-pub const REFRESH: Duration = Duration::from_mins(10);
+pub const DRIVER_REFRESH_INTERVAL: Duration = Duration::from_mins(10);
 
 /// Logs, at a bounded rate, errors that hit all objects alike, such as 429.
 static REFUSED: OutageLog = OutageLog::new();
-
-/// Enqueues the object of this name.
-pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
-
-/// Returns a waker that enqueues the object of this metadata. Small: a fleet that waits for its driver has
-/// one for each machine.
-pub fn waker(enqueue: &Enqueue, object: &ObjectMeta) -> Waker {
-    let (enqueue, name) = (Arc::clone(enqueue), NamespacedName::of(object));
-    Waker::new(move || enqueue(name))
-}
-
-/// Acquires a permit for a call that makes no VM; without one, the object is enqueued again when there is
-/// one.
-pub fn upkeep_permit<'a>(
-    driver: &'a ConfiguredDriver,
-    enqueue: &Enqueue,
-    object: &ObjectMeta,
-) -> Option<Permit<'a>> {
-    let requester = Requester::new(object.uid(), object.namespace());
-    driver.try_acquire(Priority::Upkeep, requester, waker(enqueue, object))
-}
-
-/// When an object is reconciled again. kube's own type can't be read outside of its controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Action {
-    requeue_after: Option<Duration>,
-}
-
-impl Action {
-    /// Requeues the object after this long, if nothing changes before.
-    pub const fn requeue(after: Duration) -> Self {
-        Self {
-            requeue_after: Some(after),
-        }
-    }
-
-    /// Reconciles the object only after a change.
-    pub const fn await_change() -> Self {
-        Self { requeue_after: None }
-    }
-
-    /// The delay of the requeue; none where the object waits for a change.
-    pub const fn requeue_after(self) -> Option<Duration> {
-        self.requeue_after
-    }
-}
 
 /// Runs one reconcile.
 ///
@@ -103,15 +54,6 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     };
     metrics.reconciled(controller, outcome, started.elapsed());
     result
-}
-
-/// Failures in a row, by the UID of their object.
-pub trait FailureCounts {
-    /// Counts a failure, and returns how many there were in a row.
-    fn count_failure(&self, uid: &str) -> u32;
-
-    /// Forgets the failures of an object.
-    fn forget(&self, uid: &str);
 }
 
 /// Says when a reconcile that could not be finished is tried again.
@@ -157,50 +99,6 @@ pub struct Reconciler {
     drivers: ConfiguredDrivers,
     events: Events,
     failures: FailureLog,
-}
-
-/// The failures of the objects of a controller.
-#[derive(Default)]
-struct FailureLog(Mutex<FailuresByUid>);
-
-#[derive(Default)]
-struct FailuresByUid {
-    all: HashMap<String, Failures>,
-    /// The number of known objects at which the outdated failures are dropped. An object that is gone is not
-    /// heard of again.
-    sweep_at: usize,
-}
-
-/// Failures of one object in a row.
-#[derive(Clone, Copy)]
-struct Failures {
-    count: u32,
-    last: Instant,
-}
-
-/// When an object is looked at again, if nothing changes before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Requeue {
-    /// Not before something changes.
-    OnChange,
-    /// After this long.
-    After(Duration),
-    /// Something failed that may pass by itself: after 5 s, doubling up to 5 min, and not before this long.
-    BackOff(Duration),
-}
-
-impl Requeue {
-    /// Decides on the requeue after a failed driver call, by the table of codes. As for machines, the delay
-    /// that the driver asks for is a lower bound; where the wait is otherwise a long one, a driver that knows
-    /// better may say so, and the call is repeated by the back-off.
-    pub fn after(stage: Stage, status: &Status) -> Self {
-        let asked = retry::requested_delay(status);
-        match retry::disposition(stage, status.code()).delay() {
-            Delay::UntilChange => Self::After(LONG_WAIT),
-            Delay::Backoff => Self::BackOff(asked.unwrap_or_default()),
-            Delay::Long => asked.map_or(Self::After(LONG_WAIT), Self::BackOff),
-        }
-    }
 }
 
 impl Reconciler {
@@ -272,39 +170,15 @@ impl Reconciler {
     }
 }
 
-impl FailureLog {
-    fn count(&self, uid: &str, now: Instant) -> u32 {
-        let is_recent = |failures: &Failures| now.saturating_duration_since(failures.last) < FORGOTTEN_AFTER;
-        let mut known = self.0.lock();
-        if known.all.len() >= known.sweep_at {
-            known.all.retain(|_, failures| is_recent(failures));
-            known.sweep_at = 2 * known.all.len() + SPARE_FAILURES;
-        }
-        let before = known.all.get(uid).filter(|failures| is_recent(failures));
-        let count = before.map_or(1, |failures| failures.count.saturating_add(1));
-        known.all.insert(uid.to_owned(), Failures { count, last: now });
-        count
-    }
-}
-
-impl FailureCounts for FailureLog {
-    fn count_failure(&self, uid: &str) -> u32 {
-        self.count(uid, Instant::now())
-    }
-
-    fn forget(&self, uid: &str) {
-        let mut known = self.0.lock();
-        known.all.remove(uid);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
     use crate::apiserver::recorded;
     use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
-    use cmi_driver::Code;
+    use crate::configured_driver::{ConfiguredDriver, Priority, Requester, Waker};
+    use crate::retry::{LONG_WAIT, Stage};
+    use cmi_driver::{Code, Status};
 
     const BACK_OFF: Requeue = Requeue::BackOff(Duration::ZERO);
 
@@ -364,7 +238,8 @@ mod tests {
         );
         let object = object("u-1");
         let permit = ask("other").unwrap();
-        let waits = async |_| Ok(Requeue::After(REFRESH)).inspect(|_| assert!(ask("u-1").is_none()));
+        let waits =
+            async |_| Ok(Requeue::After(DRIVER_REFRESH_INTERVAL)).inspect(|_| assert!(ask("u-1").is_none()));
         let abandoned = async |_| futures::future::pending().await;
         for end in ["error", "nothing to do", "abandoned"] {
             reconciler.run(&object, waits).await.unwrap();
@@ -393,7 +268,7 @@ mod tests {
         assert_eq!(run(Requeue::OnChange).await, Action::await_change());
         assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
         reconciler.error_policy(&object, &Error::Gone { action: "test" });
-        assert!(reconciler.failures.0.lock().all.is_empty());
+        assert!(reconciler.failures.is_empty());
     }
 
     /// One that asks for a second for ever is called ever more rarely, and one that
@@ -402,7 +277,7 @@ mod tests {
     async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
         let asks = |code, seconds| {
             let status = Status::new(code, "no").with_retry_after(Duration::from_secs(seconds));
-            Requeue::after(Stage::ListZones, &status)
+            Requeue::after_failure(Stage::ListZones, &status)
         };
         for (code, asked, waits) in [
             (Code::Unavailable, 1, [5, 10, 20]),
@@ -451,29 +326,5 @@ mod tests {
         );
         let note = event.note.as_deref().unwrap_or_default();
         assert!(note.contains("spec.driver: invalid type"), "{note}");
-    }
-
-    #[tokio::test]
-    async fn failures_of_an_object_that_is_not_heard_of_any_more_are_forgotten() {
-        let (reconciler, start) = (reconciler(), Instant::now());
-        for object in 0..3 * SPARE_FAILURES {
-            reconciler.failures.count(&object.to_string(), start);
-        }
-        assert_eq!(reconciler.failures.count("0", start), 2);
-        let later = start + FORGOTTEN_AFTER;
-        assert_eq!(reconciler.failures.count("0", later), 1, "they are not in a row");
-        for object in 0..8 * SPARE_FAILURES {
-            reconciler.failures.count(&format!("later-{object}"), later);
-        }
-        let known = reconciler.failures.0.lock().all.len();
-        assert_eq!(known, 8 * SPARE_FAILURES + 1);
-    }
-
-    #[test]
-    fn what_an_operator_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
-        let after = |code| Requeue::after(Stage::ListZones, &Status::new(code, "no"));
-        assert_eq!(after(Code::Unavailable), BACK_OFF);
-        assert_eq!(after(Code::PermissionDenied), Requeue::After(LONG_WAIT));
-        assert_eq!(after(Code::InvalidArgument), Requeue::After(LONG_WAIT));
     }
 }

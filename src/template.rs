@@ -21,7 +21,7 @@ use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, Enqueue, REFRESH, Reconciler, Requeue};
+use crate::reconciler::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use crate::retry::{LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
 
@@ -86,13 +86,13 @@ async fn publish(
 /// replaces it may answer more, or something else.
 fn requeue(described: &Described) -> Requeue {
     match described {
-        Described::Known(_) | Described::NotSupported => Requeue::After(REFRESH),
+        Described::Known(_) | Described::NotSupported => Requeue::After(DRIVER_REFRESH_INTERVAL),
         Described::NotConfigured(_) => Requeue::OnChange,
         // Another version of the driver may accept the spec, or report a capacity that can be published.
         Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
         // Secrets are not watched.
         Described::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
-        Described::Failed(status) => Requeue::after(Stage::DescribeClass, status),
+        Described::Failed(status) => Requeue::after_failure(Stage::DescribeClass, status),
     }
 }
 
@@ -151,7 +151,11 @@ mod tests {
     fn a_driver_that_said_all_it_could_is_asked_again_after_a_while() {
         let known = Described::Known(ClassDescription::default());
         for described in [known, Described::NotSupported] {
-            assert_eq!(requeue(&described), Requeue::After(REFRESH), "{described:?}");
+            assert_eq!(
+                requeue(&described),
+                Requeue::After(DRIVER_REFRESH_INTERVAL),
+                "{described:?}"
+            );
         }
     }
 }

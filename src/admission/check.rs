@@ -111,7 +111,7 @@ impl AdmissionPolicies {
         );
         for (expected, found) in &all {
             if let Some(found) = found {
-                remember(&mut checks.seen, expected, found);
+                record_version(&mut checks.seen, expected, found);
             }
         }
         Ok(())
@@ -153,7 +153,7 @@ impl AdmissionPolicies {
                     checks.annotated = Some(until.to_owned());
                 }
                 checks.unsettled |= expected.guards_identities() && before != Some(ObjectVersion::of(&put));
-                remember(&mut checks.seen, expected, &put);
+                record_version(&mut checks.seen, expected, &put);
                 *found = Some(put);
             }
         }
@@ -187,7 +187,7 @@ impl AdmissionPolicies {
         let mut wrong = None;
         for (expected, found) in &all {
             if let Some(found) = found {
-                remember(&mut checks.seen, expected, found);
+                record_version(&mut checks.seen, expected, found);
             }
             let Some(what) = fault(expected, &compare(expected, found.as_ref())) else {
                 continue;
@@ -311,7 +311,7 @@ pub(super) fn is_gap(
     was_changed || !finding.is_of_a_version()
 }
 
-fn remember(seen: &mut BTreeMap<String, ObjectVersion>, expected: &Expected, found: &DynamicObject) {
+fn record_version(seen: &mut BTreeMap<String, ObjectVersion>, expected: &Expected, found: &DynamicObject) {
     if expected.guards_identities() {
         seen.insert(expected.key(), ObjectVersion::of(found));
     }

@@ -185,7 +185,7 @@ impl<'a> Object<'a> {
     /// was named for the VM: the next one may be made elsewhere. Where other writers prevent it, the note
     /// stays, which is never wrong.
     pub async fn record_no_vm(&mut self, existence: VmExistence) -> Result<(), Error> {
-        let action = "noting that no VM was made";
+        let action = "patching the annotation vm-existence";
         for _ in 0..TRIES {
             let mut annotations = vec![
                 (annotations::VM_EXISTENCE, Some(existence.annotation().to_owned())),
@@ -234,7 +234,7 @@ impl<'a> Object<'a> {
         if annotations.is_empty() {
             return Ok(());
         }
-        self.try_patch_annotations("writing down that an update is issued", &annotations)
+        self.try_patch_annotations("patching the annotation update-issued", &annotations)
             .await
     }
 
@@ -261,7 +261,7 @@ impl<'a> Object<'a> {
             return Ok(());
         };
         let (key, state) = identity::last_known_state_annotation(state);
-        self.patch_annotations("keeping the last known state", &[(key, Some(state))])
+        self.patch_annotations("patching the annotation last-known-state", &[(key, Some(state))])
             .await
     }
 
@@ -357,7 +357,7 @@ impl<'a> Object<'a> {
 
     /// Reads what the API server has by the object's name.
     pub async fn live(&self) -> Result<LiveObject, Error> {
-        let action = "looking whether an InfraMachine that is gone is there again";
+        let action = "reading the InfraMachine that has the name of one that is gone";
         let found = self.api.get_metadata_opt(self.name()).await;
         let Some(found) = found.map_err(|error| Error::api(action, error))? else {
             return Ok(LiveObject::Absent);
@@ -397,7 +397,7 @@ impl<'a> Object<'a> {
         if live.metadata.uid != self.latest.metadata.uid {
             return Err(Error::Gone { action });
         }
-        self.remember(live);
+        self.set_latest(live);
         Ok(())
     }
 
@@ -490,7 +490,7 @@ impl<'a> Object<'a> {
         let is_written = published.is_some();
         if let Some((metadata, status)) = published {
             // The rest is unchanged: the patch holds for this resource version alone.
-            self.remember(InfraMachine {
+            self.set_latest(InfraMachine {
                 metadata,
                 spec: self.latest.spec.clone(),
                 status: Some(status),
@@ -547,7 +547,7 @@ impl<'a> Object<'a> {
             IdChange::Set(id) => written.spec.provider_id = Some(id.to_owned()),
             IdChange::Remove => written.spec.provider_id = None,
         }
-        self.remember(written);
+        self.set_latest(written);
         Ok(())
     }
 
@@ -590,7 +590,7 @@ impl<'a> Object<'a> {
         self.ctx.caches.infra_machines.get(&reference)
     }
 
-    fn remember(&mut self, mut written: InfraMachine) {
+    fn set_latest(&mut self, mut written: InfraMachine) {
         // Bounded like the version in the cache, with which it is compared.
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);

@@ -31,8 +31,9 @@ pub enum Outcome {
     NotSupported(Operation),
     /// The machine still waits, and the status says for what.
     Blocked(Blocked),
-    /// The machine still waits, and the status already says all there is to say. The time is when to look
-    /// again, if nothing changes before.
+    /// The machine still waits, for what the status says already or what is too short to publish: a permit, a
+    /// lock, the driver's answer to another. Unlike after a requeue, it is woken as a rule; the time is when
+    /// to look again, if nothing does so before.
     Waiting(Option<Duration>),
     /// The machine waits for a permit to call the driver, and for so long that the wait is reported.
     Queued {

@@ -101,7 +101,7 @@ pub async fn write(
         }
         written?;
         ctx.states.published(&uid);
-        remember(ctx, &uid, gathered, outcome, timing.wait);
+        record_published(ctx, &uid, gathered, outcome, timing.wait);
         ctx.states.clear_errors(&uid);
     }
     phase::measure(ctx, before, object.get(), gathered);
@@ -217,8 +217,14 @@ fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     }
 }
 
-/// Remembers what holds once the status says it.
-fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wait: Option<Duration>) {
+/// Records in the runtime state what holds once the status says it.
+fn record_published(
+    ctx: &Context,
+    uid: &str,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    wait: Option<Duration>,
+) {
     match outcome {
         Outcome::Provisioned(_) => {
             ctx.states.succeeded(uid, gathered.hint());

@@ -3,22 +3,19 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::Api;
-use serde_json::json;
 
 use super::Context;
 use super::answer::RestartResult;
 use super::gather::Gathered;
 use super::plan::{RemediationState, Restart, hand_over, not_done, restarted, unanswered};
-use super::publish::{publish, record_failure};
+use super::publish::{publish, record_failure, write_record};
 use super::record::Record;
 use crate::admission::{self, Enforcement};
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::apiserver::secrets::Redactor;
-use crate::apiserver::{Error, NewEvent, patch_metadata};
+use crate::apiserver::{Error, NewEvent};
 use crate::configured_driver::{PERMIT_WAIT, Permit, VM_LOCK_WAIT};
 use crate::credentials;
 use crate::identity;
@@ -135,22 +132,6 @@ async fn prepared(
     }
 }
 
-/// Patches the record of restarts, on the resource version that was read.
-async fn write_record(
-    ctx: &Context,
-    namespace: &str,
-    metadata: &ObjectMeta,
-    record: Record,
-) -> Result<ObjectMeta, Error> {
-    let name = metadata.name();
-    let body = json!({"metadata": {
-        "resourceVersion": metadata.resource_version, "annotations": record.annotations(),
-    }});
-    let api = Api::<InfraMachineRemediation>::namespaced(ctx.client.clone(), namespace);
-    let written = patch_metadata(&api, name, &body).await;
-    written.map_err(|error| Error::api("noting that the VM is restarted", error))
-}
-
 /// The outcome of the call.
 fn outcome(
     remediation: &InfraMachineRemediation,
@@ -190,7 +171,7 @@ fn not_made(status: &Status) -> RemediationState {
     not_done(
         status.code().name(),
         message,
-        Requeue::after(Stage::Restart, status),
+        Requeue::after_failure(Stage::Restart, status),
     )
 }
 

@@ -13,7 +13,7 @@ use super::record::Record;
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, Setter, reason};
 use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
-use crate::apiserver::{Error, NewEvent, patch_params, publish_status};
+use crate::apiserver::{Error, NewEvent, patch_metadata, patch_params, publish_status};
 
 /// How often a write to a Machine is tried.
 const TRIES: u32 = 3;
@@ -54,6 +54,22 @@ fn failure_event(outcome: &RemediationState) -> NewEvent {
         action: "Replace",
         note: outcome.message.clone(),
     }
+}
+
+/// Patches the record of restarts, on the resource version that was read.
+pub async fn write_record(
+    ctx: &Context,
+    namespace: &str,
+    metadata: &ObjectMeta,
+    record: Record,
+) -> Result<ObjectMeta, Error> {
+    let name = metadata.name();
+    let body = json!({"metadata": {
+        "resourceVersion": metadata.resource_version, "annotations": record.annotations(),
+    }});
+    let api = Api::<InfraMachineRemediation>::namespaced(ctx.client.clone(), namespace);
+    let written = patch_metadata(&api, name, &body).await;
+    written.map_err(|error| Error::api("patching the annotations restarts and restart-issued-at", error))
 }
 
 /// Publishes that the remediation is paused, and by what.

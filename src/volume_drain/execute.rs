@@ -1,4 +1,4 @@
-//! The writes to the Machine, the requests to the workload cluster, and the only call of a driver.
+//! The requests to the workload cluster, and the only call of a driver.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::record::Eviction;
 use super::step::{PreviousEviction, Waiting};
 use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, observe};
 use super::{publish, status, volumes};
-use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations};
-use crate::apiserver::{Error, patch_metadata};
+use crate::apiserver::Error;
 use crate::configured_driver::PERMIT_WAIT;
 use crate::driver_resolution::driver_of;
 use crate::reconciler::{Requeue, upkeep_permit};
@@ -37,7 +37,7 @@ const MAX_IDS: usize = 8;
 
 /// Has Cluster API wait for the provider before it drains the Node of a Machine.
 pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Error> {
-    if write_hook(observed, ctx, &json!(annotations::VOLUME_DRAIN_HOOK_OWNER)).await? {
+    if publish::write_hook(observed, ctx, &json!(annotations::VOLUME_DRAIN_HOOK_OWNER)).await? {
         return Ok(Requeue::OnChange);
     }
     let (_, name, _) = observed.machine_names();
@@ -52,7 +52,7 @@ pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Resul
     if let Err(error) = publish::publish(observed, ctx, status::ended(end).as_ref()).await {
         tracing::warn!(machine = name, %error, "how the drain ended is not shown");
     }
-    if write_hook(observed, ctx, &Value::Null).await? {
+    if publish::write_hook(observed, ctx, &Value::Null).await? {
         ctx.outages.end(uid);
         tracing::info!(machine = name, ?end, "the hook was taken away");
         return Ok(Requeue::OnChange);
@@ -61,20 +61,6 @@ pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Resul
     tracing::error!(machine = name, "{}", report.message);
     publish::publish(observed, ctx, Some(&report)).await?;
     Ok(Requeue::After(LONG_WAIT))
-}
-
-/// Patches the hook of this very Machine; returns whether that is permitted.
-async fn write_hook(observed: &Observed, ctx: &Context, value: &Value) -> Result<bool, Error> {
-    let (namespace, name, uid) = observed.machine_names();
-    let body = json!({"metadata": {
-        "uid": uid, "annotations": {annotations::VOLUME_DRAIN_HOOK: value},
-    }});
-    let api = Api::<Machine>::namespaced(ctx.client.clone(), namespace);
-    match patch_metadata(&api, name, &body).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(refusal)) if refusal.code == 403 => Ok(false),
-        Err(error) => Err(Error::api("writing the hook of a Machine", error)),
-    }
 }
 
 /// Takes the next step of a drain, if it is time.

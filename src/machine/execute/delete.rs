@@ -117,7 +117,7 @@ impl Executor<'_, '_, '_> {
         }
         let none = (annotations::SECRET, Some(String::new()));
         self.object
-            .try_patch_annotations("noting that the driver sees the VM without credentials", &[none])
+            .try_patch_annotations("patching the annotation secret", &[none])
             .await?;
         Ok(None)
     }

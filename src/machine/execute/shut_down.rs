@@ -90,7 +90,7 @@ impl Executor<'_, '_, '_> {
         let accepted = accepted.map(|time| (annotations::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
         let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
         self.object
-            .patch_annotations("noting that the driver shuts the guest down", &notes)
+            .patch_annotations("patching the annotation shut-down-accepted-at", &notes)
             .await
     }
 }
@@ -147,7 +147,7 @@ fn after_acceptance(
 /// Returns the outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no
 /// time.
 fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
-    let message = format!("looking whether the guest has stopped: {}", status.message());
+    let message = format!("reading whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
         (Disposition::Delete, Code::NotFound) => None,
