@@ -55,7 +55,7 @@ impl InPlace {
 
     /// With this driver, and further keys of its entry.
     async fn with(case: &str, backing: Backing, entry: Value) -> Result<Self> {
-        Self::of(World::new(case).await?, backing, entry).await
+        Self::of(World::rate_limited(case).await?, backing, entry).await
     }
 
     async fn of(world: World, backing: Backing, entry: Value) -> Result<Self> {
@@ -541,7 +541,7 @@ async fn of_one_machine_the_extension_patches_what_the_driver_can_change() -> Re
 /// done of the spec by then is applied, or said.
 #[tokio::test]
 async fn an_update_that_another_extension_carries_out_is_left_to_it() -> Result<()> {
-    let world = World::new("in-place-other").await?;
+    let world = World::rate_limited("in-place-other").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;

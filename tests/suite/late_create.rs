@@ -23,13 +23,13 @@ with_every_backing!(
 async fn a_vm_that_is_made_after_its_machine_was_deleted_is_deleted_as_well(backing: Backing) -> Result<()> {
     let world = World::new("late").await?;
     let cloud = Cloud::new(&world);
-    let entry = json!({"timeouts": {"createMachine": "1s"}, "createSettleTime": "10s"});
+    let entry = json!({"timeouts": {"createMachine": "1s"}, "createSettleTime": "45s"});
     let driver = backing.with(&world, &cloud, entry, json!({})).await?;
     let provider = Provider::new(&driver.drivers);
     let mut replica = provider.start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
-        {"operation": "CreateMachine", "carryOutAfterMs": 5000, "hang": "after", "count": 1},
+        {"operation": "CreateMachine", "carryOutAfterMs": 30_000, "hang": "after", "count": 1},
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     let unanswered = machine
@@ -71,7 +71,7 @@ async fn a_spec_that_changes_after_a_create_that_may_still_be_carried_out_makes_
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
-        {"operation": "CreateMachine", "carryOutAfterMs": 8000, "hang": "after", "count": 1},
+        {"operation": "CreateMachine", "carryOutAfterMs": 30_000, "hang": "after", "count": 1},
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     machine

@@ -85,7 +85,7 @@ spec:
 /// pass, and makes a new template, which rolls the machines (DRV-07).
 #[tokio::test]
 async fn a_changed_variable_makes_a_new_template_and_rolls_the_machines() -> Result<()> {
-    let world = World::new("topology").await?;
+    let world = World::rate_limited("topology").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let _kubelets = cloud.kubelets();

@@ -680,7 +680,7 @@ async fn a_workload_cluster_that_never_answers_does_not_keep_the_machine() -> Re
     world.cluster("one").await?;
     let (machine, _) = drained(&world, "w-1", "30m").await?;
     let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
-    let limit = Patch::Merge(json!({"spec": {"deletion": {"nodeDrainTimeoutSeconds": 15}}}));
+    let limit = Patch::Merge(json!({"spec": {"deletion": {"nodeDrainTimeoutSeconds": 45}}}));
     machines.patch("w-1", &PatchParams::default(), &limit).await?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let kubeconfig = json!({

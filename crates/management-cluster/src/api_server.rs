@@ -24,7 +24,7 @@ use crate::{
     run_folder::RunFolder,
 };
 
-const START_DEADLINE: Duration = Duration::from_mins(2);
+const START_DEADLINE: Duration = Duration::from_mins(4);
 /// More than a run records; unset, it is 100.
 const AUDIT_LOG_MEGABYTES: u32 = 100_000;
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 const FIELD_MANAGER: &str = "management-cluster";
 
 /// How long the API server may take to serve a kind after its definition was applied.
-const KIND_DEADLINE: Duration = Duration::from_secs(20);
+const KIND_DEADLINE: Duration = Duration::from_mins(4);
 
 /// Applies the objects of a YAML stream in their order and returns what the API server made of them.
 /// Objects of a namespaced kind which name no namespace go to `default`. A kind may be defined

@@ -34,6 +34,7 @@ use crate::{
 pub struct ManagementCluster {
     // Dropped in this order: a client goes before its server, and the folder goes last.
     core: CoreManager,
+    rate_limiting: bool,
     workload: OnceCell<Workload>,
     _controller_manager: Process,
     api_server: ApiServer,
@@ -44,8 +45,11 @@ pub struct ManagementCluster {
 
 /// The options of a management cluster; made by [`ManagementCluster::builder`].
 #[derive(Debug, Clone)]
+// Options that have nothing to do with each other.
+#[allow(clippy::struct_excessive_bools)]
 pub struct ManagementClusterBuilder {
     core: bool,
+    rate_limiting: bool,
     audit_log: bool,
     streamed_lists: bool,
     manifests: Vec<String>,
@@ -56,6 +60,15 @@ impl ManagementClusterBuilder {
     #[must_use]
     pub fn core(mut self, core: bool) -> Self {
         self.core = core;
+        self
+    }
+
+    /// Whether Cluster API's managers run with `ReconcilerRateLimiting`: each object is reconciled once a
+    /// second at most, and only by caches that hold what its last reconcile wrote. On by default, as in
+    /// Cluster API. Without it a manager is quicker, and may act on caches that lack what it has just made.
+    #[must_use]
+    pub fn rate_limiting(mut self, rate_limiting: bool) -> Self {
+        self.rate_limiting = rate_limiting;
         self
     }
 
@@ -106,7 +119,7 @@ impl ManagementClusterBuilder {
         };
         let api_server = ApiServer::start(&programs, &folder, &etcd, &options).await?;
         let client = api_server.admin_client().await?;
-        let core = CoreManager::install(&programs, &folder, &client).await?;
+        let core = CoreManager::install(&programs, &folder, &client, self.rate_limiting).await?;
         for manifests in self
             .manifests
             .iter()
@@ -122,6 +135,7 @@ impl ManagementClusterBuilder {
         let workload = OnceCell::new();
         Ok(ManagementCluster {
             core,
+            rate_limiting: self.rate_limiting,
             workload,
             _controller_manager: controller_manager,
             api_server,
@@ -137,6 +151,7 @@ impl ManagementCluster {
     pub fn builder() -> ManagementClusterBuilder {
         ManagementClusterBuilder {
             core: true,
+            rate_limiting: true,
             audit_log: false,
             streamed_lists: true,
             manifests: Vec::new(),
@@ -297,6 +312,11 @@ impl ManagementCluster {
     /// The folder of the run, which has a log of each program and takes more, as [`Process::start`] does.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
+    }
+
+    /// Whether Cluster API's managers run with `ReconcilerRateLimiting`.
+    pub(crate) fn rate_limiting(&self) -> bool {
+        self.rate_limiting
     }
 
     /// Paths of the programs that it runs.

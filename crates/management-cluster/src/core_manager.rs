@@ -39,6 +39,7 @@ pub(crate) struct CoreManager {
     programs: Programs,
     certificates: PathBuf,
     authority: String,
+    rate_limiting: bool,
     state: Mutex<State>,
 }
 
@@ -51,7 +52,12 @@ struct State {
 
 impl CoreManager {
     /// Installs Cluster API's kinds, permissions and namespace; does not start core.
-    pub(crate) async fn install(programs: &Programs, folder: &RunFolder, client: &Client) -> Result<Self> {
+    pub(crate) async fn install(
+        programs: &Programs,
+        folder: &RunFolder,
+        client: &Client,
+        rate_limiting: bool,
+    ) -> Result<Self> {
         let certificates = folder.path().join("core");
         fs::create_dir_all(&certificates).context("creating the folder of core")?;
         let authority = Authority::new("core")?;
@@ -63,6 +69,7 @@ impl CoreManager {
             programs: programs.clone(),
             certificates,
             authority: authority.certificate().to_owned(),
+            rate_limiting,
             state: Mutex::new(State {
                 webhook_port,
                 process: None,
@@ -130,7 +137,14 @@ impl CoreManager {
             health,
             diagnostics,
         };
-        manager::command(&self.programs.core, &self.kubeconfig(), &self.certificates, ports)
+        let kubeconfig = self.kubeconfig();
+        manager::command(
+            &self.programs.core,
+            &kubeconfig,
+            &self.certificates,
+            ports,
+            self.rate_limiting,
+        )
     }
 
     fn kubeconfig(&self) -> PathBuf {

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::{Programs, port::with_free_ports, process::Process, run_folder::RunFolder};
 
-const START_DEADLINE: Duration = Duration::from_mins(1);
+const START_DEADLINE: Duration = Duration::from_mins(4);
 
 /// A running etcd.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ const FIELD_MANAGER: &str = "kubelet";
 /// How often a kubelet says that its Node is well, as long as nothing changes: a kubelet's default.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_mins(5);
 /// How long a kubelet tries to register before it gives up, and how often.
-const REGISTER_DEADLINE: Duration = Duration::from_mins(1);
+const REGISTER_DEADLINE: Duration = Duration::from_mins(4);
 const REGISTER_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A guest that has booted.

@@ -22,7 +22,7 @@ use crate::{
     programs::KubeadmProgram,
 };
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_mins(4);
 
 /// The kubeadm providers for one namespace, each under its own `ServiceAccount` and with the permissions that
 /// its release gives it. They end with this value; what is installed for them stays.
@@ -105,7 +105,13 @@ async fn start(
             health,
             diagnostics,
         };
-        let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports);
+        let mut command = manager::command(
+            &program.manager,
+            &kubeconfig,
+            &folder,
+            ports,
+            management.rate_limiting(),
+        );
         command.arg(format!("--namespace={namespace}"));
         let mut process = Process::start(management.folder(), &run, &command)?;
         let is_ready = async || manager::is_ready(health).await;

@@ -9,7 +9,7 @@ use crate::{
     ManagementCluster, port::with_free_ports, process::Process, programs::MachineControllerManagerPrograms,
 };
 
-const START_DEADLINE: Duration = Duration::from_mins(1);
+const START_DEADLINE: Duration = Duration::from_mins(4);
 /// The grace period of a Pod.
 const STOP_GRACE: Duration = Duration::from_secs(30);
 

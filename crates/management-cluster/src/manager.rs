@@ -14,20 +14,19 @@ use kube::{Api, Client};
 
 use crate::eventually::eventually;
 
-pub(crate) const START_DEADLINE: Duration = Duration::from_mins(1);
+pub(crate) const START_DEADLINE: Duration = Duration::from_mins(4);
 
-/// Every feature on that the provider has something to do with, and no waiting that only
-/// spares a busy API server. Without `ReconcilerRateLimiting` core may reconcile with caches that lack what
-/// it has just written.
+/// No waiting that only spares a busy API server.
 const FLAGS: &[&str] = &[
     "--leader-elect=false",
     "--insecure-diagnostics",
-    "--feature-gates=ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates=true,ReconcilerRateLimiting=false",
     "--kube-api-qps=1000",
     "--kube-api-burst=2000",
     "--clustercache-client-qps=1000",
     "--clustercache-client-burst=2000",
 ];
+/// Every feature that the provider has something to do with.
+const FEATURE_GATES: &str = "ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates=true";
 
 /// Where a manager listens.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +37,13 @@ pub(crate) struct Ports {
 }
 
 /// The command that runs a manager; the folder has its `tls.crt` and `tls.key`.
-pub(crate) fn command(program: &Path, kubeconfig: &Path, certificates: &Path, ports: Ports) -> Command {
+pub(crate) fn command(
+    program: &Path,
+    kubeconfig: &Path,
+    certificates: &Path,
+    ports: Ports,
+    rate_limiting: bool,
+) -> Command {
     let mut command = Command::new(program);
     command
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
@@ -46,7 +51,10 @@ pub(crate) fn command(program: &Path, kubeconfig: &Path, certificates: &Path, po
         .arg(format!("--webhook-port={}", ports.webhook))
         .arg(format!("--health-addr=127.0.0.1:{}", ports.health))
         .arg(format!("--diagnostics-address=127.0.0.1:{}", ports.diagnostics))
-        .args(FLAGS);
+        .args(FLAGS)
+        .arg(format!(
+            "--feature-gates={FEATURE_GATES},ReconcilerRateLimiting={rate_limiting}"
+        ));
     command
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{apply::apply, eventually::eventually};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_mins(4);
 
 /// Registers the webhooks and returns when they are called. The API server takes note of a registration some
 /// time after it was written; a test that writes in between would miss defaults.

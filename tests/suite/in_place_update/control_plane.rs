@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::{InPlace, ids, settled, tier};
 use crate::support::fleet::objects;
-use crate::support::{Authority, DEADLINE, Extension, Fleet, World};
+use crate::support::{Authority, Backing, DEADLINE, Extension, Fleet, World};
 
 /// UPD-01, UPD-02: as a MachineDeployment, by other hooks. KubeadmControlPlane asks CanUpdateMachine for one
 /// Machine after the other, and writes the new spec into its InfraMachine; core calls UpdateMachine. A kill
@@ -23,7 +23,9 @@ use crate::support::{Authority, DEADLINE, Extension, Fleet, World};
 #[tokio::test]
 async fn a_kubeadm_control_plane_is_updated_in_place_where_the_driver_can_and_rolled_where_not() -> Result<()>
 {
-    let in_place = InPlace::new("in-place-kcp").await?;
+    // KubeadmControlPlane takes a second for each of its many steps otherwise.
+    let world = World::new("in-place-kcp").await?;
+    let in_place = InPlace::of(world, Backing::InProcess, json!({})).await?;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
     let (replica, _kubelets) = in_place.serve().await?;
     let _providers = KubeadmProviders::start(&world.management, &world.namespace).await?;

@@ -1,6 +1,6 @@
 //! Machines whose InfraMachine core has deleted.
 //!
-//! The suite runs core without `ReconcilerRateLimiting`: with it, core reconciles an object once in a second,
+//! Most cases run core without `ReconcilerRateLimiting`: with it, core reconciles an object once in a second,
 //! and the suite takes more than half as long again. But with it, core also reconciles no owner before its
 //! caches hold what it wrote last. Without it, a MachineSet may go by a cache that lacks the Machine that it
 //! has just made. It then deletes the InfraMachine of that Machine as an orphan, and the Machine waits for

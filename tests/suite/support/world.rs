@@ -16,12 +16,38 @@ use tokio::sync::OnceCell;
 use super::LostMachines;
 use super::fleet::bootstrap_secret;
 
-static INSTALLED: OnceCell<()> = OnceCell::const_new();
+/// The management cluster of most cases.
+static QUICK: SharedCluster = SharedCluster::const_new();
+/// That of cases for which core has to act on what it has written.
+static RATE_LIMITED: SharedCluster = SharedCluster::const_new();
+
+/// A management cluster that cases share, with the provider's manifests; it lives as long as the process.
+struct SharedCluster(OnceCell<ManagementCluster>);
+
+impl SharedCluster {
+    const fn const_new() -> Self {
+        Self(OnceCell::const_new())
+    }
+
+    async fn get(&self, rate_limiting: bool) -> Result<&ManagementCluster> {
+        let start = async || {
+            let management = ManagementCluster::builder()
+                .manifests(testbed::definitions()?)
+                .rate_limiting(rate_limiting)
+                .audit_log(true)
+                .start()
+                .await?;
+            testbed::install(&management).await?;
+            anyhow::Ok(management)
+        };
+        self.0.get_or_try_init(start).await
+    }
+}
 
 /// The management cluster of a case.
 #[derive(Clone)]
 pub enum Management {
-    /// That of all cases; it lives as long as the process.
+    /// One that cases share; it lives as long as the process.
     Shared(&'static ManagementCluster),
     /// The case's own, which ends with it: each that runs on takes time from the others.
     Own(Arc<ManagementCluster>),
@@ -55,29 +81,24 @@ pub struct World {
 impl World {
     /// A namespace of its own for a case.
     pub async fn new(case: &str) -> Result<Self> {
-        let definitions = testbed::definitions()?;
-        let management = ManagementCluster::shared(|| {
-            ManagementCluster::builder()
-                .manifests(&definitions)
-                .audit_log(true)
-        })
-        .await?;
-        INSTALLED.get_or_try_init(|| testbed::install(management)).await?;
-        let namespace = management.namespace(case).await?;
-        let folder = management.folder().path().join(&namespace);
-        std::fs::create_dir_all(&folder).context("making the folder of the case")?;
-        let world = Self {
-            management: Management::Shared(management),
-            admin: management.admin_client().await?,
-            namespace,
-            folder,
-            _lost_machines: None,
-        };
+        let world = Self::shared(QUICK.get(false).await?, case).await?;
         let lost_machines = LostMachines::replaced_in(world.clone());
         Ok(Self {
             _lost_machines: Some(Arc::new(lost_machines)),
             ..world
         })
+    }
+
+    /// A namespace of its own for a case, where core reconciles each object once a second at most, and only
+    /// by caches that hold what it wrote. Without that it may go by a cache that lacks a MachineSet which it
+    /// has just made, make another, and delete the Machine that was to be updated in place.
+    pub async fn rate_limited(case: &str) -> Result<Self> {
+        Self::shared(RATE_LIMITED.get(true).await?, case).await
+    }
+
+    async fn shared(management: &'static ManagementCluster, case: &str) -> Result<Self> {
+        let namespace = management.namespace(case).await?;
+        Self::on(Management::Shared(management), &namespace).await
     }
 
     /// A management cluster of its own for a case, whose API server streams no lists.
@@ -109,11 +130,15 @@ impl World {
 
     /// A namespace on a management cluster that ends with the case.
     pub async fn own(management: ManagementCluster, namespace: &str) -> Result<Self> {
+        Self::on(Management::Own(Arc::new(management)), namespace).await
+    }
+
+    async fn on(management: Management, namespace: &str) -> Result<Self> {
         let folder = management.folder().path().join(namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
         Ok(Self {
             admin: management.admin_client().await?,
-            management: Management::Own(Arc::new(management)),
+            management,
             namespace: namespace.to_owned(),
             folder,
             _lost_machines: None,
