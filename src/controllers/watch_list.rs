@@ -15,7 +15,7 @@ use tokio::time::Instant;
 /// How long the API server may take for the next object of a list that it streams.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
 /// The longest back-off of kube's watcher: 30 s, and as much again of jitter.
-const MAX_BACKOFF: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_mins(1);
 /// How often a list is asked for as a stream, where the API server can't be reached or has no answer for now.
 const MAX_STREAM_TRIES: u32 = 5;
 /// How old a list is, at least, that is replaced at once when its watch expires. A younger one waits for the

@@ -56,24 +56,15 @@ impl Executor<'_, '_, '_> {
         }
         match result {
             LookUpResult::Machine(machine) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                self.object
-                    .ensure_finalizer_and_identity(&ownership_of_existing_vm(&plan))
-                    .await?;
+                self.own_existing_vm(&plan).await?;
                 Ok(Outcome::Provisioned(Box::new(machine)))
             }
             LookUpResult::Uninitialized(failure) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                self.object
-                    .ensure_finalizer_and_identity(&ownership_of_existing_vm(&plan))
-                    .await?;
+                self.own_existing_vm(&plan).await?;
                 self.initialize(class, uninitialized(known, failure)).await
             }
             LookUpResult::Listed(id) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                self.object
-                    .ensure_finalizer_and_identity(&ownership_of_existing_vm(&plan))
-                    .await?;
+                self.own_existing_vm(&plan).await?;
                 self.initialize(class, made(cmi_driver::Machine::new(id, "")))
                     .await
             }
@@ -89,6 +80,18 @@ impl Executor<'_, '_, '_> {
             },
             LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
         }
+    }
+
+    /// Writes down whose the VM is that was found.
+    async fn own_existing_vm(&mut self, plan: &Provision) -> Result<(), ExecuteError> {
+        self.ctx.states.clear_absence(self.object.uid());
+        // It has the spec of the create that made it.
+        let ownership = Ownership {
+            applied: Some(plan.look_up.clone()),
+            ..plan.ownership.clone()
+        };
+        self.object.ensure_finalizer_and_identity(&ownership).await?;
+        Ok(())
     }
 
     async fn absent(
@@ -283,14 +286,6 @@ fn existence_after_failure(recorded: VmExistence, failure: &Failure) -> Option<V
         (Disposition::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(VmExistence::None),
         (Disposition::Terminal, _) => Some(VmExistence::Refused),
         _ => None,
-    }
-}
-
-/// Returns the ownership of a VM that exists: it has the spec of the create that made it.
-fn ownership_of_existing_vm(plan: &Provision) -> Ownership {
-    Ownership {
-        applied: Some(plan.look_up.clone()),
-        ..plan.ownership.clone()
     }
 }
 
