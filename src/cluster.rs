@@ -190,7 +190,8 @@ async fn publish(
         && carried != Some(cluster_id)
     {
         let body = json!({"metadata": {
-            "resourceVersion": metadata.resource_version, "annotations": {annotations::CLUSTER_ID: cluster_id},
+            "resourceVersion": metadata.resource_version,
+            "annotations": {annotations::CLUSTER_ID: cluster_id},
         }});
         let patched = api.patch(name, &patch_params(), &Patch::Merge(&body)).await;
         metadata = patched

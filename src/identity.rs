@@ -214,8 +214,8 @@ pub fn is_update_issued(machine: &InfraMachine) -> bool {
     annotation(machine, annotations::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
 }
 
-/// Whether the id of the VM was named before its create; see [`annotations::PROVIDER_ID`]. A note that came with a
-/// copied identity says nothing about this machine's VM.
+/// Whether the id of the VM was named before its create; see [`annotations::PROVIDER_ID`]. A note that came
+/// with a copied identity says nothing about this machine's VM.
 fn is_id_named(machine: &InfraMachine) -> bool {
     annotation(machine, annotations::PROVIDER_ID) == Some(annotations::NAMED)
         && MachineId::of(machine).is_some()
@@ -246,8 +246,8 @@ pub fn provider_id(machine: &InfraMachine) -> Option<&str> {
     id.filter(|_| !is_id_unconfirmed(machine))
 }
 
-/// When the unanswered creates were issued, as [`annotations::CREATE_ISSUED_AT`] has it. Where only the status
-/// confirmed the VM, the note is of the create that made it.
+/// When the unanswered creates were issued, as [`annotations::CREATE_ISSUED_AT`] has it. Where only the
+/// status confirmed the VM, the note is of the create that made it.
 pub fn create_issued_at(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, annotations::CREATE_ISSUED_AT).filter(|_| !is_confirmed_by_status(machine))
 }

@@ -63,8 +63,8 @@ pub(super) struct Attempt<'a> {
 }
 
 impl Breakers {
-    /// Lets `uid` go on to a create of this class, if the breaker allows one. The caller asks before it does anything for the
-    /// create, and is expected to make the create soon. Returns whether `uid` may go on.
+    /// Lets `uid` go on to a create of this class, if the breaker allows one. The caller asks before it does
+    /// anything for the create, and is expected to make the create soon. Returns whether `uid` may go on.
     pub(super) fn try_admit(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();

@@ -16,7 +16,8 @@ fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachi
         "metadata": {
             "name": "m", "namespace": "ns", "uid": "u", "resourceVersion": "7", "generation": 3,
             "creationTimestamp": "2026-05-04T10:11:12Z", "deletionTimestamp": "2026-05-04T10:11:13Z",
-            "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {annotations::DRIVER: "pool", "a": "\u{0} \"ü"},
+            "labels": {labels::CLUSTER_NAME: "c"},
+            "annotations": {annotations::DRIVER: "pool", "a": "\u{0} \"ü"},
             "finalizers": ["f"],
             "ownerReferences": [
                 {"apiVersion": "v", "kind": "Machine", "name": "m", "uid": "o", "controller": true},

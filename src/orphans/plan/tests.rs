@@ -61,7 +61,8 @@ fn cluster(change: impl FnOnce(&mut Value)) -> Arc<Cluster> {
 
 fn infra_cluster(change: impl FnOnce(&mut Value)) -> Arc<DeserializeGuard<InfraCluster>> {
     let mut infra = json!({
-        "metadata": {"namespace": "ns", "name": "c", "annotations": {annotations::CLUSTER_ID: "c-1"}}, "spec": {},
+        "metadata": {"namespace": "ns", "name": "c", "annotations": {annotations::CLUSTER_ID: "c-1"}},
+        "spec": {},
     });
     change(&mut infra);
     Arc::new(DeserializeGuard(Ok(serde_json::from_value(infra).unwrap())))

@@ -236,7 +236,8 @@ impl World {
         let object = json!({
             "metadata": {
                 "namespace": "ns", "name": name, "uid": id, "labels": {labels::CLUSTER_NAME: "c"},
-                "annotations": {annotations::MACHINE_ID: format!("ns/{name}/{id}"), annotations::CLUSTER_ID: "c-1"},
+                "annotations": {
+                    annotations::MACHINE_ID: format!("ns/{name}/{id}"), annotations::CLUSTER_ID: "c-1"},
             },
             "spec": {"providerSpec": {}},
         });
