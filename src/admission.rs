@@ -204,7 +204,7 @@ impl AdmissionPolicies {
             if !matches!(checked, Err(Error::Conflict { .. })) {
                 break;
             }
-            // Another provider has written in between: its policies may do.
+            // Another provider has written in between, and its policies may guard identities as well.
             checked = self.check(&mut checks).await;
         }
         let enforcement = match checked {

@@ -56,8 +56,8 @@ use vm_locks::{VmLock, VmLocks};
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
 /// How long until a call that changes a VM is retried when the VM is locked for another call.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
-/// The interval at which machines are woken whose creates may find capacity, that have to publish that they
-/// wait, or for which a permit is free that was reserved in vain.
+/// The interval at which machines are woken: those whose creates may find capacity, those that have to
+/// publish their wait, and those that can have a permit whose reservation for another has lapsed.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 /// How many machines that have to publish their wait are woken at once.
 const REPORTED_AT_ONCE: usize = 20;

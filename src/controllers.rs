@@ -48,9 +48,10 @@ use crate::volume_drain::WorkloadOutages;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
 
-/// Concurrent reconciles of a kind that waits for workload clusters. Each waits for a workload cluster, which
-/// has two connections at a time and then a back-off: half as many clusters have to hang at once before one
-/// that answers is held up, and for seconds in minutes. Each reconcile may have an answer of a MiB in memory.
+/// Concurrent reconciles of a kind that connects to workload clusters. A workload cluster has at most two
+/// connections at a time, and a back-off after one that hangs: 16 clusters have to hang at once before a
+/// reconcile for another one waits for a worker, and then only until those connections time out. Each
+/// reconcile may hold a response of 1 MiB in memory.
 const WORKLOAD_CLUSTER_CONCURRENCY: u16 = 32;
 /// The driver label of metrics for a driver that is not configured: any name may stand in a spec, and each
 /// would be a series for ever.

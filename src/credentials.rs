@@ -29,7 +29,7 @@ pub async fn read(
 /// Returns the class of a call: the provider spec, with the credentials as [`read`] reads them.
 ///
 /// # Errors
-/// As [`of`].
+/// As [`read`].
 pub async fn machine_class(
     client: &Client,
     driver: &ConfiguredDriver,
@@ -44,11 +44,11 @@ pub async fn machine_class(
     }))
 }
 
-/// Reads the credentials as [`of`] does, and whether they are at the target after `clusterctl move`: the
+/// Reads the credentials as [`read`] does, and whether they are at the target after `clusterctl move`: the
 /// provider's own are not moved.
 ///
 /// # Errors
-/// As [`of`].
+/// As [`read`].
 pub async fn read_with_movability(
     client: &Client,
     driver: &ConfiguredDriver,

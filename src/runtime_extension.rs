@@ -38,8 +38,7 @@ use self::hooks::{
 use self::progress::{Progress, progress};
 use self::spec_changes::SpecChanges;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::api::{GROUP, ObjectMetaExt as _};
-use crate::api::{annotations, labels};
+use crate::api::{GROUP, ObjectMetaExt as _, annotations, labels};
 use crate::apiserver::{Error, patch_metadata};
 use crate::configured_driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
 use crate::hot_update::in_place;
@@ -219,7 +218,8 @@ async fn changes<T: Objects>(
     let name = current.metadata.annotations.driver.as_deref().or(named);
     let capabilities = capabilities(context, name, &current.metadata.namespace).await?;
     let changes = SpecChanges::between(&old, &new, &capabilities);
-    // To answer that it takes new machines would cost an old one before the first new one fails.
+    // An answer that the change takes new machines would have Cluster API begin to replace machines, although
+    // no new machine can be made.
     if let Some(why) = changes.refusal() {
         return Err(format!("no machine can be made from the new spec: {why}"));
     }
@@ -227,7 +227,7 @@ async fn changes<T: Objects>(
     Ok((changes, patch))
 }
 
-/// Whether this process, and no other one with other flags, answers for an object.
+/// Checks that this process answers for an object, by the flags for the namespace and the watch-filter label.
 fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
     let metadata = &object.metadata;
     if let Some(only) = context

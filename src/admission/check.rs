@@ -87,8 +87,9 @@ impl UnconfirmedAnnotation<'_> {
 }
 
 impl AdmissionPolicies {
-    /// Inspects the policies that guard identities, and changes nothing. The policies of any version will do:
-    /// the replica that leads may be of another version, and waits for this one before it goes.
+    /// Inspects the policies that guard identities, and changes nothing. The policies of any version are
+    /// enough: in a rolling update the leader may be of another version, and stays until this replica is
+    /// ready.
     pub(super) async fn inspect(&self) -> Result<(), Error> {
         let mut checks = self.checks.lock().await;
         let expected = checks.expected()?;

@@ -147,7 +147,7 @@ fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
     }
 }
 
-/// Whether an annotation says which VM is whose.
+/// Whether an annotation is reserved, so that it may claim a VM or let one be forgotten.
 pub fn takes_part(key: &str) -> bool {
     annotations::RESERVED_ANNOTATIONS.contains(&key)
 }

@@ -1,4 +1,4 @@
-//! Finds out whether any object says which VM is whose.
+//! Finds out whether any object has an identity: a reserved annotation or a providerID.
 
 use std::ops::ControlFlow;
 

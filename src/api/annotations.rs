@@ -116,6 +116,7 @@ pub const RESERVED_ANNOTATIONS: [&str; 15] = [
     ADOPTED,
     DELETE_FOR_MOVE,
 ];
+
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that is at the target already,

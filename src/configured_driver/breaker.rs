@@ -34,7 +34,7 @@ pub(super) struct Breakers {
     by_class: Mutex<HashMap<ClassKey, Circuit>>,
 }
 
-/// Why a breaker that would refuse a create becomes half open, and lets it through.
+/// Why a breaker becomes half open for a create: one that is open, or, after a restart, one that is closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HalfOpenReason {
     /// An operator has changed something to have the create tried at once.

@@ -18,7 +18,7 @@ use cmi_driver::{
     Secrets, Status,
 };
 
-/// A driver whose calls wait for leadership, capabilities, the circuit breaker and the rate.
+/// A driver whose calls have to pass leadership, capabilities and the circuit breaker, and wait for the rate.
 #[derive(Debug)]
 pub(super) struct GuardedDriver {
     client: DriverClient,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cmi_driver::Operation;
 
-/// How long may pass from the note of a create in its object to the call, besides the wait for the driver's
-/// rate, without taking from the create's timeout: the API server has 30 s to answer the write, and the
-/// driver may have to be asked what it can do.
+/// The time from recording a create in its object until the call is sent that does not count towards the
+/// create's timeout, besides the wait for the driver's rate: the API server has 30 s to answer the write, and
+/// the provider may first have to fetch the driver's capabilities.
 const CREATE_LEAD_TIME: Duration = Duration::from_mins(1);
 
 /// The namespaces whose machines may use a driver.
@@ -64,8 +64,8 @@ impl Namespaces {
 }
 
 impl Limits {
-    /// How long after a create was noted in its object it is given up at the latest. Each permit has one call
-    /// that waits for the driver's rate.
+    /// The longest time from recording a create in its object until the call is given up. Each permit has at
+    /// most one call that waits for the driver's rate, which bounds that wait.
     pub(super) fn create_given_up_after(&self) -> Duration {
         let calls = Duration::from_secs(u64::from(self.max_concurrent_calls.get()));
         let in_turn = calls / self.calls_per_second.get();

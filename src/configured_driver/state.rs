@@ -27,7 +27,7 @@ pub struct KnownDriver {
     /// Whether the capabilities were declared since the last handshake; else the driver may be another one by
     /// now, and nothing is refused in its name.
     pub is_current: bool,
-    /// How long after a create was noted in its object it is given up at the latest: see
+    /// The longest time from recording a create in its object until the call is given up: see
     /// [`super::ConfiguredDriver::give_up_in_time`].
     pub create_given_up_after: Duration,
     /// The settle time of creates, see [`super::CREATE_SETTLE_TIME`].

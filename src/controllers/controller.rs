@@ -156,8 +156,8 @@ impl<K: Cached> Controller<K> {
                 () = &mut shutdown => break,
                 Some((key, action)) = running.next(), if !running.is_empty() => {
                     names.remove(&key);
-                    // A machine at rest waits for nothing: a fleet of them would hold up the other
-                    // controllers, which share the task.
+                    // The reconcile of a machine at rest never waits: without a yield, a fleet of such
+                    // reconciles would hold up the other controllers, which share the task.
                     ended += 1;
                     if ended.is_multiple_of(YIELDS_AFTER) {
                         tokio::task::yield_now().await;

@@ -21,8 +21,8 @@ use crate::caches::{CachedMachine, yield_periodically};
 use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
-/// The least time between two rounds of retries of the machines that wait for a driver, twice as long each
-/// time that the driver goes again: what machines publish of each row of failures costs writes.
+/// The least time between two rounds of retries of the machines that wait for a driver. It doubles each time
+/// that the driver becomes unreachable again soon: each round of failures costs the writes that publish it.
 const RETRY_PAUSE: Duration = Duration::from_mins(1);
 const MAX_RETRY_PAUSE: Duration = Duration::from_mins(10);
 /// The most machines that are retried in a second when their driver is back.
@@ -130,8 +130,8 @@ impl Controllers {
         }
     }
 
-    /// Enqueues all machines of a driver, also those that it has not made a VM for: what the driver reports
-    /// of itself may have kept them from being shown to it.
+    /// Enqueues all machines of a driver, also those without a VM: the capabilities that the driver declared
+    /// before may have led to a refusal of their spec without a call.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
         for machine in self.all_machines_of(driver) {
             self.infra_machine_queue.enqueue_key(machine.key().clone());
@@ -263,8 +263,8 @@ impl Retries {
 
     fn batch(&mut self) -> Vec<Reference> {
         if self.size == 1 {
-            // By hand: what doubles is a pause that begins anew once the driver has stayed, and no wait after
-            // failures in a row, as those of `retry::Backoff` are.
+            // Not `retry::Backoff`, which counts failures in a row: this pause doubles with each outage, and
+            // begins anew once the driver has stayed reachable.
             let since = self.at.zip(self.began).map(|(at, began)| at - began);
             self.pause = match since {
                 Some(since) if since < 2 * MAX_RETRY_PAUSE => (self.pause * 2).min(MAX_RETRY_PAUSE),

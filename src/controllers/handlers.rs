@@ -25,13 +25,21 @@ use crate::machine::{self, LookUpHint};
 use crate::retry::{LONG_WAIT, is_same_or_both_transient};
 use crate::{not_ready_taint, volume_drain};
 
-/// Runs the deletion of a VM that is left behind until it ends, or the set is dropped.
-fn spawn_deletion(deletions: &mut JoinSet<()>, deletion: impl Future<Output = ()> + Send + 'static) {
+/// Runs the deletion of the VM that this machine has left behind until it ends, or the set is dropped.
+fn spawn_deletion(
+    deletions: &mut JoinSet<()>,
+    machine: String,
+    deletion: impl Future<Output = ()> + Send + 'static,
+) {
     // Those that have ended hold memory until they are joined.
     while deletions.try_join_next().is_some() {}
-    deletions.spawn(async {
+    deletions.spawn(async move {
+        // The set would tell of a panic at the next deletion, which may never come.
         if AssertUnwindSafe(deletion).catch_unwind().await.is_err() {
-            tracing::error!("the deletion of the VM of an InfraMachine that is gone ended with a panic");
+            tracing::error!(
+                machine,
+                "the deletion of the VM of an InfraMachine that is gone ended with a panic"
+            );
         }
     });
 }
@@ -221,8 +229,8 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        // A driver may want another state back with every call: each call would be followed by the next at
-        // once.
+        // A driver may return another last known state with each call: if a change of this annotation
+        // enqueued the machine, each call would lead to the next one at once.
         let enqueue_object =
             enqueue_object_unless(self.infra_machine_queue.clone(), &[annotations::LAST_KNOWN_STATE]);
         let left_behind = Mutex::new(JoinSet::new());
@@ -279,8 +287,9 @@ impl Controllers {
             for last in deleted_despite_finalizer(update) {
                 let leadership = taint_context.leadership.clone();
                 let deletion = machine::delete_vm_left_behind(&machine_context, last.clone());
-                spawn_deletion(&mut left_behind.lock(), async move {
-                    // One that comes to lead later leaves it to the report of orphans.
+                let name = format!("{}/{}", last.metadata.namespace(), last.metadata.name());
+                spawn_deletion(&mut left_behind.lock(), name, async move {
+                    // A replica that becomes the leader later leaves the VM to the report of orphans.
                     if timeout(LONG_WAIT, leadership.acquired()).await.is_ok() {
                         deletion.await;
                     }
@@ -295,9 +304,10 @@ impl Controllers {
         }
     }
 
-    /// Enqueues the machines that wait for an InfraCluster when it is not provisioned for another reason,
-    /// which they publish. Where the code of an outage is another at each try, they publish the code that the
-    /// outage began with.
+    /// Enqueues an InfraCluster as [`Self::on_object`] does, and its machines when the reason changes why it
+    /// is not provisioned: machines that wait for it publish that reason. A change from one transient code to
+    /// another enqueues no machine: in an outage the code may change at each try, and following each change
+    /// would cost a write per machine.
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {

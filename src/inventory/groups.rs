@@ -83,9 +83,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::api::DeserializeGuard;
-    use crate::api::VmExistence;
-    use crate::api::labels;
+    use crate::api::{DeserializeGuard, VmExistence, labels};
     use crate::caches::cache;
 
     /// A provisioned machine of the Cluster `c`.

@@ -150,13 +150,19 @@ async fn attempt(
         }
         return Ok(None);
     }
-    let wait = timing.wait.unwrap_or(LONG_WAIT);
-    Ok(Some(match outcome {
+    Ok(Some(next_attempt_in(outcome, timing.wait)))
+}
+
+/// Returns when to try again, as a wait of the outcome's has it.
+fn next_attempt_in(outcome: &Outcome, wait: Option<Duration>) -> Duration {
+    let wait = wait.unwrap_or(LONG_WAIT);
+    match outcome {
         // A reconcile that was under way when the object went asks for a permit by the same key, and may take
-        // the place and the wake-up of this task.
+        // the place and the wake-up of this task. Other waits of this kind are short, or cost one read a
+        // minute.
         Outcome::Queued { .. } | Outcome::Waiting(_) => wait.min(PERMIT_WAIT),
         _ => wait,
-    }))
+    }
 }
 
 #[cfg(test)]
@@ -262,6 +268,23 @@ mod tests {
         let ended = tokio::time::timeout(Duration::from_secs(30), deletion).await;
         assert!(ended.is_ok(), "it was not woken");
         assert_eq!(vms.ids(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_wait_for_a_permit_whose_wake_up_another_may_take_is_short() {
+        let requeue_after = Duration::from_hours(1);
+        for outcome in [
+            Outcome::Waiting(Some(requeue_after)),
+            Outcome::Queued { requeue_after },
+        ] {
+            assert_eq!(
+                next_attempt_in(&outcome, Some(requeue_after)),
+                PERMIT_WAIT,
+                "{outcome:?}"
+            );
+        }
+        let absent = Outcome::Absent { requeue_after };
+        assert_eq!(next_attempt_in(&absent, Some(requeue_after)), requeue_after);
     }
 
     async fn until(what: &str, is_so: impl Fn() -> bool) {

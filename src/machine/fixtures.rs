@@ -22,8 +22,7 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     OperationState, OperationType, SecretReference,
 };
-use crate::api::{GROUP, MACHINE_FINALIZER};
-use crate::api::{VmExistence, annotations};
+use crate::api::{GROUP, MACHINE_FINALIZER, VmExistence, annotations};
 use crate::configured_driver::{DriverState, KnownDriver, ResolveError, StableReachability};
 use crate::identity::MachineId;
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};

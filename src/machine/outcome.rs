@@ -31,9 +31,9 @@ pub enum Outcome {
     NotSupported(Operation),
     /// The machine still waits, and the status says for what.
     Blocked(Blocked),
-    /// The machine still waits, for what the status says already or what is too short to publish: a permit, a
-    /// lock, the driver's answer to another. Unlike after a requeue, it is woken as a rule; the time is when
-    /// to look again, if nothing does so before.
+    /// The machine still waits, for what the status says already, or for too short a time to publish it: for
+    /// a permit, a lock, or an answer that another reconcile has asked the driver for. Unlike after a
+    /// requeue, it is woken as a rule; the time is when to look again, if nothing wakes it before.
     Waiting(Option<Duration>),
     /// The machine waits for a permit to call the driver, and for so long that the wait is reported.
     Queued {

@@ -37,8 +37,7 @@ use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::api::{ObjectMetaExt as _, paused_by};
-use crate::api::{VmExistence, annotations, labels};
+use crate::api::{ObjectMetaExt as _, VmExistence, annotations, labels, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, Adoption, IdentityTags, InvalidSpec, MachineId, Role};
 use crate::retry::LONG_WAIT;
@@ -124,7 +123,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         }
         Owner::Found(owner) => owner,
     };
-    // Before any other message: an operator that paused the machine looks for this one.
+    // Before any other message: an operator who paused the machine looks for this one.
     if let Some(block) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(block).into();
     }

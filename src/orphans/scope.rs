@@ -290,8 +290,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::VmExistence;
-    use crate::api::labels;
+    use crate::api::{VmExistence, labels};
     use crate::caches::cache;
 
     fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {

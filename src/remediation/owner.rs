@@ -53,10 +53,10 @@ pub struct RemediatedMachineStatus {
     pub conditions: Vec<Map<String, Value>>,
 }
 
-/// How the remediation of a Machine stands.
+/// What a Machine says of its owner's part in the remediation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerRemediation {
-    /// Whether it is the owner's turn, as nothing is left to be done for the VM.
+    /// Whether the owner has to remediate, as nothing is left to be done for the VM.
     pub owner_must_remediate: bool,
     /// Why.
     pub reason: &'static str,

@@ -24,11 +24,12 @@ use cmi_driver::{Operation, ProviderId, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// For how long a Node has to be healthy before its VM is restarted, or its Machine left to its owner, all
-/// the same: a MachineHealthCheck looks every 15 s at the earliest, and may be about to find it healthy.
+/// How long a Node has to be healthy before the plan restarts the VM, or leaves the Machine to its owner, all
+/// the same: a MachineHealthCheck evaluates a Machine every 15 s at the earliest, and may be about to find it
+/// healthy.
 const NOTICE: Duration = Duration::from_secs(30);
-/// How far ahead the clock may be that a restart was written down by: a replica, or the target of a move, has
-/// another one.
+/// How far the recorded time of a restart may be ahead of this clock: another replica, or the source of a
+/// move, may have recorded it by another clock.
 const SKEW: Duration = Duration::from_secs(30);
 
 /// What was read for one reconcile.
@@ -161,7 +162,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     if machine.is_healthy() {
         return Plan::Later(Requeue::OnChange);
     }
-    // It may run, and be a Node: in the place of the Machine that is to have it there would be another one.
+    // The VM may run as a Node already: if the remediation failed, the owner would replace the Machine, and
+    // there would be a second VM in place of the one that the Machine is to adopt.
     let is_to_be_adopted = |infra| Adoption::of(infra) == Adoption::Asked;
     if infra.is_some_and(is_to_be_adopted) {
         return waiting(
@@ -342,8 +344,9 @@ fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine,
     })
 }
 
-/// When the time begins that a Node has to come back after a restart. During a pause no MachineHealthCheck
-/// looks at it, and after a move, which makes the remediation anew, none has looked yet.
+/// When the time begins that a Node has to become healthy after a restart: at the restart, but not before
+/// the last pause ended or this remediation was created. No MachineHealthCheck evaluates a Machine during a
+/// pause, and a move creates the remediation anew.
 fn node_time_begins(remediation: &InfraMachineRemediation, issued_at: Timestamp) -> Timestamp {
     let metadata = &remediation.metadata;
     let made = metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -386,7 +389,8 @@ fn unless_healthy(
     }
 }
 
-/// A restart is under way. What is shown of it stays; where nothing is, the provider ended in the middle.
+/// A restart is under way. A status that shows the restart stays; one that does not show it is from a process
+/// that ended after it had recorded the restart.
 fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Plan {
     let status = remediation.status.as_ref();
     let shown = status.and_then(|status| u32::try_from(status.retry_count?).ok());
@@ -397,8 +401,8 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
     Plan::Publish(unshown(remediation, record, left))
 }
 
-/// The time of the last restart is one that no clock shows yet: it counts as made now, once, else the Node
-/// would get its whole time anew at each reconcile.
+/// The recorded time of the last restart is in the future: it is replaced by the current time, once. Without
+/// the record, each reconcile would give the Node its whole time anew.
 fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Plan {
     let left = record
         .issued_at

@@ -20,8 +20,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// What the annotations say. What this provider never writes is taken for the careful answer: the VM was
-    /// restarted often enough.
+    /// Parses the annotations. A count that can't be parsed becomes the largest count, so that no further
+    /// restart is made; a time that can't be parsed counts as none.
     pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let value = |key: &str| annotations.and_then(|all| all.get(key));
         Self {

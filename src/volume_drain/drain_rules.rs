@@ -30,7 +30,7 @@ struct Drain {
 }
 
 /// A selection of Machines or pods. The label selectors of their Cluster or namespace are not evaluated: a
-/// rule may then concern more than it does, and a pod too many is left to Cluster API.
+/// rule may then match a pod that it does not match in Cluster API, and that pod is left to Cluster API, too.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Selected {

@@ -147,8 +147,8 @@ impl DrainedMachine {
         self.waiting_since().map(|since| self.limit_from(since))
     }
 
-    /// Since when Cluster API waits for the hook. Before v1.14 the condition alone says that it does; its
-    /// time is that of the deletion, which the hook comes first in.
+    /// Since when Cluster API waits for the hook. Before v1.14 only the condition `Deleting` shows that; its
+    /// time is the start of the deletion, of which the hook is the first step.
     fn waiting_since(&self) -> Option<Timestamp> {
         let said = self.status.deletion.wait_for_pre_drain_hook_start_time.as_ref();
         let shown = || {
@@ -254,9 +254,9 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
     }
 }
 
-/// The hook of a Machine whose InfraMachine is for another to look after: it may hold a deletion up for as
-/// long as any, since the other may be no more. Where Cluster API does not say since when it waits, the time
-/// counts from the deletion.
+/// Plans for a Machine whose InfraMachine another provider or replica manages, or that belongs to another
+/// Machine: the hook is removed when the longest time of a drain is over, since that replica may no longer
+/// exist. Where Cluster API does not report since when it waits, the time counts from the deletion.
 fn remove_hook_in_the_end(observed: &Observed) -> Plan<'static> {
     let end = |machine: &DrainedMachine| {
         let Time(begun) = machine.metadata.deletion_timestamp.as_ref()?;

@@ -143,9 +143,9 @@ pub async fn observe(
     })
 }
 
-/// The pods that are tried in one reconcile, the most important one first: the first ones, and of the others
-/// some each time, so that no pod waits behind many that budgets keep. Both alternate and begin elsewhere
-/// each time: no pod is left out where reconciles end early.
+/// The pods that are tried in one reconcile: the first candidate always, then by turns a pod of the first
+/// half of [`MAX_TRIED`] and one of a window of the later candidates. Both begin elsewhere in each round, so
+/// that each pod is tried in the end, however many pods budgets protect, and where reconciles end early.
 fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> Vec<&T> {
     const HALF: usize = MAX_TRIED / 2;
     let round = usize::try_from(now.as_second() / SECONDS_A_ROUND).unwrap_or_default();

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::release::Release;
 
-const DEADLINE: Duration = Duration::from_mins(1);
+const DEADLINE: Duration = Duration::from_mins(4);
 
 /// The kinds of the kubeadm providers, by group: without a controller, but core can make them.
 const KUBEADM: [(&str, &str); 4] = [

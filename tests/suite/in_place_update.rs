@@ -541,7 +541,7 @@ async fn of_one_machine_the_extension_patches_what_the_driver_can_change() -> Re
 /// done of the spec by then is applied, or said.
 #[tokio::test]
 async fn an_update_that_another_extension_carries_out_is_left_to_it() -> Result<()> {
-    let world = World::rate_limited("in-place-other").await?;
+    let world = World::new("in-place-other").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;

@@ -1,8 +1,9 @@
 //! A management cluster with this provider installed as it is shipped, and what the cases need around it.
 //!
-//! All cases share one management cluster. Each has a namespace, a simulated cloud and a provider process of
-//! its own, which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace
-//! alone. The cloud's driver is part of the provider's process, or a plugin in its own.
+//! Cases share a management cluster, most of them one whose core is quick (see [`World`]); a few have one of
+//! their own. Each has a namespace, a simulated cloud and a provider process of its own, which runs as the
+//! shipped ServiceAccount with the shipped roles and looks at that namespace alone. The cloud's driver is
+//! part of the provider's process, or a plugin in its own.
 
 pub mod audit;
 pub mod authority;

@@ -36,7 +36,7 @@ mod spec_schema;
 mod status;
 pub mod tags;
 
-/// What an implementation of [`Driver`] is marked with.
+/// The attribute that an `impl` of [`Driver`] needs.
 pub use async_trait::async_trait;
 
 pub use capabilities::{Capabilities, DeclaredCapabilities, JsonPointer, ParseJsonPointerError};
@@ -137,10 +137,10 @@ pub trait Driver: Send + Sync + 'static {
     /// the call does not wait for the guest to be up again. ABORTED while an earlier restart is under way
     /// counts as OK.
     ///
-    /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay, and its addresses
-    /// may be others. NOT_FOUND when there is none, or one with another identity tag: none is made. A repeat
-    /// may restart once more, and does no other harm. UNAVAILABLE, like an answer that is lost, uses up one
-    /// of the restarts that there may be, unless it comes [`Status::with_no_side_effects`].
+    /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay; its addresses may
+    /// change. NOT_FOUND where no VM has this name and identity: the call creates none. A repeated call may
+    /// restart the VM once more, and does no other harm. UNAVAILABLE and a lost answer count as one of the
+    /// restarts that the remediation allows, unless the error is marked [`Status::with_no_side_effects`].
     async fn restart_machine(&self, _request: RestartMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::RestartMachine))
     }

@@ -46,12 +46,12 @@ const PUBLIC: [&str; 8] = [
 impl Secrets {
     /// Removes every secret value from a text that is about to be shown.
     ///
-    /// A value is looked for as it is, line by line, and as programs write bytes: in base64, also as a part
-    /// of something longer, and as numbers; and the words of its lines, since a driver may quote a part of
-    /// one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`. Lines and words are looked
-    /// for in what the text is without percent-encoding, escapes and base64, too. Names of keys and flags,
-    /// and ordinary words of letters alone, are left as long as no value stands there, and where one does,
-    /// within longer words: a message that is redacted to pieces explains nothing.
+    /// The search covers each value as a whole and line by line, and its encodings: base64, also within a
+    /// longer base64 text, and its bytes as numbers. A driver may quote a part of a line, so the search also
+    /// covers words: from 8 bytes, and from 6 after `:` or `=`, where a value stands. Lines and words are
+    /// searched for in the text as it is, and without its percent-encoding, escapes and base64. Names of keys
+    /// and flags, and words of letters alone, stay in the text unless they are a value; such a value stays
+    /// within longer words. Otherwise the message would no longer explain the failure.
     pub fn redact(&self, text: &str) -> String {
         if self.iter().next().is_none() {
             return text.to_owned();
@@ -160,7 +160,7 @@ impl Status {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Needle<'a> {
     text: Cow<'a, str>,
-    /// Not within a longer word.
+    /// Whether the text is removed only where it is a whole word.
     alone: bool,
 }
 
@@ -229,8 +229,8 @@ fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
     }
 }
 
-/// The words of a line that may be secret, cut coarsely, since a secret may hold any sign, and finely,
-/// since signs stand around it.
+/// The words of a line that may be secret. The line is split twice: at few separators, since a secret may
+/// hold punctuation, and at many, since punctuation may surround a secret.
 fn words<'a>(line: &'a str, found: &mut Found<'a>) {
     let coarse = line.split(|c: char| c.is_whitespace() || "\"'`,;".contains(c));
     coarse

@@ -3,7 +3,7 @@
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use percent_encoding::percent_decode_str;
 
-/// How many ways there are to begin in the middle of what base64 takes together.
+/// Base64 encodes three bytes as four characters: a secret within longer data starts at one of three offsets.
 const SHIFTS: usize = 3;
 
 /// The text decoded in each way: without percent-encoding, where `+` may be a blank, and without the escapes
@@ -95,8 +95,8 @@ pub fn base64s(secret: &[u8]) -> impl Iterator<Item = String> {
     })
 }
 
-/// The letters that only the secret decides, where it comes after so many bytes of something longer: a letter
-/// is six bits.
+/// The base64 characters that depend on the secret alone where `shift` bytes come before it: a character
+/// encodes six bits, so the first and the last one may also depend on the bytes around the secret.
 fn in_base64(secret: &[u8], shift: usize, encode: impl Fn(&[u8]) -> String) -> String {
     let mut bytes = vec![0; shift];
     bytes.extend_from_slice(secret);

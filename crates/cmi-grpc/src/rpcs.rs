@@ -1,13 +1,13 @@
-//! The rpcs of the two services. Server and client, the messages of requests and their `Debug`, what a plugin
-//! declares, and the tests of all that are made from it.
+//! The rpcs of the two services, as tables. Macros generate from them the server, the client, the conversion
+//! of requests and their `Debug`, the capabilities that a plugin declares, and the tests of all these.
 //!
 //! GetMachineStatus and ListMachines are not here. Each is an rpc of both services, and the client chooses.
 
 /// Hands a row for each rpc of `cmi.v1.Machine` to the macro `$callback`, behind `$arguments`:
 ///
 /// * the driver's request,
-/// * the method, and its message with the fields of the driver's request that it is made of; without them
-///   where no other message is made of the same, so that `convert` has it,
+/// * the method and its message, with the fields of the driver's request that the message is made of; without
+///   fields, `convert` implements the conversion by hand,
 /// * the response, and how it is written: `plain`, `with_trailers`, or `empty` where it says nothing,
 /// * what declares it in the capabilities of the service.
 #[macro_export]

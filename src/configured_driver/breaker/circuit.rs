@@ -102,13 +102,13 @@ impl Circuit {
 
     /// Lets a create through and counts it, if the state allows one.
     pub fn begin(&mut self, now: Instant) -> bool {
-        let is_begun = self.try_half_open(now);
+        let is_begun = self.may_begin(now);
         self.in_flight += u32::from(is_begun);
         is_begun
     }
 
     /// Whether a create may begin. A circuit whose time is over becomes half open.
-    fn try_half_open(&mut self, now: Instant) -> bool {
+    fn may_begin(&mut self, now: Instant) -> bool {
         match &self.state {
             CircuitState::Open(until) if now >= *until => {
                 self.state = CircuitState::HalfOpen {

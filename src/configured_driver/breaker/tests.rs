@@ -219,7 +219,7 @@ async fn room_that_a_vm_leaves_may_be_for_any_class_of_its_account_and_for_no_ot
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sign_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
+async fn a_hint_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
     let (breakers, key, woken) = open(2);
     tick(&breakers, 600).await;
     assert_eq!(woken.take(), ["m-0"]);
@@ -232,7 +232,7 @@ async fn a_sign_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
 
 /// A rollout of another class deletes a VM every second.
 #[tokio::test(start_paused = true)]
-async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
+async fn hints_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
     let (breakers, key, woken) = open(1);
     let start = Instant::now();
     let mut tries = Vec::new();

@@ -30,9 +30,9 @@ pub(super) struct Queue {
     pub(super) flows: BTreeMap<Arc<str>, Flow>,
     /// The place of each waiter.
     pub(super) queued: HashMap<Arc<str>, QueuePosition>,
-    /// The places for creates of those that look their VMs up before.
+    /// The places in the queue for creates of the waiters that look up their VM first.
     pub(super) set_aside: HashMap<Arc<str>, Place>,
-    /// The waiters that were woken and have not asked again.
+    /// The permits that are reserved for waiters that were woken and have not asked again, by their keys.
     pub(super) reservations: HashMap<Arc<str>, Reservation>,
 }
 
@@ -239,8 +239,8 @@ impl Queue {
         flow.waiting.of(position.priority).get(&position.number)
     }
 
-    /// Takes `key` out of the queue while it has a permit for upkeep. A place for a create is set aside: what
-    /// is looked up may have to be made, and the place is not woken meanwhile.
+    /// Takes `key` out of the queue while it has a permit for upkeep. Its place for a create is kept, since
+    /// the look-up may lead to a create; meanwhile no free permit wakes that place.
     pub(super) fn set_aside(&mut self, key: &str, reservation: Option<Reservation>) {
         let queued = self.leave(key);
         let queued = queued.map(|(position, waiter)| Place::of(position, &waiter));

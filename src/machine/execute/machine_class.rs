@@ -10,7 +10,7 @@ use crate::identity;
 use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
-/// The place of the name of a Secret, where an error has to say it.
+/// Where the name of a Secret stands, as an error says it.
 static SECRET_ANNOTATION: LazyLock<String> =
     LazyLock::new(|| format!("the annotation {}", annotations::SECRET));
 

@@ -82,7 +82,7 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Writes down whose the VM is that was found.
+    /// Writes the finalizer and the identity of a machine whose VM the look-up has found.
     async fn own_existing_vm(&mut self, plan: &Provision) -> Result<(), ExecuteError> {
         self.ctx.states.clear_absence(self.object.uid());
         // It has the spec of the create that made it.
@@ -218,7 +218,8 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Writes down what a failed create leaves, where the object says more than that by now.
+    /// Records what a failed create leaves, and lets `clusterctl move` go on; writes nothing between the
+    /// tries of one create.
     async fn record_refusal(&mut self, plan: &Provision, failure: &Failure) -> Result<(), ExecuteError> {
         if failure.is_not_leading() {
             // The replica that leads by now writes it.

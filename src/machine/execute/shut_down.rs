@@ -90,7 +90,7 @@ impl Executor<'_, '_, '_> {
         let accepted = accepted.map(|time| (annotations::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
         let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
         self.object
-            .patch_annotations("patching the annotation shut-down-accepted-at", &notes)
+            .patch_annotations("patching the annotations of the shutdown", &notes)
             .await
     }
 }

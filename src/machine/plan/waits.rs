@@ -85,9 +85,9 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     })
 }
 
-/// Returns how often a failure that is shown after attempt `shown` may have repeated since without being
-/// shown, where the first wait was `meant` to be this long: each repetition took at least as long as jitter
-/// leaves of that wait, and the status would show twice as many attempts.
+/// Returns how many attempts may have failed unpublished since the attempt `shown` of the status: as many as
+/// fit into `elapsed`, where each wait was at least `meant` less its jitter. They are fewer than `shown`,
+/// since the status is written again once the attempts have doubled.
 fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
     let most = shown.saturating_sub(1);
     let shortest = meant.mul_f64(1.0 - BACKOFF_JITTER).as_millis();

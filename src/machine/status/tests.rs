@@ -95,11 +95,7 @@ fn blocked(plan: Plan) -> Outcome {
 
 /// Every outcome that does not say that the VM is gone, failed, or to be deleted.
 fn harmless() -> Vec<Outcome> {
-    let finalizer_missing = || {
-        machine()
-            .provisioned()
-            .without(crate::api::annotations::MACHINE_ID)
-    };
+    let finalizer_missing = || machine().provisioned().without(annotations::MACHINE_ID);
     let mut all = vec![
         Outcome::NoOp(""),
         Outcome::Waiting(Some(Duration::from_secs(1))),

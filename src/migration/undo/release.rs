@@ -18,8 +18,9 @@ use crate::migration::write::{OF_INFRA_MACHINES, PAUSE, differences_at, read, un
 /// How often a write is repeated after conflicts.
 const TRIES: u32 = 20;
 
-/// Pauses Machines and what keeps them, so that Cluster API neither drains a Node nor makes a machine, and
-/// waits until it says so. What is paused so says that it is being undone.
+/// Pauses Machines, and the MachineSets and MachineDeployments that own them, so that Cluster API neither
+/// drains a Node nor makes a machine, and waits until Cluster API reports the pause. Each paused object also
+/// gets the annotation [`UNDOING`].
 ///
 /// # Errors
 /// The API server's, core does not pause, or something of it is being deleted.
@@ -38,7 +39,7 @@ pub async fn pause(
             let found = read(client, object).await?;
             let is_new = |found: &DynamicObject| !is_marked(found);
             if let Some(found) = found.filter(is_new) {
-                // Marked, it would be taken for one that the way back deletes.
+                // With the annotation, the object would count as one that this undo deletes.
                 if found.metadata.deletion_timestamp.is_some() {
                     return Err(WriteError::BeingDeleted(object.to_string()));
                 }
@@ -125,7 +126,8 @@ pub async fn release(
     Ok(())
 }
 
-/// Deletes an InfraMachine that the provider lets go without a call for its VM. Whether there was one.
+/// Deletes an InfraMachine so that the provider removes its finalizer without a driver call. Returns whether
+/// there was an InfraMachine left to delete.
 ///
 /// # Guarantees
 /// What is annotated and deleted is the object whose VM is as it was at the migration, and that nothing else

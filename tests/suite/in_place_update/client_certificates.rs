@@ -10,7 +10,7 @@ use crate::support::{Authority, Cloud, DEADLINE, Extension, Provider, World};
 /// Without a certificate, and with that of another authority, no hook is answered; not even the discovery.
 #[tokio::test]
 async fn with_an_authority_of_clients_the_extension_answers_its_clients_alone() -> Result<()> {
-    let world = World::rate_limited("in-place-clients").await?;
+    let world = World::new("in-place-clients").await?;
     let (own, foreign) = (world.folder.join("own"), world.folder.join("foreign"));
     for folder in [&own, &foreign] {
         std::fs::create_dir_all(folder).context("making a folder for certificates")?;

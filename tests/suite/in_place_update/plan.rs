@@ -95,7 +95,7 @@ async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> 
 /// On a management cluster of its own, since core's Deployment is one for all namespaces.
 #[tokio::test]
 async fn a_plan_says_which_gate_of_core_is_off_and_replaces_the_machine() -> Result<()> {
-    let here = World::rate_limited("in-place-gate").await?;
+    let here = World::new("in-place-gate").await?;
     let world = here.elsewhere().await?;
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": world.namespace}});
     management_cluster::apply(&world.admin, namespace).await?;

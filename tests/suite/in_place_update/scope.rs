@@ -42,7 +42,7 @@ async fn refuses(extension: &Extension, machine: &ByHand, why: &str) -> Result<(
 /// A replica that stands by decides nothing and begins nothing. When it leads, it does.
 #[tokio::test]
 async fn a_replica_that_does_not_lead_says_neither_yes_nor_no_and_begins_no_update() -> Result<()> {
-    let world = World::rate_limited("in-place-leader").await?;
+    let world = World::new("in-place-leader").await?;
     let cloud = Cloud::new(&world);
     let provider = elected(&world, cloud.drivers(json!({}))).await?;
     let first = provider.start(&world).await?;
@@ -96,8 +96,8 @@ async fn a_replica_that_does_not_lead_says_neither_yes_nor_no_and_begins_no_upda
 /// counts there.
 #[tokio::test]
 async fn about_what_a_provider_does_not_look_at_it_decides_nothing() -> Result<()> {
-    let world = World::rate_limited("in-place-scope").await?;
-    let other = World::rate_limited("in-place-elsewhere").await?;
+    let world = World::new("in-place-scope").await?;
+    let other = World::new("in-place-elsewhere").await?;
     let cloud = Cloud::new(&world);
     let here = Extension::new(&world)?;
     let labelled = Extension::new(&other)?;

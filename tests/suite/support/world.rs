@@ -114,7 +114,7 @@ impl World {
     }
 
     /// The same namespace on another management cluster, which ends with the case. The namespace itself
-    /// is not made.
+    /// is not made. Core is rate limited there, and loses no Machine.
     pub async fn elsewhere(&self) -> Result<Self> {
         let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
         let management = builder.start().await?;

@@ -29,7 +29,7 @@ const FOUNDATIONS: &[&str] = &[
     "initialize-offered",
 ];
 
-/// The cases whose failure costs VMs or secrets: a driver may not be run before they pass, whatever else
+/// The cases whose failure costs VMs or secrets: a driver must not be run before they pass, whatever else
 /// fails. They are named however many others fail.
 const DANGERS: &[&str] = &[
     "status-unavailable",

@@ -12,10 +12,10 @@ const MAX_SUBSCHEMAS: usize = 1024;
 const MAX_DEPTH: usize = 64;
 /// The most keywords that look at their siblings' results: nested in each other, each doubles the work.
 const MAX_UNEVALUATED: usize = 4;
-/// The most patterns, each counted once, and once more for every piece of it. One that looks around or goes
-/// back is compiled in pieces, each of which may get as large as a whole pattern.
+/// The limit on patterns, each counted once and once more for each piece of it. A pattern with look-around or
+/// back-references is compiled in pieces, each of which may get as large as a whole pattern.
 const MAX_PATTERNS: usize = 64;
-/// The bytes of a piece of a pattern, and of one that looks around or goes back.
+/// The bytes of a piece of a plain pattern, and of one with look-around or back-references.
 const PIECE: usize = 512;
 const HARD_PIECE: usize = 8;
 /// The longest pattern, in bytes.

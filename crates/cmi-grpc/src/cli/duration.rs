@@ -21,7 +21,7 @@ impl TryFrom<String> for WrittenDuration {
     }
 }
 
-/// Reads a time that is longer than nothing and no longer than a week.
+/// Parses a time that is greater than zero and at most a week.
 ///
 /// # Errors
 /// What is wrong with the text, for its author.
@@ -33,15 +33,13 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     let signed: SignedDuration = text.parse().map_err(|_| wrong())?;
     let duration = Duration::try_from(signed).map_err(|_| wrong())?;
     if duration.is_zero() || duration > MAX_DURATION {
-        return Err(format!(
-            "`{text}` has to be longer than nothing and no longer than a week"
-        ));
+        return Err(format!("`{text}` has to be greater than zero and at most a week"));
     }
     Ok(duration)
 }
 
-/// Whether it is numbers, each with its unit and nothing between: of the many ways in which times can be
-/// written, the one that Kubernetes and its tools take.
+/// Whether the text is in the format of Go's `time.ParseDuration`, which Kubernetes and its tools take:
+/// numbers, each with its unit, and nothing between.
 fn is_as_go_writes_it(text: &str) -> bool {
     let mut rest = text;
     while !rest.is_empty() {

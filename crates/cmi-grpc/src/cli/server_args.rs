@@ -55,10 +55,10 @@ pub enum StartError {
     /// Some of the files of TLS are named, and these flags are missing.
     #[error("TLS needs {} as well", .0.join(" and "))]
     IncompleteTls(Vec<&'static str>),
-    /// There can't be listened.
+    /// The endpoint can't be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// No signal would end the program in order.
+    /// The signal handlers can't be installed, without which no signal would stop the program gracefully.
     #[error("listening for signals failed")]
     Signals(#[source] io::Error),
     /// The socket does not tell its address.

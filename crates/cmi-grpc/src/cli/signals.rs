@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first asks to stop, the second does not ask.
+//! SIGTERM and SIGINT: the first signal begins a graceful stop, the second one ends the process at once.
 
 use std::future::Future;
 use std::io;

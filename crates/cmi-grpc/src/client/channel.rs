@@ -48,7 +48,7 @@ struct ConnectBackoff {
     last: Option<(Instant, String)>,
 }
 
-/// What a server says that wants to know its clients, and what leads further.
+/// The error for a server that requires a client certificate where none is configured, with the remedy.
 const NO_CERTIFICATE: &str = "the server asks for the client's certificate, and there is none: give it with \
     --cert-file and --key-file, or `tls.certFile` and `tls.keyFile` in the drivers file";
 
@@ -96,7 +96,8 @@ impl Channel {
         self.observing = Some(observer);
     }
 
-    /// Counts the plugins that it was connected to: one that was lost and is back may be another.
+    /// Counts the plugins that this channel has connected to: a plugin that is back after an outage may be
+    /// another one.
     pub(super) fn connection_generation(&self) -> u64 {
         self.latest.read().connection_generation
     }

@@ -21,7 +21,7 @@ pub struct GrpcConfig {
     /// environment variable `CMI_ENDPOINT` says.
     #[garde(skip)]
     pub endpoint: Option<String>,
-    /// How a plugin behind `tls://` is known, and what it knows us by.
+    /// How this client authenticates a plugin over `tls://`, and itself to the plugin.
     #[garde(dive)]
     pub tls: Option<TlsConfig>,
     /// Take `tcp://` to another host, though every hop on the way can read the secrets.

@@ -47,7 +47,7 @@ impl From<DialError> for ConnectError {
 }
 
 impl GrpcConfig {
-    /// What makes connections on which nothing is checked.
+    /// Returns a connector. Its connections do not check what the plugin answers.
     ///
     /// # Errors
     /// [`ConfigError`] when the configuration leads to no plugin.

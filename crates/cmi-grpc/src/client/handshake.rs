@@ -57,10 +57,10 @@ macro_rules! capabilities {
 }
 
 impl Handshake {
-    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every
-    /// plugin says its name and what it can do (CMI-50, CMI-58): a server that does not know these
-    /// calls is none. One without Probe or the extension is a plugin all the same, and one that is
-    /// not healthy answers the handshake, too.
+    /// Makes the calls in the order of the CMI specification (CMI-169), and that of the extension last. Every
+    /// plugin answers with its name and its capabilities (CMI-50, CMI-58): a server that does not know these
+    /// calls is no plugin. A plugin may lack Probe or the extension, and a plugin that is not healthy answers
+    /// the handshake, too.
     pub(super) async fn receive(
         connection: &Connection,
         deadline: Instant,
@@ -196,8 +196,8 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
     }
 }
 
-/// `None` when the plugin's server does not know the service. Only the extension is judged like this: where
-/// Identity is not served there is no plugin, but a proxy that has lost it.
+/// Returns `None` where the plugin's server does not know the service. This holds for the extension only: a
+/// server without Identity is no plugin, but a proxy that has lost it.
 fn if_served<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {
         Err(CallError::NoRoute(_)) => Ok(None),

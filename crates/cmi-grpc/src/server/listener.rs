@@ -28,7 +28,7 @@ const PREFACE: (usize, Duration) = (24, Duration::from_secs(5));
 /// A socket that is listened on.
 #[derive(Debug)]
 pub enum Listener {
-    /// In the file system, with the file that goes when this does.
+    /// A Unix socket. Dropping the listener removes its file.
     Unix {
         /// The socket.
         listener: UnixListener,

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::shared;
 
-const DEADLINE: Duration = Duration::from_mins(1);
+const DEADLINE: Duration = Duration::from_mins(4);
 
 #[tokio::test]
 async fn the_programs_run_and_say_which_release_they_are() -> Result<()> {
