@@ -18,6 +18,7 @@ pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
 pub fn watch_filter(metadata: &ObjectMeta) -> Option<&str> {
     Some(metadata.labels.as_ref()?.get(WATCH_FILTER)?)
 }
+
 /// Label of an object that no Cluster owns, any value: `clusterctl move` moves it all the same.
 pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";
 /// As [`MOVE`], with what the object owns.

@@ -153,7 +153,7 @@ async fn attempt(
     Ok(Some(next_attempt_in(outcome, timing.wait)))
 }
 
-/// Returns when to try again, as a wait of the outcome's has it.
+/// Returns how long to wait before the next attempt; `wait` is that of the outcome.
 fn next_attempt_in(outcome: &Outcome, wait: Option<Duration>) -> Duration {
     let wait = wait.unwrap_or(LONG_WAIT);
     match outcome {
