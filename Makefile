@@ -39,9 +39,8 @@ record-failures: ## Cause every failure of docs/operations.md and record anew wh
 	CAPCMI_RECORD_FAILURES=1 $(CARGO) test --locked --test suite failures:: -- --test-threads=2
 
 .PHONY: check-generated
-check-generated: ## Fail when what is generated is not what the code prints; part of the tests.
-	$(CARGO) test -q --test manifests committed
-	$(CARGO) test -q -p xtask committed
+check-generated: ## Fail when generated files or tables are out of date; part of `make test`.
+	$(TEST) -q --test manifests --bin xtask committed
 
 .PHONY: release
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=no).
@@ -60,12 +59,14 @@ docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 pin-images: ## Write the digests of the base images into the Dockerfile; wants CONTAINER_ENGINE (with buildx) and the network.
 	CONTAINER_ENGINE='$(CONTAINER_ENGINE)' hack/pin-base-images.sh
 
-# It links libvirt's C library, which is needed for nothing else.
+# It links libvirt's C library, which nothing else needs.
 WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
+# Always the same packages: cargo enables features by the selected packages, and another selection rebuilds dependencies.
+TEST = $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 
 .PHONY: test
 test: test-python ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
-	$(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
+	$(TEST)
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
@@ -102,6 +103,7 @@ lint-python: ## Check format and lints of the Python drivers.
 .PHONY: lint
 lint: lint-python ## Check format, lints and, where cargo-deny is installed, dependencies, as CI does.
 	$(CARGO) fmt --all --check
+	CARGO='$(CARGO)' hack/check-features.sh
 	$(CARGO) clippy --workspace $(WITHOUT_LIBVIRT) --all-targets --locked -- -D warnings
 # `cargo install --locked cargo-deny` takes minutes. Its advisories want the network: `make audit`.
 	@if command -v cargo-deny > /dev/null; then $(CARGO) deny --locked check bans licenses sources; \
