@@ -65,8 +65,15 @@ WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
 TEST = $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 
 .PHONY: test
-test: test-python ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
+test: test-python ## Run the tests on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
 	$(TEST)
+
+# `lifecycle::hold` is the other half of a test, which starts it. The soak is a short one here.
+.PHONY: test-all
+test-all: SOAK_SECONDS = 60
+test-all: test-python ## Run everything but e2e-libvirt: long cases, the libvirt driver, bench-counts and fuzz; about two hours.
+	$(SOAK) $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
+	$(MAKE) test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
@@ -75,13 +82,28 @@ IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
 test-python: ## Run the tests of the Python drivers alone.
 	$(IN_PYTHON) pytest
 
-.PHONY: test-libvirt
-test-libvirt: ## Check and test the libvirt driver, on a libvirtd and QEMU of its own; as root it installs what it needs from Debian.
+TEST_LIBVIRT = CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
+
+# The provider is built with an example, for the features of the tests.
+.PHONY: prepare-libvirt
+prepare-libvirt:
 	@drivers/libvirt/tests/lab/prepare.sh
-	$(CARGO) fmt -p capcmi-driver-libvirt --check
 	$(CARGO) clippy -p capcmi-driver-libvirt --all-targets --locked -- -D warnings
 	$(CARGO) build --locked --bin capcmi --example quickstart
-	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
+
+.PHONY: test-libvirt
+test-libvirt: prepare-libvirt ## Lint and test the libvirt driver, on a libvirtd and QEMU of its own; as root it installs what it needs from Debian.
+	$(TEST_LIBVIRT)
+
+# A real Cluster API, two hosts, guests that boot: create, roll out, scale down, delete.
+SMOKE_CASE = a_machine_deployment_is_vms_on_two_hosts_rolled_scaled_down_and_deleted
+
+.PHONY: test-libvirt-smoke
+test-libvirt-smoke: prepare-libvirt ## Lint the libvirt driver, and run the conformance suite and one case with Cluster API against it.
+	@grep -q 'fn $(SMOKE_CASE)()' drivers/libvirt/tests/end_to_end/main.rs || { echo 'SMOKE_CASE names no test' >&2; exit 1; }
+	$(CARGO) build -p capcmi-driver-libvirt --locked --example hook
+	$(TEST_LIBVIRT) --test conformance
+	$(TEST_LIBVIRT) --test end_to_end -- --exact $(SMOKE_CASE)
 
 # As it is tested, without optimisation: libvirt and QEMU take the time, and what the tests have built is there.
 .PHONY: bench-libvirt
@@ -93,7 +115,7 @@ bench-libvirt: ## Measure what the libvirt driver takes to make and delete VMs, 
 e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
 	@drivers/libvirt/image/prepare.sh
 	$(CARGO) build --locked --bin capcmi --example quickstart
-	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked --test kubelet -- --ignored --nocapture
+	$(TEST_LIBVIRT) --test kubelet -- --ignored --nocapture
 
 .PHONY: lint-python
 lint-python: ## Check format and lints of the Python drivers.
@@ -157,10 +179,11 @@ SOAK_SEED ?=
 # What becomes of orphans meanwhile: `report`, or `delete`, which must not take the VM of a machine that lives.
 SOAK_ORPHANS ?= report
 
+SOAK = SOAK_SECONDS='$(SOAK_SECONDS)' SOAK_SEED='$(SOAK_SEED)' SOAK_ORPHANS='$(SOAK_ORPHANS)'
+
 .PHONY: soak
 soak: ## Kill replicas, a plugin and the API server at random while machines come and go (SOAK_SECONDS=600, SOAK_SEED=…).
-	SOAK_SECONDS='$(SOAK_SECONDS)' SOAK_SEED='$(SOAK_SEED)' SOAK_ORPHANS='$(SOAK_ORPHANS)' \
-		$(CARGO) test --locked --test suite soak:: -- --ignored --nocapture
+	$(SOAK) $(CARGO) test --locked --test suite soak:: -- --ignored --nocapture
 
 # How long `make fuzz` tries each target.
 FUZZ_SECONDS ?= 60
