@@ -23,12 +23,13 @@ mod identities;
 mod identity_presence;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::Client;
 use semver::Version;
 use serde_json::Value;
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use tower::BoxError;
 
 use self::check::Checks;

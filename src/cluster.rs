@@ -7,7 +7,6 @@ mod plan;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::api::{Api, Patch};
 use kube::{Client, Resource as _};
 use serde_json::{Value, json};
@@ -25,6 +24,7 @@ use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, Sta
 use crate::driver_query::{Query, QueryResult};
 use crate::reconciler::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use crate::retry::Stage;
+use crate::wall_clock;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
@@ -198,7 +198,7 @@ async fn publish(
             .map_err(|error| Error::api("writing the cluster id", error))?
             .metadata;
     }
-    let now = Timestamp::now();
+    let now = wall_clock::now();
     let after = status(infra, plan, zones, now);
     let failure =
         new_failure(infra, &after, zones).map(|(reason, message)| (reason.to_owned(), message.to_owned()));

@@ -9,9 +9,10 @@ mod plan;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::Client;
+use tokio::time::Instant;
 
 use self::groups::{Group, Groups};
 use self::hanging_lists::HangingLists;

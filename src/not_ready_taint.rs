@@ -13,7 +13,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
 use parking_lot::Mutex;
@@ -32,6 +31,7 @@ use crate::identity;
 use crate::leadership::Leadership;
 use crate::reconciler::{Action, Reconciler, Requeue};
 use crate::retry::LONG_WAIT;
+use crate::wall_clock;
 use crate::workload_cluster::{self, ConnectionOutcome, WorkloadClusters};
 
 /// What every reconcile works with.
@@ -184,7 +184,7 @@ async fn publish(
         let action = "recording the Node that was freed of its taint";
         machine = patch_annotations(&ctx.client, &machine, &metadata, action).await?;
     }
-    let after = status::after(&machine, removal, &progress, Timestamp::now());
+    let after = status::after(&machine, removal, &progress, wall_clock::now());
     let api = Api::<InfraMachine>::namespaced(ctx.client.clone(), machine.metadata.namespace());
     publish_status(&api, &machine.metadata, machine.status.as_ref(), &after).await?;
     Ok(outcome)

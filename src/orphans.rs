@@ -21,7 +21,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::Client;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
@@ -38,6 +37,7 @@ use crate::caches::{Caches, Entry};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ClassRef};
 use crate::metrics::{Metrics, OrphanReason};
+use crate::wall_clock;
 use cmi_driver::{Capabilities, ListedMachine};
 
 /// What a scan for orphans works with.
@@ -227,7 +227,7 @@ async fn classify_and_report(
 ) {
     let clock = Clock {
         requested_at: listed.requested_at,
-        now: Timestamp::now(),
+        now: wall_clock::now(),
     };
     let is_gone = known.is_gone(listed);
     let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();

@@ -10,9 +10,10 @@ mod permit;
 mod requeue;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::Resource;
+use tokio::time::Instant;
 
 pub use self::failure_log::FailureCounts;
 use self::failure_log::FailureLog;

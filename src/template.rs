@@ -9,7 +9,6 @@ mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
 
@@ -23,6 +22,7 @@ use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult};
 use crate::reconciler::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use crate::retry::{LONG_WAIT, Stage};
+use crate::wall_clock;
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
 
 /// What every reconcile works with.
@@ -58,14 +58,14 @@ async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> R
     match plan(template, &clusters) {
         Plan::NoOp => Ok(Requeue::OnChange),
         Plan::Pause(by) => {
-            publish(template, ctx, &paused(template, &by, Timestamp::now())).await?;
+            publish(template, ctx, &paused(template, &by, wall_clock::now())).await?;
             Ok(Requeue::OnChange)
         }
         Plan::Describe => {
             let Some(described) = describe(template, ctx).await? else {
                 return Ok(Requeue::After(PERMIT_WAIT));
             };
-            publish(template, ctx, &status(template, &described, Timestamp::now())).await?;
+            publish(template, ctx, &status(template, &described, wall_clock::now())).await?;
             Ok(requeue(&described))
         }
     }

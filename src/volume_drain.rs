@@ -27,10 +27,11 @@ mod workload;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::Client;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 pub use self::plan::awaits_vm;
 

@@ -1,8 +1,30 @@
-//! Times between timestamps of a wall clock, which may be set back or differ between machines. Pure.
+//! The wall clock, which may be set back or differ between machines, and times between its timestamps.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
+
+thread_local! {
+    /// The time and the instant at which the wall clock of this thread began to follow tokio's clock.
+    static FOLLOWS_TOKIO: Cell<Option<(Timestamp, Instant)>> = const { Cell::new(None) };
+}
+
+/// Returns the current time.
+pub fn now() -> Timestamp {
+    FOLLOWS_TOKIO
+        .get()
+        .map_or_else(Timestamp::now, |(time, instant)| {
+            time.checked_add(instant.elapsed()).unwrap_or(time)
+        })
+}
+
+/// Makes the wall clock of this thread follow tokio's clock from now on. For tests that pause tokio's clock:
+/// otherwise only half of the times in a reconcile would stand still.
+pub fn follow_tokio() {
+    FOLLOWS_TOKIO.set(Some((Timestamp::now(), Instant::now())));
+}
 
 /// The time since then; nothing where it lies in the future.
 pub fn elapsed(since: Timestamp, now: Timestamp) -> Option<Duration> {

@@ -41,6 +41,7 @@ const TOOLS: &[&str] = &[
     "configured_driver",
     "driver_query",
     "reconciler",
+    "wall_clock",
 ];
 
 const fn rule(
@@ -55,9 +56,9 @@ const MAP: &[Rule] = &[
     // Layer 0: what is talked about.
     rule("api", &[], &[CLIENT, &["tonic", "prost", "tokio"]]),
     rule("retry", &[], &[WIRE, KUBERNETES]),
-    rule("wall_clock", &[], &[KUBERNETES, &["tokio", "tonic", "prost"]]),
+    rule("wall_clock", &[], &[KUBERNETES, &["tonic", "prost"]]),
     // Layer 1: what reconcilers work with.
-    rule("apiserver", &["api", "retry"], &[WIRE]),
+    rule("apiserver", &["wall_clock", "api", "retry"], &[WIRE]),
     rule("identity", &["api"], &[WIRE]),
     rule("hot_update", &["api"], &[WIRE]),
     rule("caches", &["api", "identity", "metrics"], &[WIRE]),
@@ -70,7 +71,14 @@ const MAP: &[Rule] = &[
     ),
     rule(
         "admission",
-        &["api", "apiserver", "leadership", "manifests", "metrics"],
+        &[
+            "wall_clock",
+            "api",
+            "apiserver",
+            "leadership",
+            "manifests",
+            "metrics",
+        ],
         &[WIRE],
     ),
     rule("credentials", &["apiserver", "configured_driver"], &[WIRE]),
@@ -135,6 +143,7 @@ const MAP: &[Rule] = &[
     rule(
         "not_ready_taint",
         &[
+            "wall_clock",
             "api",
             "retry",
             "leadership",
@@ -204,7 +213,11 @@ const MAP: &[Rule] = &[
         &[WIRE],
     ),
     // Layer 3: what puts them together, and runs them. Still no concrete driver.
-    rule("migration", &["api", "apiserver", "identity"], &[WIRE]),
+    rule(
+        "migration",
+        &["wall_clock", "api", "apiserver", "identity"],
+        &[WIRE],
+    ),
     rule(
         "runtime_extension",
         &[
@@ -219,6 +232,7 @@ const MAP: &[Rule] = &[
     rule(
         "controllers",
         &[
+            "wall_clock",
             "admission",
             "api",
             "retry",
@@ -244,6 +258,8 @@ const MAP: &[Rule] = &[
     rule(
         "manager",
         &[
+            "workload_cluster",
+            "wall_clock",
             "admission",
             "apiserver",
             "configured_driver",
@@ -273,6 +289,7 @@ const MAP: &[Rule] = &[
     rule(
         "cli",
         &[
+            "workload_cluster",
             "api",
             "apiserver",
             "describe",

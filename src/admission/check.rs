@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::comparison::{self, Expected, PolicyFinding, compare};
 use super::identities::{self, Identities};
 use super::{AdmissionPolicies, Enforcement, UNCONFIRMED, advice, is_refused, own};
 use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
+use crate::wall_clock;
 
 /// API servers look for new policies once a second, and each for itself.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
@@ -132,7 +133,7 @@ impl AdmissionPolicies {
         }
         let mut until = unconfirmed(&all);
         if was_open && until.is_none() {
-            until = Some(Timestamp::now().to_string());
+            until = Some(wall_clock::now().to_string());
         }
         for (expected, found) in &mut all {
             let annotation = until.as_deref().filter(|_| expected.carries_annotation());

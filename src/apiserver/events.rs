@@ -17,6 +17,7 @@ use serde::de::IgnoredAny;
 use super::METADATA_ALONE;
 use crate::api::conditions::reason;
 use crate::api::{ObjectMetaExt as _, fingerprint};
+use crate::wall_clock;
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
@@ -135,7 +136,7 @@ impl Events {
     }
 
     async fn create(&self, regarding: ObjectReference, event: NewEvent) -> Result<(), kube::Error> {
-        let now = Timestamp::now();
+        let now = wall_clock::now();
         let namespace = regarding
             .namespace
             .clone()

@@ -2,9 +2,10 @@
 //! Where requests fail and are answered alternately, that is one outage.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// How often an outage that lasts is logged again.
 const AGAIN: Duration = Duration::from_mins(1);

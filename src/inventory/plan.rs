@@ -1,7 +1,9 @@
 //! Compares a list of VMs with the machines that should be in it. Pure.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@
 //! object, and what the driver has said since.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio::time::sleep;
 
 use super::execute::execute;
@@ -27,6 +27,7 @@ use crate::apiserver::Error;
 use crate::configured_driver::PERMIT_WAIT;
 use crate::identity::{self, MachineId};
 use crate::retry::LONG_WAIT;
+use crate::wall_clock;
 
 /// How long the deletion is retried at most; the report of orphans shows what is left then. The time is
 /// longer than a create may be in flight.
@@ -102,7 +103,7 @@ fn full_name(machine: &InfraMachine) -> String {
 /// Returns the object as if its deletion had been requested. The guest gets no time to shut down: it has not
 /// come up.
 fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
-    machine.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
+    machine.metadata.deletion_timestamp = Some(Time(wall_clock::now()));
     machine.spec.shutdown_timeout_seconds = Some(0);
     machine
 }
@@ -362,7 +363,7 @@ mod tests {
         let made = made()
             .secret("creds")
             .annotated(annotations::SECRET, "creds")
-            .annotated(annotations::CREATE_ISSUED_AT, &Timestamp::now().to_string());
+            .annotated(annotations::CREATE_ISSUED_AT, &jiff::Timestamp::now().to_string());
         let (server, vms) = (Server::with(&made.clone().build()), Vms::default());
         vms.add("sim://1", "m1", Some("u-1"));
         server.erase();

@@ -1,11 +1,12 @@
 //! Machines and what is seen of the world around them, for tests.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::outcome::RetryTrigger;
 use super::ownership::Ownership;

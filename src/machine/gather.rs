@@ -3,12 +3,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::Instant;
 
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use kube::runtime::reflector::ObjectRef;
+use tokio::time::Instant;
 
 use super::Context;
 use super::outcome::Outcome;
@@ -22,6 +21,7 @@ use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::driver_resolution::driver_of;
 use crate::identity::{self, Adoption};
+use crate::wall_clock;
 use cmi_driver::{Operation, ProviderSpec};
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let connection_generation = configured_driver
         .as_ref()
         .map_or(0, |driver| driver.connection_generation());
-    let (now, instant) = (Timestamp::now(), Instant::now());
+    let (now, instant) = (wall_clock::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid();
     // Read before the state: a create that ends in between has cleared the absence by the time the state is

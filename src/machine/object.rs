@@ -4,7 +4,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::api::Api;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
@@ -21,6 +20,7 @@ use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
 use crate::machine::status::{SecretMovability, in_progress};
 use crate::machine::unanswered_creates::UnansweredCreates;
+use crate::wall_clock;
 use cmi_driver::{LastKnownState, Operation, ProviderId};
 
 #[cfg(test)]
@@ -338,7 +338,7 @@ impl<'a> Object<'a> {
     /// so; the outcome of the call says the rest.
     pub async fn awaiting<T>(&mut self, operation: Operation, call: impl Future<Output = T>) -> T {
         const LONG: Duration = Duration::from_secs(5);
-        let since = Timestamp::now();
+        let since = wall_clock::now();
         let mut call = pin!(call);
         if let Ok(answer) = timeout(LONG, &mut call).await {
             return answer;

@@ -12,10 +12,11 @@ mod tests;
 mod waits;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::time::Instant;
 
 pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;

@@ -5,9 +5,9 @@ pub mod log;
 pub mod phase;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::Context;
 use super::gather::Gathered;
@@ -23,6 +23,7 @@ use crate::identity::{self, Adoption};
 use crate::reconciler::Action;
 use crate::retry;
 use crate::retry::jitter;
+use crate::wall_clock;
 use cmi_driver::{Operation, PowerState};
 
 /// Records the outcome and writes it.
@@ -59,7 +60,7 @@ pub fn record_failure(
             .failed(uid, gathered.hint(), Retry { unpublished, ..retry });
     }
     RetryTiming {
-        now: Timestamp::now(),
+        now: wall_clock::now(),
         attempts,
         wait,
     }
@@ -150,7 +151,7 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         | Outcome::Refused { requeue_after, .. }
         | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
-            Some(settling_poll_interval(before, Timestamp::now()))
+            Some(settling_poll_interval(before, wall_clock::now()))
         }
         // The VM was looked up before anything else; whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),

@@ -19,6 +19,7 @@ use crate::identity;
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
 use crate::retry::LONG_WAIT;
+use crate::wall_clock;
 use crate::wall_clock::elapsed;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
@@ -161,7 +162,7 @@ pub fn with_secret_movability(
     let mut draft = Draft {
         machine,
         status,
-        now: Timestamp::now(),
+        now: wall_clock::now(),
         notes_repeats: false,
     };
     match movability {

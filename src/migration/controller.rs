@@ -14,6 +14,7 @@ use kube::{Client, ResourceExt as _};
 use tokio::time::sleep;
 
 use super::error::WriteError;
+use crate::wall_clock;
 
 /// The Leases of machine-controller-manager, and of the controller of a provider.
 const LEASES: [&str; 2] = ["machine-controller-manager", "machine-controller"];
@@ -43,7 +44,7 @@ impl Stopped {
             namespace: namespace.to_owned(),
             leases,
         };
-        seen.refuse(seen.leases.held(Timestamp::now()))?;
+        seen.refuse(seen.leases.held(wall_clock::now()))?;
         if seen.leases.have_holder() {
             sleep(LOOK).await;
             seen.confirm().await?;
@@ -57,7 +58,7 @@ impl Stopped {
     /// A Lease is held or has changed since it was first read, or the Leases can't be listed.
     pub async fn confirm(&self) -> Result<(), WriteError> {
         let now = Leases::read(&self.client, &self.namespace).await?;
-        self.refuse(now.held(Timestamp::now()))?;
+        self.refuse(now.held(wall_clock::now()))?;
         self.refuse(self.leases.changed(&now))
     }
 

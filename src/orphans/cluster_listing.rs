@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use kube::Client;
+use tokio::time::Instant;
 
 use super::owner::Scope;
 use super::plan::each_once;

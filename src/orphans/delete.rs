@@ -1,9 +1,7 @@
 //! Deletes an orphan, after one more live read immediately before the call.
 
-use std::time::Instant;
-
-use jiff::Timestamp;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::cluster_listing::{ClusterListing, REQUESTER};
 use super::plan::{Clock, DeletionPolicy, Observation, may_still_be_deleted};
@@ -13,6 +11,7 @@ use crate::admission;
 use crate::api::conditions::reason;
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::listing;
+use crate::wall_clock;
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next scan decides anew.
@@ -77,7 +76,7 @@ async fn try_delete(
         .map_err(|error| error.to_string())?;
     let clock = Clock {
         requested_at: Instant::now(),
-        now: Timestamp::now(),
+        now: wall_clock::now(),
     };
     // A machine whose identity was removed looks as if it had no VM. The check also covers what was seen
     // before it.

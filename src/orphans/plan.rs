@@ -33,12 +33,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::owner::{Live, OwnerLookup, Scope, Siblings, owner_of};
 use crate::caches::NamespacedName;
+use crate::wall_clock;
 use crate::wall_clock::elapsed;
 use cmi_driver::ListedMachine;
 
@@ -237,7 +239,7 @@ pub fn classify_once(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>,
             };
             let clock = Clock {
                 requested_at: Instant::now(),
-                now: Timestamp::now(),
+                now: wall_clock::now(),
             };
             let observation = Observation {
                 first: clock.requested_at,

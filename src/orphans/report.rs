@@ -1,9 +1,10 @@
 //! How orphans are reported: an event on the InfraCluster, a line of the log, a gauge.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
+use tokio::time::Instant;
 
 use super::Context;
 use super::cluster_listing::ClusterListing;

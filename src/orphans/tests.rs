@@ -324,7 +324,7 @@ async fn the_caches_know_the_owner_of_a_vm_by_its_id_its_identity_or_its_name() 
             uid: "u-c".to_owned(),
             cluster_id: "c-1".to_owned(),
         },
-        requested_at: std::time::Instant::now(),
+        requested_at: tokio::time::Instant::now(),
         vms: vms.to_vec(),
         classes: Vec::new(),
         unknown: HashSet::new(),

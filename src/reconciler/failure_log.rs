@@ -1,9 +1,10 @@
 //! How often each object of a controller has failed in a row.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::retry::MAX_REQUESTED_DELAY;
 

@@ -21,6 +21,7 @@ use crate::credentials;
 use crate::identity;
 use crate::reconciler::{Requeue, upkeep_permit};
 use crate::retry::{self, Stage};
+use crate::wall_clock;
 use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
 /// Restarts the VM, as far as that may be done now, and publishes the outcome.
@@ -72,7 +73,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
             (restart.record, written)
         }
     };
-    let outcome = outcome(remediation, restart.record, answer, Timestamp::now());
+    let outcome = outcome(remediation, restart.record, answer, wall_clock::now());
     if outcome.phase != RemediationPhase::Replacing {
         record_failure(gathered, ctx, event(&outcome)).await;
     }

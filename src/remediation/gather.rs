@@ -1,11 +1,10 @@
 //! The inputs of one reconcile: caches, and the Machine as the API server has it.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::reflector::ObjectRef;
+use tokio::time::Instant;
 
 use super::Context;
 use super::owner::{RemediatedMachine, owner_reference};
@@ -17,6 +16,7 @@ use crate::apiserver::Error;
 use crate::configured_driver::ConfiguredDriver;
 use crate::driver_resolution::driver_of;
 use crate::reconciler::waker;
+use crate::wall_clock;
 
 /// What was read.
 pub struct Gathered {
@@ -61,7 +61,7 @@ pub async fn gather(queued: &InfraMachineRemediation, ctx: &Context) -> Result<G
             cluster,
             infra,
             driver: state,
-            now: Timestamp::now(),
+            now: wall_clock::now(),
         },
         driver,
         read_before,

@@ -14,6 +14,7 @@ use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, Setter, reason};
 use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
 use crate::apiserver::{Error, NewEvent, patch_metadata, patch_params, publish_status};
+use crate::wall_clock;
 
 /// How often a write to a Machine is tried.
 const TRIES: u32 = 3;
@@ -35,7 +36,7 @@ pub async fn publish(
             record_failure(gathered, ctx, failure_event(outcome)).await;
         }
     }
-    let status = status(&gathered.remediation, record, outcome, Timestamp::now());
+    let status = status(&gathered.remediation, record, outcome, wall_clock::now());
     write(&gathered.remediation, metadata, ctx, &status).await
 }
 
@@ -78,7 +79,7 @@ pub async fn publish_pause(
     ctx: &Context,
     by: &str,
 ) -> Result<(), Error> {
-    let (metadata, now) = (&remediation.metadata, Timestamp::now());
+    let (metadata, now) = (&remediation.metadata, wall_clock::now());
     let mut status = remediation.status.clone().unwrap_or_default();
     let mut conditions = Setter::new(&mut status.conditions, metadata, now);
     conditions.set(PAUSED, ConditionStatus::True, reason::PAUSED, by);
@@ -95,7 +96,7 @@ pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Con
     if !conditions::is_true(&status.conditions, PAUSED) {
         return Ok(());
     }
-    let mut conditions = Setter::new(&mut status.conditions, &remediation.metadata, Timestamp::now());
+    let mut conditions = Setter::new(&mut status.conditions, &remediation.metadata, wall_clock::now());
     conditions.set(PAUSED, ConditionStatus::False, reason::NOT_PAUSED, "");
     write(remediation, &remediation.metadata, ctx, &status).await
 }
@@ -133,7 +134,7 @@ async fn write_conditions(
     machine: &RemediatedMachine,
     owner_remediation: &OwnerRemediation,
 ) -> Result<bool, Error> {
-    let Some(conditions) = machine.with(owner_remediation, Timestamp::now()) else {
+    let Some(conditions) = machine.with(owner_remediation, wall_clock::now()) else {
         return Ok(false);
     };
     let body = json!({

@@ -21,6 +21,7 @@ use crate::configured_driver::PERMIT_WAIT;
 use crate::driver_resolution::driver_of;
 use crate::reconciler::{Requeue, upkeep_permit};
 use crate::retry::{self, Disposition, LONG_WAIT, Stage};
+use crate::wall_clock;
 use crate::wall_clock::{elapsed, until};
 use crate::workload_cluster::{self, ConnectionOutcome, Unreachable};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
@@ -74,7 +75,7 @@ pub async fn drain(
         return Ok(Requeue::OnChange);
     };
     let (_, _, uid) = observed.machine_names();
-    let now = Timestamp::now();
+    let now = wall_clock::now();
     let observe = async |connection: &_| observe(connection, target, &ctx.leadership, now).await;
     let observation = match ctx.workload_clusters.with_connection(cluster, observe).await? {
         ConnectionOutcome::Busy => return Ok(busy_requeue(uid)),
@@ -130,7 +131,7 @@ async fn evict_next(
     let Next { pod, before, .. } = next;
     let attached = volumes::attached(&next.attached, &next.specs, &ids);
     let name = pod.full_name();
-    let eviction = Eviction::new(&name, &pod.uid, Timestamp::now(), pod.grace_seconds, &attached);
+    let eviction = Eviction::new(&name, &pod.uid, wall_clock::now(), pod.grace_seconds, &attached);
     let infra = publish::record(infra, ctx, &eviction).await?;
     record_timeout(&infra, ctx, before).await;
     if ctx.leadership.check().is_err() {
@@ -204,7 +205,7 @@ fn busy_requeue(uid: &str) -> Requeue {
 
 /// Limits a wait to the deadline of the whole drain.
 fn until_deadline(target: &DrainTarget, wait: Duration) -> Duration {
-    wait.min(until(target.deadline, Timestamp::now()).max(MIN_POLL_INTERVAL))
+    wait.min(until(target.deadline, wall_clock::now()).max(MIN_POLL_INTERVAL))
 }
 
 /// When a pod that the drain waits for is looked at again.

@@ -3,7 +3,6 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use kube::api::{Api, GetParams, ListParams};
 use kube::core::Request;
 use kube::runtime::reflector::ObjectRef;
@@ -16,6 +15,7 @@ use crate::api::cluster_api::{self, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, pages};
+use crate::wall_clock;
 
 /// The most MachineDrainRules of a namespace that are read.
 const MAX_RULES: usize = 64;
@@ -57,7 +57,7 @@ pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Observed>,
         live,
         rules,
         outage: ctx.outages.duration(machine.metadata.uid()),
-        now: Timestamp::now(),
+        now: wall_clock::now(),
         machine,
     }))
 }

@@ -1,7 +1,6 @@
 //! The writes: the condition of the drain and the record of the evicted pod, to the InfraMachine, and the
 //! hook, to the Machine.
 
-use jiff::Timestamp;
 use kube::api::Api;
 use serde_json::{Value, json};
 
@@ -14,6 +13,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations, conditions};
 use crate::apiserver::{Error, NewEvent, patch_annotations, patch_metadata, publish_status};
 use crate::identity;
+use crate::wall_clock;
 
 /// Publishes the condition of the drain on the InfraMachine of a Machine, if it has one; without a report,
 /// removes the condition.
@@ -40,7 +40,7 @@ pub async fn publish_on(
     if let Some(event) = report.and_then(|report| status::event(infra, report)) {
         record_failure(infra, ctx, event).await;
     }
-    let after = status::after(infra, report, Timestamp::now());
+    let after = status::after(infra, report, wall_clock::now());
     let api = Api::<InfraMachine>::namespaced(ctx.client.clone(), infra.metadata.namespace());
     publish_status(&api, &infra.metadata, infra.status.as_ref(), &after).await?;
     Ok(())

@@ -1,7 +1,9 @@
 //! Checks that a VM is gone, and that no create can bring it back.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Executor;
 use super::look_up::another_vm;

@@ -1,6 +1,8 @@
 //! How long a driver may be wrong about a VM that it does not see.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Executor;
 use crate::machine::outcome::Outcome;

@@ -1,6 +1,5 @@
 //! Looks the VM up, creates it and initializes it.
 
-use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::initialize::{made, uninitialized};
@@ -16,6 +15,7 @@ use crate::machine::ownership::Ownership;
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
 use crate::machine::runtime_state::AnsweredCreate;
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
+use crate::wall_clock;
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
 
 impl Executor<'_, '_, '_> {
@@ -144,7 +144,7 @@ impl Executor<'_, '_, '_> {
         }
         let with_bootstrap_data = self.with_bootstrap_data(wanted.clone(), &plan.bootstrap).await?;
         let noted = Instant::now();
-        let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
+        let (unanswered, issued) = plan.unanswered.clone().with(wall_clock::now());
         let named = named.and_then(|id| self.claim_named_id(id));
         // In flight from before the write on: the object may go at any time after it.
         let mut in_flight = self.ctx.states.create_in_flight(self.object.uid());

@@ -13,6 +13,7 @@ use crate::machine::object::Annotation;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
 use crate::retry::{Disposition, Stage};
+use crate::wall_clock;
 use cmi_driver::{
     self, Code, LastKnownState, Machine, MachineClass, MachineRef, Operation, PowerState,
     ShutDownMachineRequest, Status,
@@ -36,7 +37,7 @@ impl Executor<'_, '_, '_> {
         };
         let call = self.permit.driver().shut_down_machine(request);
         let answer = self.object.awaiting(Operation::ShutDownMachine, call).await;
-        let answered = Timestamp::now();
+        let answered = wall_clock::now();
         let accepted = asking.accepted.unwrap_or(answered);
         let deadline = ShutDownDeadline::of(accepted, asking.grace);
         match answer {

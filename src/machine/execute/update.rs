@@ -1,7 +1,5 @@
 //! Updates an existing VM to a changed spec.
 
-use jiff::Timestamp;
-
 use super::{ExecuteError, Executor};
 use crate::api::annotations;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
@@ -11,6 +9,7 @@ use crate::identity;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;
 use crate::retry::Stage;
+use crate::wall_clock;
 use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
 
 impl Executor<'_, '_, '_> {
@@ -69,7 +68,7 @@ fn announced(machine: &InfraMachine) -> InfraMachineStatus {
         OperationType::Update,
         OperationState::Processing,
         name,
-        Timestamp::now(),
+        wall_clock::now(),
     ));
     status
 }

@@ -1,8 +1,9 @@
 //! When a driver may be called again, and when it has to be. Pure.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::Observed;
 use crate::api::ObjectMetaExt as _;

@@ -1,12 +1,11 @@
 //! The phase of a machine, for the metrics that count machines and measure how long they take.
 
-use jiff::Timestamp;
-
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
 use crate::metrics::MachinePhase;
+use crate::wall_clock;
 use crate::wall_clock::elapsed;
 
 /// Returns the phase whose definition a machine fits.
@@ -52,7 +51,7 @@ pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathe
         && after.is_provisioned()
         && let (Some(driver), Some(created)) =
             (gathered.configured_driver(), &after.metadata.creation_timestamp)
-        && let Some(took) = elapsed(created.0, Timestamp::now())
+        && let Some(took) = elapsed(created.0, wall_clock::now())
     {
         ctx.metrics.provisioned(driver.name(), took);
     }

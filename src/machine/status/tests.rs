@@ -1,9 +1,10 @@
 //! The status that every outcome leads to.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::*;
 use crate::api::{annotations, labels};
