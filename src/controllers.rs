@@ -20,7 +20,6 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
-use jiff::Timestamp;
 use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
@@ -45,7 +44,8 @@ use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::{Enqueue, Reconciler};
 use crate::volume_drain::WorkloadOutages;
-use crate::workload_cluster::WorkloadClusters;
+use crate::wall_clock;
+use crate::workload_cluster::{Dial, WorkloadClusters};
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
 
 /// Concurrent reconciles of a kind that connects to workload clusters. A workload cluster has at most two
@@ -122,13 +122,14 @@ impl Controllers {
     /// caches to fill, and never end.
     pub fn new(
         client: Client,
+        dial: Dial,
         options: Options,
         drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
         leadership: Leadership,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (caches, writers) = caches();
-        let mut this = Self::with_caches(caches, client, options, drivers, metrics, leadership);
+        let mut this = Self::with_caches(caches, client, dial, options, drivers, metrics, leadership);
         let remediations = this.options.remediation.then(Writer::default);
         this.remediations = remediations.as_ref().map(|writer| Remediations {
             cache: writer.as_reader(),
@@ -142,6 +143,7 @@ impl Controllers {
     fn with_caches(
         caches: Caches,
         client: Client,
+        dial: Dial,
         options: Options,
         drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
@@ -151,7 +153,7 @@ impl Controllers {
         let drain_queue = WorkQueue::default();
         let events = Events::new(client.clone(), options.reporter.clone());
         // Shared by both controllers: the limit of connections to a workload cluster holds for both together.
-        let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
+        let workload_clusters = Arc::new(WorkloadClusters::new(client.clone(), dial));
         let reconciler = |controller, drivers: &ConfiguredDrivers| {
             Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())
         };
@@ -516,7 +518,7 @@ impl Controllers {
         let mut ticks = tokio::time::interval(ANSWERS_KEPT / 6);
         loop {
             ticks.tick().await;
-            if let Ok(time) = Timestamp::now().checked_sub(ANSWERS_KEPT) {
+            if let Ok(time) = wall_clock::now().checked_sub(ANSWERS_KEPT) {
                 self.machine_context.states.forget_answered_before(time);
             }
         }

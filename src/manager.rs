@@ -31,10 +31,11 @@ use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, DuplicateNam
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use crate::runtime_extension;
+use crate::workload_cluster::Dial;
 use cmi_driver::Driver;
 use cmi_grpc::server::ServerTls;
 
-pub use client::{Protocol, RequestTimedOut, reading as reading_client};
+pub use client::{ApiServer, Protocol, RequestTimedOut, reading as reading_client};
 pub use controllers::{ControllerOptions, OrphanOptions};
 pub use elector::{Election, Timing, TimingError, holder_identity};
 pub use health::{Health, Pending};
@@ -50,9 +51,11 @@ const ELECTOR_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a manager is run with.
 pub struct Setup {
     /// How to reach the API server.
-    pub api_server: kube::Config,
-    /// The protocol that the controllers speak to the API server.
-    pub protocol: Protocol,
+    pub api_server: ApiServer,
+    /// How to reach the API servers of workload clusters.
+    pub dial: Dial,
+    /// The metrics of this process.
+    pub metrics: Arc<Metrics>,
     /// The drivers, checked.
     pub drivers: Vec<(Settings, Arc<dyn Driver>)>,
     /// Leader election; none where this is the only replica.
@@ -168,7 +171,7 @@ struct Running {
 
 impl Running {
     fn start(setup: Setup, context: ControllerContext, tasks: Vec<Task>) -> Result<Self, Error> {
-        let own_client = || client::manager_client(setup.api_server.clone()).map_err(Error::Client);
+        let own_client = || client::manager_client(&setup.api_server).map_err(Error::Client);
         let leadership = context.leadership;
         let mut services = Tasks::default();
         services.spawn(
@@ -252,11 +255,11 @@ impl Running {
 }
 
 fn context(setup: &mut Setup, leadership: Leadership) -> Result<ControllerContext, Error> {
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::clone(&setup.metrics);
     let drivers = std::mem::take(&mut setup.drivers);
     Ok(ControllerContext {
-        client: client::controller_client(setup.api_server.clone(), setup.protocol, leadership.clone())
-            .map_err(Error::Client)?,
+        client: client::controller_client(&setup.api_server, leadership.clone()).map_err(Error::Client)?,
+        dial: setup.dial.clone(),
         drivers: configured(drivers, &leadership, &metrics)?,
         metrics,
         leadership,

@@ -10,10 +10,12 @@ pub mod request;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use futures::future::BoxFuture;
 use kube::Client;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio::time::timeout;
 use tower::BoxError;
 
@@ -23,7 +25,7 @@ use crate::api::conditions::reason;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::retry;
 
-pub use self::connection::{Answer, Connection};
+pub use self::connection::{Answer, Connection, network};
 pub use self::kubeconfig::InvalidKubeconfig;
 
 /// Connections to one workload cluster at the same time.
@@ -42,9 +44,13 @@ pub fn busy_wait(uid: &str) -> Duration {
     BUSY.mul_f64(0.5 + retry::jitter(uid, 0))
 }
 
+/// Makes the client of a workload cluster from a kubeconfig.
+pub type Dial = Arc<dyn Fn(Vec<u8>) -> BoxFuture<'static, Result<Client, InvalidKubeconfig>> + Send + Sync>;
+
 /// The workload clusters of one management cluster.
 pub struct WorkloadClusters {
     management: Client,
+    dial: Dial,
     known: Mutex<HashMap<String, State>>,
 }
 
@@ -132,9 +138,10 @@ pub enum ConnectionOutcome<T> {
 
 impl WorkloadClusters {
     /// Reads the kubeconfigs from this management cluster.
-    pub fn new(management: Client) -> Self {
+    pub fn new(management: Client, dial: Dial) -> Self {
         Self {
             management,
+            dial,
             known: Mutex::default(),
         }
     }
@@ -163,12 +170,12 @@ impl WorkloadClusters {
         };
         let begun = Instant::now();
         let made = async {
-            let connection = Connection::new(&document).await;
-            let connection = connection.map_err(|source| Unreachable::Kubeconfig {
+            let client = (self.dial)(document).await;
+            let client = client.map_err(|source| Unreachable::Kubeconfig {
                 secret: secrets::kubeconfig_name(meta.name()),
                 source,
             })?;
-            requests(&connection).await
+            requests(&Connection::new(client)).await
         };
         let made = timeout(CONNECTION_TIMEOUT, made).await;
         let now = Instant::now();
@@ -270,7 +277,7 @@ mod tests {
 
     fn clusters() -> WorkloadClusters {
         let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
-        WorkloadClusters::new(Client::try_from(config).unwrap())
+        WorkloadClusters::new(Client::try_from(config).unwrap(), network())
     }
 
     fn failed(clusters: &WorkloadClusters, uid: &str, now: Instant) -> Duration {
@@ -309,7 +316,7 @@ mod tests {
             let body = Body::from(secret.to_string().into_bytes());
             async { Ok::<_, Infallible>(http::Response::new(body)) }
         });
-        let clusters = WorkloadClusters::new(Client::new(service, "default"));
+        let clusters = WorkloadClusters::new(Client::new(service, "default"), network());
         let cluster = json!({"metadata": {"namespace": "ns", "name": "c", "uid": "u"}, "spec": {}});
         let cluster = serde_json::from_value(cluster).unwrap();
         let outcome = clusters

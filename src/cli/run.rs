@@ -3,6 +3,7 @@
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,8 +15,11 @@ use sha2::{Digest as _, Sha256};
 use super::address::BindAddress;
 use super::{CommandError, ResultExt as _, drivers};
 use crate::manager::{
-    self, ControllerOptions, Diagnostics, Election, OrphanOptions, Protocol, RuntimeExtension, Setup, Timing,
+    self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, Protocol, RuntimeExtension,
+    Setup, Timing,
 };
+use crate::metrics::Metrics;
+use crate::workload_cluster;
 use cmi_grpc::cli::{duration, signals};
 use cmi_grpc::server::{CertificateFiles, ServerTls};
 
@@ -204,12 +208,16 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let election = args.election.election(&api_server.default_namespace, lease)?;
     let stop = signals::asked_to_stop().context("listening for signals failed")?;
     let setup = Setup {
-        api_server,
-        protocol: if args.kube_api_http2 {
-            Protocol::Http2
-        } else {
-            Protocol::Http1
+        api_server: ApiServer::Network {
+            config: Box::new(api_server),
+            protocol: if args.kube_api_http2 {
+                Protocol::Http2
+            } else {
+                Protocol::Http1
+            },
         },
+        dial: workload_cluster::network(),
+        metrics: Arc::new(Metrics::new()),
         drivers,
         election,
         options: args.work.options(args.namespace, args.watch_filter),

@@ -5,7 +5,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
-use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
@@ -23,6 +22,7 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, fingerprint,
 use crate::caches::{CachedMachine, Caches, Entry, cluster_owners, machine_owner, yield_periodically};
 use crate::machine::{self, LookUpHint};
 use crate::retry::{LONG_WAIT, is_same_or_both_transient};
+use crate::wall_clock;
 use crate::{not_ready_taint, volume_drain};
 
 /// Runs the deletion of the VM that this machine has left behind until it ends, or the set is dropped.
@@ -267,7 +267,7 @@ impl Controllers {
                         deletion_log.record(
                             object,
                             is_frozen,
-                            Timestamp::now(),
+                            wall_clock::now(),
                             machine_context.policies.epoch(),
                         );
                     }

@@ -8,11 +8,13 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::header::{HeaderValue, USER_AGENT};
 use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Either, Full};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service};
 
 use super::connection::{self, is_watch, is_write};
@@ -26,6 +28,9 @@ const MAX_REQUESTS: usize = 64;
 /// How long the API server may take to begin its answer, and for each further piece of it, but for the events
 /// of watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The namespace of clients that no kubeconfig describes.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// The API server did not answer in time. The request may have been carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,24 +46,50 @@ pub enum Protocol {
     Http1,
 }
 
+/// An API server in this process.
+pub type InProcessService =
+    BoxCloneSyncService<Request<Body>, Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>;
+
+/// How the manager reaches the API server.
+#[derive(Clone)]
+pub enum ApiServer {
+    /// Over the network.
+    Network {
+        /// The address and the credentials.
+        config: Box<Config>,
+        /// The protocol of the controllers.
+        protocol: Protocol,
+    },
+    /// In this process: tests serve an API server from memory, on a paused clock.
+    InProcess(InProcessService),
+}
+
 /// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. These
 /// are made whether or not this replica leads. No other request shares a connection with them, so that a
 /// stall of the controllers' requests does not cost the lease.
-pub(super) fn manager_client(config: Config) -> Result<Client, kube::Error> {
-    Ok(ClientBuilder::try_from(prepared(config))?.build())
+pub(super) fn manager_client(api_server: &ApiServer) -> Result<Client, kube::Error> {
+    match api_server {
+        ApiServer::Network { config, .. } => Ok(ClientBuilder::try_from(prepared(*config.clone()))?.build()),
+        ApiServer::InProcess(service) => Ok(Client::new(service.clone(), DEFAULT_NAMESPACE)),
+    }
 }
 
 /// The client of the controllers: it refuses every write while this replica does not lead.
 pub(super) fn controller_client(
-    config: Config,
-    protocol: Protocol,
+    api_server: &ApiServer,
     leadership: Leadership,
 ) -> Result<Client, kube::Error> {
-    let config = prepared(config);
     let limits = RequestLimits {
         leadership,
         slots: Arc::new(Semaphore::new(MAX_REQUESTS)),
         pages: Arc::default(),
+    };
+    let (config, protocol) = match api_server {
+        ApiServer::Network { config, protocol } => (prepared(*config.clone()), *protocol),
+        ApiServer::InProcess(service) => {
+            let builder = ClientBuilder::new(service.clone(), DEFAULT_NAMESPACE);
+            return Ok(builder.with_layer(&limits).build());
+        }
     };
     match protocol {
         Protocol::Http2 if config.proxy_url.is_none() => {
@@ -76,7 +107,11 @@ pub(super) fn controller_client(
 /// # Errors
 /// The configuration can't be used.
 pub fn reading(config: Config) -> Result<Client, kube::Error> {
-    controller_client(config, Protocol::Http1, Leadership::elected())
+    let api_server = ApiServer::Network {
+        config: Box::new(config),
+        protocol: Protocol::Http1,
+    };
+    controller_client(&api_server, Leadership::elected())
 }
 
 /// Prepares the configuration of a client. kube would retry a refused request for minutes, whatever its verb:

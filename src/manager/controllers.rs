@@ -1,12 +1,12 @@
 //! The controllers that the manager runs, and what they are given.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use tokio::sync::watch::Receiver;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Health, Pending};
@@ -16,6 +16,7 @@ use crate::controllers::Controllers;
 pub use crate::controllers::{Options as ControllerOptions, OrphanOptions};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
+use crate::workload_cluster::Dial;
 
 /// What every controller is given.
 #[derive(Clone)]
@@ -23,6 +24,8 @@ pub struct ControllerContext {
     /// The client of the controllers: it refuses writes while this replica does not lead (see
     /// [`crate::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for each request.
     pub client: Client,
+    /// How to reach the API servers of workload clusters.
+    pub dial: Dial,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
     /// The metrics of this process.
@@ -62,6 +65,7 @@ impl Prepared {
     pub fn new(context: &ControllerContext) -> (Self, Vec<Task>) {
         let (controllers, watches) = Controllers::new(
             context.client.clone(),
+            context.dial.clone(),
             context.options.as_ref().clone(),
             context.drivers.clone(),
             Arc::clone(&context.metrics),

@@ -23,7 +23,6 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -32,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{OutageLog, outage_log};
 use crate::leadership::Leadership;
+use crate::wall_clock;
 use cmi_driver::ErrorChain;
 
 /// How many renewals may wait for an answer at the same time.
@@ -276,7 +276,7 @@ impl Elector {
         let (leases, name) = (self.leases.clone(), self.election.lease.clone());
         let renewal = json!([
             {"op": "test", "path": "/spec/holderIdentity", "value": self.election.identity},
-            {"op": "add", "path": "/spec/renewTime", "value": MicroTime(Timestamp::now())},
+            {"op": "add", "path": "/spec/renewTime", "value": MicroTime(wall_clock::now())},
         ]);
         async move {
             // The JSON above has the form of RFC 6902.
@@ -361,7 +361,7 @@ impl Elector {
 
     /// Our record, as the successor of another.
     fn record(&self, before: Option<LeaseSpec>) -> LeaseSpec {
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(wall_clock::now());
         let before = before.unwrap_or_default();
         let is_ours = before.holder_identity.as_ref() == Some(&self.election.identity);
         let transitions = before.lease_transitions.unwrap_or(0);
@@ -425,7 +425,7 @@ impl Elector {
         lease.spec = Some(LeaseSpec {
             lease_duration_seconds: Some(1),
             lease_transitions: transitions,
-            renew_time: Some(MicroTime(Timestamp::now())),
+            renew_time: Some(MicroTime(wall_clock::now())),
             ..LeaseSpec::default()
         });
         self.leases

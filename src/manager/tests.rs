@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::workload_cluster;
 
 /// A client of an API server that is a function.
 pub(super) fn client_of(
@@ -49,8 +50,12 @@ async fn get(address: std::net::SocketAddr, path: &str) -> (String, String) {
 
 async fn setup() -> Setup {
     Setup {
-        api_server: kube::Config::new("http://127.0.0.1:9".parse().unwrap()),
-        protocol: Protocol::Http2,
+        api_server: ApiServer::Network {
+            config: Box::new(kube::Config::new("http://127.0.0.1:9".parse().unwrap())),
+            protocol: Protocol::Http2,
+        },
+        dial: workload_cluster::network(),
+        metrics: Arc::new(Metrics::new()),
         drivers: Vec::new(),
         election: None,
         options: ControllerOptions {

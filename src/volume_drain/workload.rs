@@ -288,7 +288,7 @@ mod tests {
                 Ok::<_, Infallible>(response)
             }
         });
-        (Connection::of(Client::new(service, "default")), asked)
+        (Connection::new(Client::new(service, "default")), asked)
     }
 
     /// A connection that takes longer leads to a back-off, in which no other machine of the Cluster is looked

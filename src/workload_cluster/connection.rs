@@ -1,13 +1,16 @@
 //! Requests to an API server that may be hostile: an answer is read up to a size limit, only as far as it is
 //! used, and never quoted.
 
+use std::sync::Arc;
+
+use futures::FutureExt as _;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use kube::Client;
 use kube::client::{Body, ClientBuilder};
 use serde::Deserialize;
 
-use super::{InvalidKubeconfig, Unreachable, kubeconfig};
+use super::{Dial, InvalidKubeconfig, Unreachable, kubeconfig};
 
 /// The most bytes of one answer. A Node is some tens of KiB.
 const MAX_BYTES: usize = 1 << 20;
@@ -24,17 +27,22 @@ pub struct Answer {
     pub text: String,
 }
 
-impl Connection {
-    pub(super) async fn new(document: &[u8]) -> Result<Self, InvalidKubeconfig> {
-        let config = kubeconfig::config(document).await?;
-        let builder = ClientBuilder::try_from(config);
-        let builder = builder.map_err(|error| InvalidKubeconfig::Unusable(error.into()))?;
-        Ok(Self(builder.build()))
-    }
+/// Connects over the network, to the server that the kubeconfig names.
+pub fn network() -> Dial {
+    Arc::new(|document| {
+        let client = async move {
+            let config = kubeconfig::config(&document).await?;
+            let builder = ClientBuilder::try_from(config);
+            let builder = builder.map_err(|error| InvalidKubeconfig::Unusable(error.into()))?;
+            Ok(builder.build())
+        };
+        client.boxed()
+    })
+}
 
+impl Connection {
     /// A connection to the API server of this client.
-    #[cfg(test)]
-    pub(crate) fn of(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self(client)
     }
 

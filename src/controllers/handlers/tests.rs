@@ -50,6 +50,7 @@ fn watched() -> Watched {
     let controllers = Controllers::with_caches(
         caches,
         client,
+        crate::workload_cluster::network(),
         options,
         drivers,
         Arc::new(Metrics::new()),

@@ -2,8 +2,6 @@
 
 mod server;
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use http::Version;
 use http::header::{AUTHORIZATION, USER_AGENT};
@@ -11,6 +9,7 @@ use http_body_util::BodyExt as _;
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::AuthInfo;
+use tokio::time::Instant;
 use tokio::time::timeout;
 
 use super::*;
