@@ -296,7 +296,7 @@ async fn the_node_of_a_vm_is_left_alone_where_the_inframachine_that_contests_it_
     let world = World::new("contested-node").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let id = plant_with(&cloud, "contested", &user_data(&world).await?)?;
     let first = adopting(&world, "contested", &id).create().await?;
@@ -343,7 +343,7 @@ async fn adopted_vms_survive_a_move_which_waits_for_those_that_are_not_adopted_y
     let _at_source = provider.start(&source).await?;
     let _at_target = provider.clone().named("target").start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     source.cluster("one").await?;
     let user_data = user_data(&source).await?;
     let up = plant_with(&cloud, "up", &user_data)?;

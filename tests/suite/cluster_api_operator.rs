@@ -75,7 +75,7 @@ async fn the_operator_installs_upgrades_and_removes_the_provider_around_machines
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({})));
     let old = provider.start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world
         .apply("{apiVersion: v1, kind: Namespace, metadata: {name: $NS}}")
         .await?;

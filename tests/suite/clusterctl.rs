@@ -175,7 +175,7 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_mach
     let provider = Provider::new(cloud.drivers(json!({})));
     let old = provider.start(&source).await?;
     let _control_planes = StandInController::start(&source.management).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     source.cluster("md").await?;
     let fleet = Fleet::of(&source, "md");
     fleet.template("md-1", small()).await?;

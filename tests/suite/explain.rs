@@ -222,7 +222,7 @@ async fn the_page_of_a_machine_names_its_owners_by_whichever_name_it_is_asked_fo
     let world = World::new("explain-owners").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 1).await?;
     let machine = fleet.running(1).await?.remove(0);
     let owners = machine.owner_references();

@@ -46,7 +46,7 @@ async fn survives(case: &str, fault: &Value) -> Result<()> {
     let _provider = Provider::new(cloud.drivers_with(short, json!({})))
         .start(&world)
         .await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 3).await?;
     let machines = fleet.running(3).await?;
     let before = fleet.infra_machines().await?;
@@ -203,7 +203,7 @@ async fn replaced_after(
     let cloud = Cloud::new(&world);
     let driver = backing.of(&world, &cloud, json!({})).await?;
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;
     let vms = cloud.holds(2).await?;

@@ -77,7 +77,7 @@ impl InPlace {
     async fn serve(&self) -> Result<(Replica, HollowKubelet)> {
         let replica = self.provider.start(&self.world).await?;
         self.extension.register(&self.world).await?;
-        Ok((replica, self.cloud.kubelets()))
+        Ok((replica, self.world.kubelets(&self.cloud)))
     }
 
     /// So many Machines that run, of which one at a time may be away. Cluster API asks for no update of one
@@ -774,7 +774,7 @@ async fn moved_in_the_middle(
     source.extension.register(&source.world).await?;
     extension.register(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = source.fleet(1).await?;
     let before = cloud.holds(1).await?;
     cloud.fail(failures)?;

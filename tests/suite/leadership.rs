@@ -121,7 +121,7 @@ async fn a_leader_that_is_asked_to_end_hands_over_at_once_and_the_next_goes_on()
         took < Duration::from_secs(12),
         "{took:?}: the lease was not handed over but expired"
     );
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
     Ok(())
@@ -138,7 +138,7 @@ async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_l
         .flag("--leader-elect-renew-deadline=3s")
         .flag("--leader-elect-retry-period=500ms");
     let mut first = provider.start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
     first.process.signal("STOP")?;

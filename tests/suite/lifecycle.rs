@@ -25,7 +25,7 @@ async fn a_deployment_comes_up_scales_and_goes_without_a_trace(backing: Backing)
     let cloud = Cloud::new(&world);
     let driver = backing.of(&world, &cloud, json!({})).await?;
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 3).await?;
     fleet.running(3).await?;
     let vms = cloud.holds(3).await?;
@@ -61,7 +61,7 @@ async fn a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted(back
     let cloud = Cloud::new(&world);
     let driver = backing.of(&world, &cloud, json!({})).await?;
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 3).await?;
     fleet.running(3).await?;
     let before = cloud.holds(3).await?;
@@ -93,7 +93,7 @@ async fn a_cluster_goes_with_all_that_belongs_to_it(backing: Backing) -> Result<
     let cloud = Cloud::new(&world);
     let driver = backing.of(&world, &cloud, json!({})).await?;
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;
     // One that the Cluster gets owner of while it is used, one that is history, and

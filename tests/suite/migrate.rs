@@ -250,7 +250,7 @@ impl Run {
     async fn new(case: &str) -> Result<Self> {
         let (left, provider) = Left::new(case).await?;
         let plugin = Plugin::start(&left.world, "mcm", &left.cloud.config(guarded())).await?;
-        let kubelets = left.cloud.kubelets();
+        let kubelets = left.world.kubelets(&left.cloud);
         let manager = left.manager(&plugin).await?;
         left.apply(left.class()).await?;
         left.apply(vec![left.set("MachineDeployment", "workers", None)])
@@ -566,7 +566,7 @@ fn shell(world: &World, script: &str) -> Result<tokio::process::Command> {
 #[tokio::test]
 async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let (left, _provider) = Left::new("undo-cut").await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     let mut all = left.deployment()?;
     let alone = format!("{}-alone", left.world.namespace);
     all.push(left.machine(&alone, &left.plant(&alone)?, None));
@@ -611,7 +611,7 @@ async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> R
 #[tokio::test]
 async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it() -> Result<()> {
     let (left, _provider) = Left::new("undo-not").await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     left.apply(left.deployment()?).await?;
     let stopped = "--machine-controller-manager-is-stopped";
     left.run(&[stopped]).await?.map_err(|error| anyhow!(error))?;
@@ -692,7 +692,7 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
 #[tokio::test]
 async fn nothing_is_undone_where_machines_came_to_what_had_none_or_nothing_is_there() -> Result<()> {
     let (left, _provider) = Left::new("undo-empty").await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     let mut all = left.class();
     let mut empty = left.set("MachineDeployment", "empty", None);
     empty["spec"]["replicas"] = json!(0);
@@ -787,7 +787,7 @@ impl Writes {
 #[tokio::test]
 async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_with_its_vms() -> Result<()> {
     let (left, _provider) = Left::new("migrate").await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     left.apply(left.deployment()?).await?;
     let vms = left.cloud.holds(2).await?;
 
@@ -1016,7 +1016,7 @@ fn versions(world: &World) -> Result<String> {
 #[tokio::test]
 async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let (left, _provider) = Left::new("migrate-cut").await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     let mut all = left.deployment()?;
     let empty = all.iter().find(|object| object["kind"] == "MachineDeployment");
     let mut empty = empty.context("no MachineDeployment")?.clone();
@@ -1081,7 +1081,7 @@ async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_clus
     let at_target = Provider::new(left.cloud.drivers(json!({}))).named("target");
     let _at_target = at_target.start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     left.apply(left.deployment()?).await?;
     let vms = left.cloud.holds(2).await?;
     let (proxy, next) = Writes::watched(&left).await?;
@@ -1129,7 +1129,7 @@ async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_clus
 async fn files_with_a_class_of_the_drivers_own_kind_are_migrated_without_a_machine_deployment() -> Result<()>
 {
     let (left, _provider) = Left::new("migrate-files").await?;
-    let _kubelets = left.cloud.kubelets();
+    let _kubelets = left.world.kubelets(&left.cloud);
     let mut all = left.deployment()?;
     all.retain(|object| object["kind"] != "MachineDeployment");
     let alone = format!("{}-alone", left.world.namespace);

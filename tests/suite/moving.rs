@@ -29,7 +29,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     let _at_source = provider.start(&source).await?;
     let _at_target = provider.clone().named("target").start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     source.cluster("md").await?;
     let fleet = Fleet::of(&source, "md");
     let spec = json!({"driver": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0,

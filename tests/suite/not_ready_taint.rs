@@ -42,7 +42,7 @@ async fn a_node_is_freed_of_its_taint_when_its_vm_is_initialized_and_no_sooner()
     let world = World::new("taint").await?;
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("md").await?;
     registers_with(
         &world,
@@ -439,7 +439,7 @@ async fn a_node_that_has_its_taint_when_clusterctl_moves_the_machine_is_freed_at
     })
     .await?;
     drop(at_source);
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let nodes = Api::<Node>::all(source.management.workload().await?.admin_client().await?);
     let before = registered(&nodes, &name).await?;
     fleet.running(1).await?;

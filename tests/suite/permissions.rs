@@ -41,7 +41,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
         .through(credential.kubeconfig.clone())
         .start(&world)
         .await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
     // What a driver answered is written on a fresh read where the object has changed meanwhile.
@@ -106,7 +106,7 @@ async fn with_volume_drain_the_provider_uses_every_permission_of_its_role_and_no
         .flag("--enable-volume-drain")
         .through(credential.kubeconfig.clone());
     let _provider = provider.start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (machine, node) = volume_drain::drained(&world, &world.namespace, "30m").await?;
     volume_drain::two_volumes(&node).await?;

@@ -136,7 +136,7 @@ async fn a_plugin_with_create_and_delete_alone_brings_a_deployment_up_and_down()
         "{said}"
     );
     let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 3).await?;
     fleet.running(3).await?;
     cloud.holds(3).await?;

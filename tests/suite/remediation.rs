@@ -51,7 +51,7 @@ async fn a_machine_whose_node_falls_silent_is_restarted_and_keeps_its_vm(backing
     let cloud = Cloud::new(&world);
     let backed = backing.of(&world, &cloud, json!({})).await?;
     let _provider = with(&backed.drivers).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 2).await?;
     let before = uids(&fleet.running(2).await?);
     let vms = cloud.holds(2).await?;
@@ -88,7 +88,7 @@ async fn a_machine_that_no_restart_helps_is_replaced_after_as_many_as_there_may_
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let kubelets = cloud.kubelets();
+    let kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;
     let vms = cloud.holds(2).await?;
@@ -101,7 +101,7 @@ async fn a_machine_that_no_restart_helps_is_replaced_after_as_many_as_there_may_
     replaced(&world, name).await?;
     restarts(&cloud, name, 2).await?;
     event(&world, name, reason::RESTARTS_EXHAUSTED).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     fleet.running(2).await?;
     ensure!(
         cloud.holds(2).await?.iter().any(|vm| vm.id == vms[1].id),
@@ -117,7 +117,7 @@ async fn a_driver_that_cannot_restart_has_the_machine_replaced_at_once() -> Resu
     let cloud = Cloud::new(&world);
     let without = json!({"disabledCalls": ["RestartMachine"]});
     let _provider = provider(&cloud, without).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;
     let vms = cloud.holds(2).await?;
@@ -137,7 +137,7 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let kubelets = cloud.kubelets();
+    let kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 1).await?;
     let machines = fleet.running(1).await?;
     let name = machines[0].name_any();
@@ -541,7 +541,7 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
         cloud,
         ..
     } = &pair;
-    let kubelets = cloud.kubelets();
+    let kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(source, "md", 1).await?;
     let machines = fleet.running(1).await?;
     let name = machines[0].name_any();
@@ -565,7 +565,7 @@ async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()>
     no_time_is_left(target, &name)?;
     replaced(target, &name).await?;
     restarts(cloud, &name, 1).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     Fleet::of(target, "md").running(1).await?;
     ensure!(
         cloud.holds(1).await?[0].id != vms[0].id,
@@ -588,7 +588,7 @@ async fn a_restart_that_is_in_flight_when_clusterctl_moves_the_machine_is_not_ma
         cloud,
         ..
     } = &pair;
-    let kubelets = cloud.kubelets();
+    let kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(source, "md", 1).await?;
     let machines = fleet.running(1).await?;
     let name = machines[0].name_any();
@@ -612,7 +612,7 @@ async fn a_restart_that_is_in_flight_when_clusterctl_moves_the_machine_is_not_ma
         Ok(())
     })
     .await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     Fleet::of(target, "md").running(1).await?;
     let after = cloud.holds(1).await?;
     ensure!(after[0].id == vms[0].id, "another VM than before the move");
@@ -634,7 +634,7 @@ async fn a_health_check_that_clusterctl_has_moved_counts_the_restarts_of_before(
         cloud,
         ..
     } = &pair;
-    let kubelets = cloud.kubelets();
+    let kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(source, "md", 2).await?;
     fleet.running(2).await?;
     let vms = cloud.holds(2).await?;
@@ -676,7 +676,7 @@ async fn a_health_check_that_clusterctl_has_moved_counts_the_restarts_of_before(
     no_time_is_left(target, name)?;
     replaced(target, name).await?;
     restarts(cloud, name, 1).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     Fleet::of(target, "md").running(2).await?;
     ensure!(
         cloud.holds(2).await?.iter().any(|vm| vm.id == vms[1].id),

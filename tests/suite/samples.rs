@@ -47,7 +47,7 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     let _provider = Provider::new(cloud.drivers(json!({"quota": 4})))
         .start(&world)
         .await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     Fleet::create(&world, "md", 5).await?;
     let vms = cloud.holds(4).await?;
     let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
@@ -110,7 +110,7 @@ async fn the_sample_of_a_remediation_restarts_a_vm_whose_node_is_silent() -> Res
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({})));
     let _provider = provider.flag("--enable-remediation").start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     // Of two machines, one that is sick would be more than the sample allows.
     let fleet = Fleet::create(&world, "md", 3).await?;
     fleet.running(3).await?;

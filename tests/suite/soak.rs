@@ -115,7 +115,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
         .console()?
         .plant(PlantedVm::new("elsewhere", "stranger", "stranger"))?;
     let observer = Observer::start(world, cloud.journal().to_owned());
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let mut chaos = Chaos {
         world,
         cloud: &cloud,

@@ -9,7 +9,9 @@ pub mod audit;
 pub mod authority;
 pub mod backing;
 pub mod bootstrap;
+#[path = "../support/by_hand.rs"]
 pub mod by_hand;
+#[path = "../support/cloud.rs"]
 pub mod cloud;
 pub mod credential;
 pub mod extension;
@@ -21,6 +23,7 @@ pub mod oci_registry;
 pub mod plugin;
 pub mod provider;
 pub mod shown;
+#[path = "../support/stage.rs"]
 pub mod stage;
 pub mod world;
 

@@ -88,7 +88,7 @@ async fn a_changed_variable_makes_a_new_template_and_rolls_the_machines() -> Res
     let world = World::rate_limited("topology").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     let _control_planes = StandInController::start(&world.management).await?;
     apply_yaml(&world.admin, bootstrap::KINDS).await?;
     bootstrap_secret(&world, "boot").await?;

@@ -54,7 +54,7 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
     let cloud = Cloud::new(&world);
     let backed = backing.of(&world, &cloud, json!({})).await?;
     let _provider = with(&backed.drivers).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("md").await?;
     let fleet = Fleet::of(&world, "md");
     fleet.template("md-1", small()).await?;
@@ -137,7 +137,7 @@ async fn a_template_has_the_volumes_of_its_machines_drained() -> Result<()> {
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("md").await?;
     let fleet = Fleet::of(&world, "md");
     fleet.template("md-1", small()).await?;
@@ -178,7 +178,7 @@ async fn a_budget_is_respected_and_a_volume_that_does_not_leave_is_waited_for_so
     let cloud = Cloud::new(&world);
     let without = json!({"disabledCalls": ["GetVolumeIDs"]});
     let _provider = provider(&cloud, without).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (machine, node) = drained(&world, "b-1", "2s").await?;
     let volumes = ["a", "b"].map(|claim| format!("kubernetes.io/csi/d.example.com^{claim}"));
@@ -239,7 +239,7 @@ async fn a_machine_has_the_hook_as_long_as_it_asks_for_it_and_the_feature_is_on(
     let cloud = Cloud::new(&world);
     let with = provider(&cloud, json!({}));
     let replica = with.start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (asking, _) = drained(&world, "o-1", "1m").await?;
     let silent = ByHand::new(&world, "one", "o-2").create().await?;
@@ -284,7 +284,7 @@ async fn killed_after_an_eviction_the_provider_goes_on_to_wait_for_the_volume() 
     let cloud = Cloud::new(&world);
     let provider = provider(&cloud, json!({}));
     let replica = provider.start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (machine, node) = drained(&world, "k-1", "30m").await?;
     let volumes = two_volumes(&node).await?;
@@ -311,7 +311,7 @@ async fn a_drain_that_is_paused_goes_on_where_it_was_when_that_ends() -> Result<
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (machine, node) = drained(&world, "paused", "30m").await?;
     let (beside, node_beside) = drained(&world, "beside", "30m").await?;
@@ -375,7 +375,7 @@ async fn killed_around_any_write_of_a_drain_the_provider_goes_on_where_it_was() 
     let proxy = Proxy::start(&world.management, hook_of_proxy).await?;
     let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
     let provider = provider(&cloud, json!({})).through(kubeconfig);
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     // Starts it, and kills it around its next write to an object of the kind.
     let killed = async |name: &str, kind: &'static str, side: fn(Gate) -> Fault| -> Result<()> {
         let gate = Gate::new();
@@ -489,7 +489,7 @@ async fn killed_around_cordon_call_and_eviction_the_provider_goes_on_where_the_d
     let proxy = Proxy::start(&world.management, hook_of_proxy()).await?;
     let to_nodes = Proxy::of_workload(&world.management, hook_of_proxy()).await?;
     let provider = provider(&cloud, json!({})).through(proxy.kubeconfig(&service_account(&world).await?)?);
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let workload = world.management.workload().await?;
     let kubeconfig = std::fs::read_to_string(to_nodes.kubeconfig(workload.admin_kubeconfig())?)?;
@@ -584,7 +584,7 @@ async fn a_driver_that_is_away_is_asked_again_before_a_pod_is_evicted() -> Resul
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (machine, node) = drained(&world, "d-1", "30m").await?;
     two_volumes(&node).await?;
@@ -617,7 +617,7 @@ async fn a_pod_that_a_machine_drain_rule_skips_is_left_alone() -> Result<()> {
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let rule = json!({
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDrainRule",
@@ -676,7 +676,7 @@ async fn a_workload_cluster_that_never_answers_does_not_keep_the_machine() -> Re
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let _provider = provider(&cloud, json!({})).start(&world).await?;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     world.cluster("one").await?;
     let (machine, _) = drained(&world, "w-1", "30m").await?;
     let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
@@ -717,7 +717,7 @@ async fn a_drain_goes_on_where_it_was_after_clusterctl_has_moved_the_machine() -
         cloud,
         ..
     } = &pair;
-    let _kubelets = cloud.kubelets();
+    let _kubelets = world.kubelets(&cloud);
     source.cluster("one").await?;
     let (machine, node) = drained(source, "m-1", "30m").await?;
     let volumes = two_volumes(&node).await?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::clock::{Instant, WallClock};
+use super::clock::{Clock, Instant, WallClock};
 use super::cloud::{Cloud, Event};
 use super::journal::{Decision, Journal, JournalError};
 use super::vm::{Condition, UserData, Vm, VmId};
@@ -62,6 +62,14 @@ impl CloudConsole {
     /// When the file can't be used.
     pub fn open(state_file: &Path) -> Result<Self, JournalError> {
         Ok(Self::of(Journal::open(state_file, Arc::new(WallClock))?))
+    }
+
+    /// As [`CloudConsole::open`], for a cloud that follows `clock`.
+    ///
+    /// # Errors
+    /// When the file can't be used.
+    pub fn open_at(state_file: &Path, clock: Arc<dyn Clock>) -> Result<Self, JournalError> {
+        Ok(Self::of(Journal::open(state_file, clock)?))
     }
 
     pub(super) fn of(journal: Journal) -> Self {

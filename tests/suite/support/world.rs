@@ -7,14 +7,17 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::manifests;
+use cmi_simulated::{Clock, WallClock};
 use kube::Client;
 use kube::api::DynamicObject;
+use management_cluster::hollow_kubelet::HollowKubelet;
 use management_cluster::{ManagementCluster, Process, apply_yaml, stand_in};
 use serde_json::{Value, json};
+use testbed::guests;
 use tokio::sync::OnceCell;
 
-use super::LostMachines;
 use super::fleet::bootstrap_secret;
+use super::{Cloud, LostMachines};
 
 /// The management cluster of most cases.
 static QUICK: SharedCluster = SharedCluster::const_new();
@@ -143,6 +146,17 @@ impl World {
             folder,
             _lost_machines: None,
         })
+    }
+
+    /// The clock of simulated clouds.
+    pub fn cloud_clock(&self) -> Arc<dyn Clock> {
+        Arc::new(WallClock)
+    }
+
+    /// The kubelets of a cloud's guests, as they boot. All cases share one workload cluster: the name of a VM
+    /// that becomes a Node has to be of one case alone.
+    pub fn kubelets(&self, cloud: &Cloud) -> HollowKubelet {
+        HollowKubelet::start(guests(cloud.journal()))
     }
 
     /// Applies YAML, in which `$NS` stands for the namespace.

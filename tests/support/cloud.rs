@@ -1,14 +1,13 @@
 //! The simulated cloud of a case: its files, its console, its faults, and the guests that boot in it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use cmi_driver::Operation;
-use cmi_simulated::{CallLine, CloudConsole, Phase, Vm};
+use cmi_simulated::{CallLine, Clock, CloudConsole, Phase, Vm};
 use management_cluster::eventually;
-use management_cluster::hollow_kubelet::HollowKubelet;
 use serde_json::{Value, json};
-use testbed::guests;
 
 use super::{DEADLINE, World};
 
@@ -17,6 +16,7 @@ pub struct Cloud {
     state: PathBuf,
     faults: PathBuf,
     calls: PathBuf,
+    clock: Arc<dyn Clock>,
 }
 
 impl Cloud {
@@ -32,6 +32,7 @@ impl Cloud {
             state: file(".jsonl"),
             faults: file("-faults.json"),
             calls: file("-calls.jsonl"),
+            clock: world.cloud_clock(),
         }
     }
 
@@ -86,7 +87,8 @@ impl Cloud {
 
     /// The way to look at VMs and to meddle with them.
     pub fn console(&self) -> Result<CloudConsole> {
-        CloudConsole::open(&self.state).context("opening the console of the cloud")
+        CloudConsole::open_at(&self.state, Arc::clone(&self.clock))
+            .context("opening the console of the cloud")
     }
 
     /// All VMs there are.
@@ -132,12 +134,6 @@ impl Cloud {
     pub fn calls_for(&self, machine: &str) -> Result<Vec<CallLine>> {
         let started = |line: &CallLine| line.phase == Phase::Started && line.machine == machine;
         Ok(self.calls()?.into_iter().filter(started).collect())
-    }
-
-    /// The kubelets of the guests, as they boot. All cases share one workload cluster: the name of a VM that
-    /// becomes a Node has to be of one case alone.
-    pub fn kubelets(&self) -> HollowKubelet {
-        HollowKubelet::start(guests(&self.state))
     }
 }
 

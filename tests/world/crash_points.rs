@@ -1,0 +1,289 @@
+//! A provider that is killed at any moment starts again and reaches the end that it would have reached.
+//!
+//! The moments are found by a run that is not killed: before and after each driver call and each write to the
+//! API server. After a call or a write that was carried out, its answer is lost.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use capcmi::api::annotations;
+use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use cmi_driver::tags;
+use cmi_simulated::{PlantedVm, Vm};
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::support::provider::Replica;
+use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Side, Stage, Trap, World};
+
+const MACHINE: &str = "m";
+
+/// What the provider is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scenario {
+    Create,
+    /// A create by a driver that does not name the id in advance.
+    CreateUnnamed,
+    /// The machine adopts a VM that it did not make.
+    Adopt,
+    /// The driver refuses the create for good, and would refuse the same spec in a delete.
+    RefusedCreate,
+    /// The spec of a VM changes in a field that the driver can change.
+    Update,
+    Delete,
+}
+
+/// DRV-10, DRV-12, DRV-21, DRV-22, INI-22.
+#[tokio::test(start_paused = true)]
+async fn a_create_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::Create).await
+}
+
+/// DRV-10, DRV-12, DRV-21, DRV-22, INI-22.
+#[tokio::test(start_paused = true)]
+async fn a_create_without_a_named_id_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::CreateUnnamed).await
+}
+
+/// DRV-12, UPD-03.
+#[tokio::test(start_paused = true)]
+async fn an_adoption_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::Adopt).await
+}
+
+/// DRV-12, DRV-21.
+#[tokio::test(start_paused = true)]
+async fn a_refused_create_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::RefusedCreate).await
+}
+
+/// DRV-12, UPD-03.
+#[tokio::test(start_paused = true)]
+async fn an_update_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::Update).await
+}
+
+/// DRV-12, DRV-21, DRV-22.
+#[tokio::test(start_paused = true)]
+async fn a_deletion_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::Delete).await
+}
+
+async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
+    let undisturbed = Trap::counting();
+    let session = Session::new(scenario).await?;
+    let mut replica = session.start(&undisturbed).await?;
+    session.begin(&undisturbed).await?;
+    session.finished().await?;
+    // A process that has ended writes nothing more.
+    replica.terminate().await?;
+    let (calls, writes, end) = (undisturbed.calls(), undisturbed.writes(), session.end().await?);
+    ensure!(
+        !calls.is_empty() && !writes.is_empty(),
+        "nothing was recorded: {calls:?}, {writes:?}"
+    );
+    let sides = [Side::Before, Side::After];
+    let points = (0..calls.len())
+        .flat_map(|call| sides.map(|side| Point::Call(call, side)))
+        .chain((0..writes.len()).flat_map(|write| sides.map(|side| Point::Write(write, side))));
+    for point in points {
+        let killed = killed_at(scenario, point, &end).await;
+        killed.with_context(|| format!("killed at {point:?} of calls {calls:?} and writes {writes:?}"))?;
+    }
+    Ok(())
+}
+
+/// Kills the provider at a point, starts it again, and compares the end with that of the undisturbed run.
+async fn killed_at(scenario: Scenario, point: Point, undisturbed_end: &Value) -> Result<()> {
+    let session = Session::new(scenario).await?;
+    let trap = Trap::at(point);
+    let mut replica = session.start(&trap).await?;
+    session.begin(&trap).await?;
+    tokio::time::timeout(DEADLINE, trap.sprung())
+        .await
+        .context("the point is not reached")?;
+    replica.kill();
+    let _again = session.start(&Trap::counting()).await?;
+    eventually(DEADLINE, "the end of the undisturbed run", async || {
+        let end = session.end().await?;
+        ensure!(end == *undisturbed_end, "{end} and not {undisturbed_end}");
+        Ok(())
+    })
+    .await?;
+    if scenario != Scenario::Delete {
+        session.machine.delete().await?;
+        session.machine.gone().await?;
+    }
+    let left = session.own_vms()?;
+    ensure!(left.is_empty(), "after the deletion there are {left:?}");
+    Ok(())
+}
+
+/// One run of a scenario.
+struct Session {
+    world: World,
+    cloud: Cloud,
+    machine: ByHand,
+    cluster_id: String,
+    scenario: Scenario,
+}
+
+impl Session {
+    /// A world with nothing but another machine's VM of the same name in its cloud.
+    async fn new(scenario: Scenario) -> Result<Self> {
+        let world = World::new("crash").await?;
+        let cloud = Cloud::new(&world);
+        let stage = Stage::set(&world).await?;
+        let mut machine = stage.machine(MACHINE);
+        if scenario == Scenario::RefusedCreate {
+            // A look-up does not mind; a create does.
+            machine = machine.machine("/spec/failureDomain", json!("nowhere"));
+            let refused =
+                json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"});
+            cloud.fail(json!([refused]))?;
+        }
+        if scenario == Scenario::Adopt {
+            machine = to_adopt(machine, &cloud, &stage.cluster_id)?;
+        }
+        cloud
+            .console()?
+            .plant(PlantedVm::new("another-cluster", MACHINE, "another/machine"))
+            .map_err(|status| anyhow!("planting a VM: {status}"))?;
+        Ok(Self {
+            world,
+            cloud,
+            machine,
+            cluster_id: stage.cluster_id,
+            scenario,
+        })
+    }
+
+    /// Starts a provider whose inventory does not come in between.
+    async fn start(&self, trap: &Trap) -> Result<Replica> {
+        let drivers = self.cloud.drivers(json!({
+            "addsMachineTag": self.scenario == Scenario::Adopt,
+            "namesProviderIds": self.scenario != Scenario::CreateUnnamed,
+        }));
+        let provider = Provider::new(drivers).with(|options| {
+            options.inventory_interval = std::time::Duration::from_hours(24);
+        });
+        provider.caught_in(trap).start(&self.world).await
+    }
+
+    /// Brings the machine to where the scenario begins, and begins it.
+    async fn begin(&self, trap: &Trap) -> Result<()> {
+        if matches!(self.scenario, Scenario::Update | Scenario::Delete) {
+            self.machine.clone().create().await?;
+            self.machine.provisioned().await?;
+        }
+        trap.arm();
+        match self.scenario {
+            Scenario::Create | Scenario::CreateUnnamed | Scenario::Adopt | Scenario::RefusedCreate => {
+                self.machine.clone().create().await.map(drop)
+            }
+            Scenario::Update => self
+                .machine
+                .respecify("labels", json!({"round": "1"}))
+                .await
+                .map(drop),
+            Scenario::Delete => self.machine.delete().await,
+        }
+    }
+
+    /// Waits until the scenario is over.
+    async fn finished(&self) -> Result<()> {
+        let refused = |machine: &InfraMachine| {
+            machine
+                .status
+                .as_ref()
+                .is_some_and(|status| status.failure_reason.is_some())
+        };
+        let updated = |machine: &InfraMachine| {
+            let last = machine
+                .status
+                .as_ref()
+                .and_then(|status| status.last_operation.as_ref());
+            last.is_some_and(|last| {
+                last.type_ == OperationType::Update && last.state == OperationState::Successful
+            })
+        };
+        match self.scenario {
+            Scenario::Create | Scenario::CreateUnnamed => self.machine.provisioned().await.map(drop),
+            Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
+            // The identity is added once the VM is the machine's.
+            Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
+            Scenario::Delete => self.machine.gone().await,
+        }
+    }
+
+    /// The VMs of this cluster; those of others have to be as they were.
+    fn own_vms(&self) -> Result<Vec<Vm>> {
+        let (own, others): (Vec<_>, Vec<_>) = self
+            .cloud
+            .vms()?
+            .into_iter()
+            .partition(|vm| vm.cluster() == self.cluster_id);
+        ensure!(others.len() == 1, "another machine's VM was touched: {others:?}");
+        Ok(own)
+    }
+
+    /// Everything that a user sees of the end, without what differs from run to run.
+    async fn end(&self) -> Result<Value> {
+        let vms = self.own_vms()?;
+        let kept: Vec<_> = vms.iter().map(|vm| json!([vm.name, vm.labels])).collect();
+        let Some(machine) = self.machine.api().get_opt(MACHINE).await? else {
+            return Ok(json!({"vms": kept, "machine": null}));
+        };
+        if let Some(id) = &machine.spec.provider_id
+            && !vms.iter().any(|vm| vm.provider_id() == *id)
+        {
+            bail!("no VM has the providerID {id}: {vms:?}");
+        }
+        let status = machine.status.unwrap_or_default();
+        let conditions: BTreeSet<_> = status
+            .conditions
+            .iter()
+            .map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason))
+            .collect();
+        let mut annotations: BTreeSet<_> = machine
+            .metadata
+            .annotations
+            .unwrap_or_default()
+            .into_keys()
+            // The outcome of a create that was cut short may stay unknown for ever.
+            .filter(|key| key != annotations::CREATE_ISSUED_AT)
+            .collect();
+        // After a second create the metadata name the VM, otherwise the status alone.
+        if annotations.remove(annotations::PROVIDER_ID) {
+            annotations.remove(annotations::BLOCK_MOVE);
+        }
+        let last = status
+            .last_operation
+            .map(|last| json!([last.type_, last.state, last.operation, last.code]));
+        Ok(json!({
+            "vms": kept,
+            "machine": {
+                "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
+                "annotations": annotations, "provisioned": status.initialization,
+                "failureReason": status.failure_reason, "failureMessage": status.failure_message,
+                "conditions": conditions, "lastOperation": last, "nodeName": status.node_name,
+            },
+        }))
+    }
+}
+
+/// The machine, with a VM of its name that another has made and that it is to adopt.
+fn to_adopt(machine: ByHand, cloud: &Cloud, cluster_id: &str) -> Result<ByHand> {
+    let mut planted = PlantedVm::new(cluster_id, MACHINE, "");
+    planted.tags.remove(tags::MACHINE);
+    planted.tags.insert(tags::ROLE.to_owned(), "worker".to_owned());
+    planted.tags.insert("team".to_owned(), "a".to_owned());
+    "small".clone_into(&mut planted.size);
+    planted.root_fs_gb = 10;
+    let planted = cloud.console()?.plant(planted);
+    let id = planted.map_err(|status| anyhow!("planting a VM: {status}"))?;
+    let carried = json!({tags::ROLE: "worker"}).to_string();
+    Ok(machine
+        .infra("/metadata/annotations", json!({annotations::ADOPT: carried}))
+        .infra("/spec/providerID", json!(id)))
+}

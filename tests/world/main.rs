@@ -1,0 +1,12 @@
+//! The fast world: the real manager, over an API server in memory and the simulated driver, on tokio's paused
+//! clock. Hours pass in milliseconds, and a crash at any write or call is an ordinary case.
+//!
+//! Rules that need a schema, an admission policy, permissions, a process or Cluster API itself are proven in
+//! `tests/suite`.
+
+// A case fails with its error, wherever that occurs.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod crash_points;
+mod lifecycle;
+mod support;

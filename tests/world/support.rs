@@ -1,0 +1,32 @@
+//! The world of a case, and its parts.
+//!
+//! `World`, `Cloud`, `ByHand`, `Stage` and `Provider` have the names and the methods that they have in
+//! `tests/suite`, so that a case moves from one to the other by its imports.
+
+#[path = "../support/by_hand.rs"]
+#[allow(dead_code)] // the suite uses the rest
+pub mod by_hand;
+#[path = "../support/cloud.rs"]
+#[allow(dead_code)] // the suite uses the rest
+pub mod cloud;
+pub mod core;
+pub mod driver;
+pub mod fleet;
+pub mod provider;
+#[path = "../support/stage.rs"]
+#[allow(dead_code)] // the suite uses the rest
+pub mod stage;
+pub mod trap;
+pub mod world;
+
+pub use by_hand::ByHand;
+pub use cloud::Cloud;
+pub use provider::Provider;
+pub use stage::Stage;
+pub use trap::{Point, Side, Trap};
+pub use world::World;
+
+use std::time::Duration;
+
+/// How long anything may take that is not known to take longer, on the paused clock.
+pub const DEADLINE: Duration = Duration::from_mins(30);

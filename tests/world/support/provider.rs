@@ -1,0 +1,208 @@
+//! The provider: the real manager, as a process that can end at any moment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use capcmi::configured_driver::{Limits, Namespaces, Settings};
+use capcmi::manager::{self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup};
+use capcmi::metrics::Metrics;
+use cmi_driver::Driver;
+use cmi_simulated::SimulatedDriver;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::driver::Mortal;
+use super::{Trap, World};
+
+/// How a provider is started.
+#[derive(Clone)]
+pub struct Provider {
+    drivers: String,
+    options: ControllerOptions,
+    election: Option<Election>,
+    trap: Trap,
+}
+
+/// A provider that runs. It is killed when this is dropped.
+pub struct Replica {
+    trap: Trap,
+    metrics: Arc<Metrics>,
+    stop: Option<oneshot::Sender<()>>,
+    run: JoinHandle<Result<(), manager::Error>>,
+}
+
+impl Provider {
+    /// A provider with a drivers file as [`super::Cloud`] writes it.
+    pub fn new(drivers: impl Into<String>) -> Self {
+        Self {
+            drivers: drivers.into(),
+            options: ControllerOptions {
+                namespace: None,
+                watch_filter: None,
+                machine_concurrency: 10,
+                cluster_concurrency: 10,
+                template_concurrency: 10,
+                inventory_interval: Duration::from_secs(1),
+                driver_unreachable_grace: Duration::from_secs(1),
+                orphans: OrphanOptions::default(),
+                remediation: true,
+                volume_drain: true,
+                reporter: "capcmi".to_owned(),
+            },
+            election: None,
+            trap: Trap::counting(),
+        }
+    }
+
+    /// With other options of the controllers.
+    pub fn with(mut self, change: impl FnOnce(&mut ControllerOptions)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
+    /// As a replica that acts only while it leads.
+    pub fn elected(mut self, election: Election) -> Self {
+        self.election = Some(election);
+        self
+    }
+
+    /// Ends at the point of this trap.
+    pub fn caught_in(mut self, trap: &Trap) -> Self {
+        self.trap = trap.clone();
+        self
+    }
+
+    /// Starts it. It may not be ready yet when this returns.
+    pub async fn start(&self, world: &World) -> Result<Replica> {
+        let (trap, metrics) = (self.trap.clone(), Arc::new(Metrics::new()));
+        let on_request = {
+            let trap = trap.clone();
+            move |call: &fake_apiserver::Call| trap.on_request(call)
+        };
+        let setup = Setup {
+            api_server: ApiServer::InProcess(world.management.service("provider", on_request)),
+            dial: world.dial(),
+            metrics: Arc::clone(&metrics),
+            drivers: drivers(&self.drivers, world, &trap)?,
+            election: self.election.clone(),
+            options: self.options.clone(),
+            health: TcpListener::bind("127.0.0.1:0").await?,
+            diagnostics: Diagnostics::Off,
+            runtime_extension: None,
+            grace: Duration::from_secs(30),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async move {
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        Ok(Replica {
+            run: tokio::spawn(manager::run(setup, stopped)),
+            trap,
+            metrics,
+            stop: Some(stop),
+        })
+    }
+}
+
+impl Replica {
+    /// Ends it without notice: nothing that it has begun reaches the world any more.
+    pub fn kill(&mut self) {
+        self.trap.kill();
+        self.run.abort();
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub async fn terminate(&mut self) -> Result<()> {
+        if let Some(stop) = self.stop.take() {
+            // It may have ended by itself, which the next line tells.
+            let _ended = stop.send(());
+        }
+        (&mut self.run)
+            .await
+            .context("awaiting the manager")?
+            .context("the manager failed")
+    }
+
+    /// The text that `/metrics` has.
+    pub fn metrics(&self) -> String {
+        self.metrics.encode()
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The drivers of a drivers file, for a process that ends with this trap.
+fn drivers(file: &str, world: &World, trap: &Trap) -> Result<Vec<(Settings, Arc<dyn Driver>)>> {
+    let file: Value = serde_json::from_str(file).context("reading the drivers file")?;
+    let entries = file["drivers"]
+        .as_array()
+        .context("the drivers file has no drivers")?;
+    entries.iter().map(|entry| driver(entry, world, trap)).collect()
+}
+
+fn driver(entry: &Value, world: &World, trap: &Trap) -> Result<(Settings, Arc<dyn Driver>)> {
+    let mut settings = Settings {
+        name: String::new(),
+        namespaces: Namespaces::All,
+        limits: Limits::default(),
+        credentials: None,
+        create_settle_time: None,
+    };
+    let mut driver = None;
+    for (key, value) in entry
+        .as_object()
+        .context("an entry of the drivers file is no object")?
+    {
+        match key.as_str() {
+            "name" => settings.name = serde_json::from_value(value.clone())?,
+            "createSettleTime" => settings.create_settle_time = Some(duration(value)?),
+            "namespaces" => settings.namespaces = Namespaces::Only(serde_json::from_value(value.clone())?),
+            "maxConcurrentCalls" => {
+                settings.limits.max_concurrent_calls = serde_json::from_value(value.clone())?
+            }
+            "callsPerSecond" => settings.limits.calls_per_second = serde_json::from_value(value.clone())?,
+            "burst" => settings.limits.burst = serde_json::from_value(value.clone())?,
+            "timeouts" => {
+                let all: BTreeMap<String, Value> = serde_json::from_value(value.clone())?;
+                for (name, time) in all {
+                    let timeouts = &mut settings.limits.timeouts;
+                    if name == "default" {
+                        timeouts.default = duration(&time)?;
+                        continue;
+                    }
+                    let mut operations = cmi_driver::Operation::ALL.into_iter();
+                    let named = |operation: &cmi_driver::Operation| {
+                        capcmi::configured_driver::Timeouts::key(*operation) == name
+                    };
+                    let operation = operations
+                        .find(named)
+                        .with_context(|| format!("`{name}` is no call"))?;
+                    timeouts.by_operation.insert(operation, duration(&time)?);
+                }
+            }
+            "simulated" => {
+                let config = serde_json::from_value(value.clone()).context("reading `simulated`")?;
+                driver = Some(SimulatedDriver::with_clock(config, world.cloud_clock())?);
+            }
+            other => bail!("the fast world does not know `{other}` of a drivers file"),
+        }
+    }
+    let driver: Arc<dyn Driver> = Arc::new(driver.context("an entry has no driver")?);
+    Ok((settings, Arc::new(Mortal::new(driver, trap.clone()))))
+}
+
+/// Reads `1s` or `1500ms`.
+fn duration(value: &Value) -> Result<Duration> {
+    let text = value.as_str().context("a duration is no text")?;
+    cmi_grpc::cli::duration::parse(text).map_err(|error| anyhow::anyhow!("`{text}`: {error}"))
+}

@@ -1,0 +1,167 @@
+//! The trap in which a provider is caught: a write or a call at which its process ends.
+
+use std::sync::Arc;
+
+use cmi_driver::Operation;
+use fake_apiserver::{Call, Fate};
+use http::Method;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// Where a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// At its n-th call of a driver, counted from 0.
+    Call(usize, Side),
+    /// At its n-th write to the API server, counted from 0.
+    Write(usize, Side),
+}
+
+/// Whether the write or the call is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It is not carried out.
+    Before,
+    /// It is carried out, and its answer is lost.
+    After,
+}
+
+/// Counts the writes and calls of one process, and ends it at a point. Clones share it.
+#[derive(Clone, Default)]
+pub struct Trap(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    sprung: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    point: Option<Point>,
+    is_armed: bool,
+    /// The process has ended: nothing of it reaches the world any more.
+    is_dead: bool,
+    calls: Vec<Operation>,
+    writes: Vec<String>,
+}
+
+/// What becomes of a driver call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFate {
+    /// It is made and answered.
+    Made,
+    /// It is not made, and never answered.
+    Lost,
+    /// It is made, and never answered.
+    Unanswered,
+}
+
+impl Trap {
+    /// A trap that only counts.
+    pub fn counting() -> Self {
+        Self::default()
+    }
+
+    /// A trap at a point.
+    pub fn at(point: Point) -> Self {
+        let trap = Self::default();
+        trap.0.state.lock().point = Some(point);
+        trap
+    }
+
+    /// Counts from now on.
+    pub fn arm(&self) {
+        self.0.state.lock().is_armed = true;
+    }
+
+    /// Ends the process: what it sends from now on is lost.
+    pub fn kill(&self) {
+        self.0.state.lock().is_dead = true;
+    }
+
+    /// Whether the process has ended.
+    pub fn is_dead(&self) -> bool {
+        self.0.state.lock().is_dead
+    }
+
+    /// Waits until the point is reached.
+    pub async fn sprung(&self) {
+        self.0.sprung.notified().await;
+    }
+
+    /// The driver calls so far, but for probes.
+    pub fn calls(&self) -> Vec<Operation> {
+        self.0.state.lock().calls.clone()
+    }
+
+    /// The writes so far, such as `PATCH inframachines/status`, but for events.
+    pub fn writes(&self) -> Vec<String> {
+        self.0.state.lock().writes.clone()
+    }
+
+    /// What becomes of a request to the API server.
+    pub fn on_request(&self, call: &Call) -> Fate {
+        let mut state = self.0.state.lock();
+        if state.is_dead {
+            return Fate::Lost;
+        }
+        let is_counted = call.is_write()
+            && call.method != Method::DELETE
+            && !call.path.starts_with("/apis/authorization.k8s.io")
+            && !call.path.contains("validatingadmissionpolic");
+        if !state.is_armed || !is_counted {
+            return Fate::Served;
+        }
+        let number = state.writes.len();
+        state.writes.push(name_of(call));
+        match state.point {
+            Some(Point::Write(at, side)) if at == number => {
+                state.is_dead = true;
+                self.0.sprung.notify_one();
+                match side {
+                    Side::Before => Fate::Lost,
+                    Side::After => Fate::Unanswered,
+                }
+            }
+            _ => Fate::Served,
+        }
+    }
+
+    /// What becomes of a driver call.
+    pub fn on_call(&self, operation: Operation) -> CallFate {
+        let mut state = self.0.state.lock();
+        if state.is_dead {
+            return CallFate::Lost;
+        }
+        if !state.is_armed {
+            return CallFate::Made;
+        }
+        let number = state.calls.len();
+        state.calls.push(operation);
+        match state.point {
+            Some(Point::Call(at, side)) if at == number => {
+                state.is_dead = true;
+                self.0.sprung.notify_one();
+                match side {
+                    Side::Before => CallFate::Lost,
+                    Side::After => CallFate::Unanswered,
+                }
+            }
+            _ => CallFate::Made,
+        }
+    }
+}
+
+fn name_of(call: &Call) -> String {
+    let parts: Vec<_> = call.path.split('/').collect();
+    let place = parts
+        .iter()
+        .position(|part| *part == "namespaces")
+        .map_or(0, |place| place + 2);
+    let subresource = parts
+        .get(place + 2)
+        .map(|name| format!("/{name}"))
+        .unwrap_or_default();
+    format!("{} {}{subresource}", call.method, parts.get(place).unwrap_or(&""))
+}
