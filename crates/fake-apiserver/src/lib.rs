@@ -18,6 +18,8 @@ mod request;
 mod selector;
 mod server;
 mod store;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 pub use kind::Kind;

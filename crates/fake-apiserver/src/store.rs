@@ -101,6 +101,8 @@ impl Store {
     pub(crate) fn of(kinds: Vec<Kind>) -> Self {
         Self {
             kinds,
+            // No version that a client has seen is 0, which stands for any.
+            version: 1,
             ..Self::default()
         }
     }
