@@ -750,6 +750,8 @@ fn what_is_called_pure_knows_neither_client_nor_runtime() {
             let text = fs::read_to_string(&file).unwrap();
             let wrong: Vec<_> = paths(&text)
                 .into_iter()
+                // A type of times, as that of the standard library.
+                .filter(|path| path != "tokio::time::Instant")
                 .filter(|path| forbidden.iter().any(|no| names(path, no)))
                 .collect();
             assert!(wrong.is_empty(), "{} names {wrong:?}", file.display());

@@ -306,6 +306,8 @@ impl Server {
 }
 
 async fn check(policies: &AdmissionPolicies) -> Enforcement {
+    // On a paused clock, this instant is that of the last check, which would count.
+    tokio::time::sleep(Duration::from_millis(1)).await;
     policies.enforcement_since(Instant::now()).await
 }
 
@@ -470,6 +472,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
         "the write was refused"
     );
     let began = tokio::time::Instant::now();
+    tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(
         policies.enforcement_since(Instant::now()).await,
         Enforcement::InForce

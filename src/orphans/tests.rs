@@ -202,7 +202,7 @@ impl Scans {
         let during = self.ctx.policies.epoch();
         self.ctx
             .deletion_log
-            .record(&object, false, Timestamp::now(), during);
+            .record(&object, false, wall_clock::now(), during);
     }
 
     async fn run(&mut self, times: usize) {
@@ -228,7 +228,7 @@ fn vm(name: &str) -> ListedMachine {
     ListedMachine {
         cluster_id: Some("c-1".to_owned()),
         machine_id: Some(name.to_owned()),
-        created_at: Some(Timestamp::UNIX_EPOCH),
+        created_at: Some(jiff::Timestamp::UNIX_EPOCH),
         ..ListedMachine::new(format!("p-{name}").parse().unwrap(), name)
     }
 }

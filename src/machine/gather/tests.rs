@@ -97,7 +97,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
             },
             inputs: 7,
             connection_generation: 1,
-            now: Timestamp::UNIX_EPOCH,
+            now: jiff::Timestamp::UNIX_EPOCH,
             instant,
         },
         configured_driver: None,
@@ -135,7 +135,7 @@ fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
 /// A namespace that may not use a driver any more still has its VMs looked after, and can be emptied.
 #[test]
 fn a_vm_is_looked_after_by_the_driver_that_has_it() {
-    let deleted = machine().identified().deleted_at(Timestamp::now());
+    let deleted = machine().identified().deleted_at(wall_clock::now());
     assert_eq!(choice(&deleted.build()), Choice::Holder("pool"));
     assert_eq!(choice(&machine().provisioned().build()), Choice::Holder("pool"));
 }
@@ -161,7 +161,7 @@ fn our_own_notes_are_no_reason_to_try_again_and_everything_a_user_writes_is() {
         machine().secret("other"),
         machine().annotated("example.com/try", "again"),
         machine().annotated(annotations::FORCE_DELETE, "true"),
-        machine().deleted_at(Timestamp::now()),
+        machine().deleted_at(wall_clock::now()),
     ] {
         assert_ne!(plain, of(&changed.build()));
     }

@@ -130,7 +130,7 @@ async fn a_call_that_takes_long_is_reported_once_and_its_answer_can_be_written_a
         (ready.status.as_str(), ready.reason.as_str()),
         ("False", reason::CREATING)
     );
-    let since = Timestamp::from_second(last.last_update_time.0.as_second()).unwrap();
+    let since = jiff::Timestamp::from_second(last.last_update_time.0.as_second()).unwrap();
     assert!(
         ready.message.contains(&since.to_string()),
         "since when: {}",

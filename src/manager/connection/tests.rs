@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::leadership::{Leadership, is_not_leader};
-use crate::manager::Protocol;
 use crate::manager::client::{controller_client, manager_client};
+use crate::manager::{ApiServer, Protocol};
 
 use server::{Conduct, SLOW, Server};
 
@@ -23,8 +23,15 @@ const ANY: &[&str] = &["h2", "http/1.1"];
 /// Both times of a ping, and what a busy computer adds.
 const GIVEN_UP: Duration = Duration::from_secs(20);
 
+fn network(config: Config, protocol: Protocol) -> ApiServer {
+    ApiServer::Network {
+        config: Box::new(config),
+        protocol,
+    }
+}
+
 fn client(config: Config) -> Client {
-    controller_client(config, Protocol::Http2, Leadership::unelected()).unwrap()
+    controller_client(&network(config, Protocol::Http2), Leadership::unelected()).unwrap()
 }
 
 async fn request(client: &Client, method: Method, path: &str) -> Result<Bytes, kube::Error> {
@@ -97,8 +104,15 @@ async fn a_server_without_http2_or_tls_is_spoken_to_in_http1() {
 #[tokio::test]
 async fn http1_is_spoken_where_that_is_asked_for_and_by_what_renews_the_lease() {
     let server = Server::start(ANY, &[]).await;
-    let asked_for = controller_client(server.config(), Protocol::Http1, Leadership::unelected()).unwrap();
-    for client in [asked_for, manager_client(server.config()).unwrap()] {
+    let asked_for = controller_client(
+        &network(server.config(), Protocol::Http1),
+        Leadership::unelected(),
+    )
+    .unwrap();
+    for client in [
+        asked_for,
+        manager_client(&network(server.config(), Protocol::Http1)).unwrap(),
+    ] {
         request(&client, Method::GET, "/first").await.unwrap();
     }
     assert_all_is_http1(&server, 2);
@@ -143,7 +157,7 @@ async fn a_server_that_is_not_the_one_that_is_configured_is_not_spoken_to() {
     request(&client(config), Method::GET, "/first").await.unwrap();
     config = server.config();
     config.tls_server_name = Some("no name".to_owned());
-    assert!(controller_client(config, Protocol::Http2, Leadership::unelected()).is_err());
+    assert!(controller_client(&network(config, Protocol::Http2), Leadership::unelected()).is_err());
 }
 
 /// An API server closes connections when it stops, and some now and then where it has `--goaway-chance`.
@@ -184,7 +198,8 @@ async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadershi
     ] {
         let server = Server::start(ANY, conducts).await;
         let leadership = Leadership::unelected();
-        let client = controller_client(server.config(), Protocol::Http2, leadership.clone()).unwrap();
+        let client =
+            controller_client(&network(server.config(), Protocol::Http2), leadership.clone()).unwrap();
         server.on_open(move |number| {
             if number == lost_at {
                 leadership.resign();
