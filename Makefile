@@ -72,7 +72,7 @@ test: test-python ## Run the tests on real parts: etcd, kube-apiserver, Cluster 
 .PHONY: test-all
 test-all: SOAK_SECONDS = 60
 test-all: test-python ## Run everything but e2e-libvirt: long cases, the libvirt driver, bench-counts and fuzz; about two hours.
-	$(SOAK) $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
+	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
 	$(MAKE) test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.

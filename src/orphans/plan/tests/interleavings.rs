@@ -449,7 +449,8 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    // PROPTEST_CASES asks for more of them; `make test-all` does.
+    #![proptest_config(ProptestConfig::default())]
 
     /// CTL-LM-00: restore of an old backup, move, stale cache, half-done create, two managers,
     /// restarts, forged identities.
