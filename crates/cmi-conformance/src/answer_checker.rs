@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
-use super::secret_scan::form_of_echo;
+use super::secret_scan::Haystack;
 use super::wire::RawAnswer;
 use cmi_driver::{
     self, ClassDescription, DeclaredCapabilities, DeleteMachineResponse, LastKnownState, ListedMachine,
@@ -120,8 +120,9 @@ impl AnswerChecker {
         let canary = (USER_DATA, self.canary.as_bytes());
         let secrets = secrets.iter().filter(|(key, _)| !self.public.contains(*key));
         let secrets = secrets.map(|(key, value)| (key, value.expose()));
+        let texts: Vec<_> = texts.iter().map(|text| Haystack::new(text)).collect();
         for (key, secret) in secrets.chain([canary]) {
-            if let Some(form) = texts.iter().find_map(|text| form_of_echo(text, secret)) {
+            if let Some(form) = texts.iter().find_map(|text| text.form_of(secret)) {
                 let what = format!(
                     "{call} gave back the value of the secret key `{key}`, {form}: in the answer, the \
                         message of an error, or metadata"

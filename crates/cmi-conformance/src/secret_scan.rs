@@ -1,11 +1,14 @@
-//! Whether a text holds a secret, in any of the ways in which programs write bytes.
+//! The search for secrets in a text, in every encoding that programs use for bytes.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
 
 use cmi_driver::secret_forms::{base64s, encodings, readings};
 
 /// The length of the shortest value that counts as a secret, whether it works or is refused. A shorter one
 /// may be found in any text: `expired` is in every message about credentials.
 pub const MIN_SECRET: usize = 12;
-/// The shortest line of a longer secret that counts as one by itself.
+/// The shortest line of a longer secret that also counts as a secret.
 const MIN_LINE: usize = 20;
 /// The format of bootstrap data, which stands beside it.
 const NO_SECRET: &[u8] = b"cloud-config";
@@ -15,45 +18,71 @@ pub fn is_long_enough(secret: &[u8]) -> bool {
     secret.trim_ascii().len() >= MIN_SECRET
 }
 
-/// Whether a text holds a secret.
-pub fn echoes(text: &str, secret: &[u8]) -> bool {
-    form_of_echo(text, secret).is_some()
+/// A text that is searched for secrets.
+pub struct Haystack<'a> {
+    text: &'a str,
+    /// The text as it is, and decoded.
+    readings: Vec<Cow<'a, str>>,
+    /// The readings without white space. The text as it is has its place here only if it has white space.
+    joined: OnceCell<Vec<String>>,
 }
 
-/// Returns the form in which a text holds a secret, if it does: as it is, line by line, in base64 by itself
-/// or as a part of something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as
-/// in a literal.
-pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
-    if secret == NO_SECRET || secret.len() < MIN_SECRET {
-        return None;
-    }
-    let plain = String::from_utf8_lossy(secret);
-    let readings: Vec<_> = std::iter::once(text.to_owned()).chain(readings(text)).collect();
-    let lines = plain.lines().map(str::trim).filter(|line| is_telling(line));
-    let lines = lines.chain([plain.trim()]);
-    let lines = lines.filter(|needle| needle.len() >= MIN_SECRET && needle.as_bytes() != NO_SECRET);
-    for needle in lines {
-        if text.contains(needle) {
-            return Some("as it is");
-        }
-        if readings.iter().any(|reading| reading.contains(needle)) {
-            return Some("percent-encoded, or with escapes");
+impl<'a> Haystack<'a> {
+    /// Returns the text, prepared for the search.
+    pub fn new(text: &'a str) -> Self {
+        let as_it_is = std::iter::once(Cow::Borrowed(text));
+        Self {
+            text,
+            readings: as_it_is.chain(readings(text).map(Cow::Owned)).collect(),
+            joined: OnceCell::new(),
         }
     }
-    if encodings(secret)
-        .iter()
-        .any(|encoded| text.contains(encoded.as_str()))
-    {
-        return Some("in base64, or as hexadecimal or decimal numbers");
+
+    /// Whether the text holds a secret.
+    pub fn holds(&self, secret: &[u8]) -> bool {
+        self.form_of(secret).is_some()
     }
-    let is_in_lines = readings.iter().any(|reading| {
-        let joined: String = reading.split(char::is_whitespace).collect();
-        base64s(secret).any(|encoded| joined.contains(&encoded))
-    });
-    is_in_lines.then_some("in base64, in lines")
+
+    /// Returns how the text holds a secret, if it does.
+    ///
+    /// The search covers the secret as it is and line by line, percent-encoded, with the escapes of literals,
+    /// in hexadecimal or decimal numbers, and in base64, also within longer base64.
+    pub fn form_of(&self, secret: &[u8]) -> Option<&'static str> {
+        let text = self.text;
+        if secret == NO_SECRET || secret.len() < MIN_SECRET || text.len() < MIN_SECRET {
+            return None;
+        }
+        let plain = String::from_utf8_lossy(secret);
+        let lines = plain.lines().map(str::trim).filter(|line| is_telling(line));
+        let lines = lines.chain([plain.trim()]);
+        let lines = lines.filter(|needle| needle.len() >= MIN_SECRET && needle.as_bytes() != NO_SECRET);
+        for needle in lines {
+            if text.contains(needle) {
+                return Some("as it is");
+            }
+            if self.readings.iter().any(|reading| reading.contains(needle)) {
+                return Some("percent-encoded, or with escapes");
+            }
+        }
+        if encodings(secret, text.len()).any(|encoded| text.contains(encoded.as_str())) {
+            return Some("in base64, or as hexadecimal or decimal numbers");
+        }
+        let mut base64 = base64s(secret, text.len());
+        let is_in_lines = base64.any(|encoded| self.joined().iter().any(|text| text.contains(&encoded)));
+        is_in_lines.then_some("in base64, in lines")
+    }
+
+    fn joined(&self) -> &[String] {
+        self.joined.get_or_init(|| {
+            let (text, decoded) = self.readings.split_at(1);
+            let text = text.iter().filter(|text| text.contains(char::is_whitespace));
+            let join = |reading: &Cow<'_, str>| reading.split_whitespace().collect();
+            text.chain(decoded).map(join).collect()
+        })
+    }
 }
 
-/// Whether a line of a longer secret counts as one by itself. Lines such as `kind: Config` do not, and
+/// Whether a line of a longer secret also counts as a secret. Lines such as `kind: Config` do not, and
 /// neither does `-----BEGIN CERTIFICATE-----`: many texts have them.
 fn is_telling(line: &str) -> bool {
     line.len() >= MIN_LINE && !line.starts_with("-----")
@@ -65,6 +94,10 @@ mod tests {
     use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
     use super::*;
+
+    fn echoes(text: &str, secret: &[u8]) -> bool {
+        Haystack::new(text).holds(secret)
+    }
 
     const SECRET: &str = "first \"canary\", 100% schön\nsecond and last canary?>";
 
@@ -102,7 +135,7 @@ mod tests {
                 .replace("%20", "+"),
             format!("{SECRET:?}"),
             serde_json::to_string(SECRET).unwrap_or_default(),
-            // Python's bytes, and JSON of what has ASCII alone.
+            // Python's bytes, and JSON in ASCII alone.
             "b'first \"canary\", 100% sch\\xc3\\xb6n\\nsecond and last canary?>'".to_owned(),
             "\"first \\\"canary\\\", 100% sch\\u00f6n\\nsecond and last canary?>\"".to_owned(),
         ] {

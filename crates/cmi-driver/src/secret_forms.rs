@@ -1,4 +1,7 @@
-//! The encodings in which programs write bytes, for the search for a secret in a text.
+//! The encodings that programs use for bytes, for the search for a secret in a text.
+
+use std::fmt::{self, Write as _};
+use std::ops::Range;
 
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use percent_encoding::percent_decode_str;
@@ -12,7 +15,7 @@ pub fn readings(text: &str) -> impl Iterator<Item = String> {
     READINGS.iter().filter_map(move |read| read(text))
 }
 
-/// The readings, each by itself.
+/// The readings, one per encoding.
 pub(crate) const READINGS: [fn(&str) -> Option<String>; 3] = [
     |text| text.contains('%').then(|| percent_decoded(text)),
     |text| {
@@ -60,34 +63,58 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Writes a byte as a number.
+type WriteByte = fn(&mut String, u8) -> fmt::Result;
+
+/// The ways to write bytes as numbers: the text between two numbers, the fewest digits of a number, and how
+/// one is written.
+const NUMBERS: [(&str, usize, WriteByte); 17] = [
+    (" ", 1, |text, byte| write!(text, "{byte}")),
+    (", ", 1, |text, byte| write!(text, "{byte}")),
+    (",", 1, |text, byte| write!(text, "{byte}")),
+    ("", 2, |text, byte| write!(text, "{byte:02x}")),
+    ("", 2, |text, byte| write!(text, "{byte:02X}")),
+    (" ", 2, |text, byte| write!(text, "{byte:02x}")),
+    (" ", 2, |text, byte| write!(text, "{byte:02X}")),
+    (":", 2, |text, byte| write!(text, "{byte:02x}")),
+    (":", 2, |text, byte| write!(text, "{byte:02X}")),
+    (", ", 2, |text, byte| write!(text, "{byte:02x}")),
+    (", ", 2, |text, byte| write!(text, "{byte:02X}")),
+    (" ", 1, |text, byte| write!(text, "{byte:x}")),
+    (", ", 1, |text, byte| write!(text, "{byte:x}")),
+    (" ", 3, |text, byte| write!(text, "0x{byte:x}")),
+    (", ", 3, |text, byte| write!(text, "0x{byte:x}")),
+    (" ", 4, |text, byte| write!(text, "0x{byte:02x}")),
+    (", ", 4, |text, byte| write!(text, "0x{byte:02x}")),
+];
+
 /// The encodings of bytes: base64 with and without padding and in two alphabets, also as a part of something
-/// longer, and hexadecimal and decimal numbers.
-pub fn encodings(secret: &[u8]) -> Vec<String> {
-    let joined = |between: &str, write: fn(&u8) -> String| {
-        let bytes: Vec<_> = secret.iter().map(write).collect();
-        bytes.join(between)
-    };
-    let mut all = vec![
-        joined(" ", u8::to_string),
-        joined(", ", u8::to_string),
-        joined(",", u8::to_string),
-    ];
-    for between in ["", " ", ":", ", "] {
-        all.push(joined(between, |byte| format!("{byte:02x}")));
-        all.push(joined(between, |byte| format!("{byte:02X}")));
-    }
-    for between in [" ", ", "] {
-        all.push(joined(between, |byte| format!("{byte:x}")));
-        all.push(joined(between, |byte| format!("0x{byte:x}")));
-        all.push(joined(between, |byte| format!("0x{byte:02x}")));
-    }
-    all.extend(base64s(secret));
-    all
+/// longer, and hexadecimal and decimal numbers. Yields none that can't be in a text of `longest` bytes.
+pub fn encodings(secret: &[u8], longest: usize) -> impl Iterator<Item = String> {
+    let fitting = NUMBERS.iter().filter(move |(between, digits, _)| {
+        let gaps = secret.len().saturating_sub(1);
+        secret.len() * digits + gaps * between.len() <= longest
+    });
+    let numbers = fitting.filter_map(|(between, _, write)| in_numbers(secret, between, *write).ok());
+    numbers.chain(base64s(secret, longest))
 }
 
-/// A secret in base64, by itself or as a part of something longer.
-pub fn base64s(secret: &[u8]) -> impl Iterator<Item = String> {
-    (0..SHIFTS).flat_map(|shift| {
+fn in_numbers(secret: &[u8], between: &str, write: WriteByte) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    for (index, byte) in secret.iter().enumerate() {
+        if index > 0 {
+            text.push_str(between);
+        }
+        write(&mut text, *byte)?;
+    }
+    Ok(text)
+}
+
+/// A secret in base64, alone or within longer base64. Yields none that can't be in a text of
+/// `longest` bytes.
+pub fn base64s(secret: &[u8], longest: usize) -> impl Iterator<Item = String> {
+    let shifts = (0..SHIFTS).filter(move |shift| certain_letters(secret, *shift).len() <= longest);
+    shifts.flat_map(|shift| {
         [
             in_base64(secret, shift, |bytes| BASE64_STANDARD_NO_PAD.encode(bytes)),
             in_base64(secret, shift, |bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes)),
@@ -95,13 +122,35 @@ pub fn base64s(secret: &[u8]) -> impl Iterator<Item = String> {
     })
 }
 
-/// The base64 characters that depend on the secret alone where `shift` bytes come before it: a character
-/// encodes six bits, so the first and the last one may also depend on the bytes around the secret.
+/// The base64 characters that depend on the secret alone, with `shift` bytes before it. A character encodes
+/// six bits, so the outermost ones may also depend on the bytes around the secret.
+fn certain_letters(secret: &[u8], shift: usize) -> Range<usize> {
+    (shift * 8).div_ceil(6)..(shift + secret.len()) * 8 / 6
+}
+
 fn in_base64(secret: &[u8], shift: usize, encode: impl Fn(&[u8]) -> String) -> String {
     let mut bytes = vec![0; shift];
     bytes.extend_from_slice(secret);
     let encoded = encode(&bytes);
-    let first = (shift * 8).div_ceil(6);
-    let end = bytes.len() * 8 / 6;
-    encoded.get(first..end).unwrap_or_default().to_owned()
+    let certain = encoded.get(certain_letters(secret, shift));
+    certain.unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// OPS-11
+    #[test]
+    fn only_encodings_that_are_too_long_are_left_out() {
+        for secret in [&b"\0\x01\x02"[..], b"canary-0815", &[255; 40]] {
+            let all: Vec<_> = encodings(secret, usize::MAX).collect();
+            assert_eq!(all.len(), NUMBERS.len() + 2 * SHIFTS);
+            for longest in 0..6 * secret.len() {
+                let fitting: Vec<_> = encodings(secret, longest).collect();
+                let lost = |text: &&String| text.len() <= longest && !fitting.contains(text);
+                assert_eq!(all.iter().find(lost), None, "{longest}");
+            }
+        }
+    }
 }

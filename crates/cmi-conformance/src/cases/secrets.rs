@@ -4,7 +4,7 @@ use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::answer_checker::problem;
 use crate::config::secrets;
-use crate::secret_scan::echoes;
+use crate::secret_scan::Haystack;
 use crate::{Case, CaseError, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 
@@ -88,8 +88,9 @@ async fn are_not_logged(t: TestContext) -> CaseResult {
             ));
         }
         let log = String::from_utf8_lossy(&log);
+        let haystack = Haystack::new(&log);
         for (key, secret) in &secrets {
-            ensure(!echoes(&log, secret), || {
+            ensure(!haystack.holds(secret), || {
                 format!("the log {} holds the value of `{key}`", path.display())
             })?;
         }
