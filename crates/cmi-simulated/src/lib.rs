@@ -66,12 +66,18 @@ struct Call {
 }
 
 impl SimulatedDriver {
-    /// A driver whose cloud follows the time of the computer.
+    /// Returns a driver whose cloud follows the time of the computer. A cloud that no other process shares
+    /// follows the timers of tokio, as [`TimerClock`] does.
     ///
     /// # Errors
     /// When the configuration is not valid, or one of its files can't be used.
     pub fn new(config: SimulatedConfig) -> anyhow::Result<Self> {
-        Self::with_clock(config, Arc::new(WallClock))
+        let clock: Arc<dyn Clock> = if config.state_file.is_some() {
+            Arc::new(WallClock)
+        } else {
+            Arc::new(TimerClock::start())
+        };
+        Self::with_clock(config, clock)
     }
 
     /// A driver whose cloud follows `clock`: with [`TimerClock`], tests with paused time need not wait.
@@ -95,7 +101,7 @@ impl SimulatedDriver {
         })
     }
 
-    /// Forgets what a process forgets when it ends and is started again: how often each fault has happened.
+    /// Forgets how often each fault has happened, as a process does that ends and is started again.
     /// The cloud is not in the process.
     pub fn restart(&self) {
         self.faults.forget();

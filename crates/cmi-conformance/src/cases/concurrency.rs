@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::{join, join_all};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +20,7 @@ use cmi_driver::{Code, Operation, ProviderId};
 
 /// The number of identical concurrent calls.
 const CONCURRENT_CALLS: usize = 8;
-/// The most rounds, each for another machine: with a back end that answers at once, only microseconds lie
+/// The most rounds, each for another machine: with a quick back end, only microseconds lie
 /// between a look-up and the create that follows from it.
 const MAX_ROUNDS: usize = 100;
 /// How long new rounds may begin. At least one round runs; if it takes this long, the calls wait for each
@@ -31,12 +31,11 @@ const ROUNDS_BEGIN_FOR: Duration = Duration::from_millis(1500);
 const LEAST_ROUNDS: u32 = 25;
 /// The longest average time of a quick round: in a slower one, the back end takes the time.
 const QUICK_ROUND: Duration = Duration::from_millis(400);
-/// The longest time for which the calls of a round wait for each other, so that none ends before the others
-/// begin.
+/// How long the calls of a round wait for each other at most, so that none ends before the others begin.
 const TOGETHER: Duration = Duration::from_millis(5);
 /// The delay of each call after the one before it, in every second round.
 const STAGGER: Duration = Duration::from_micros(5);
-/// The points at which calls are given up: at each of the first waits, and some time later.
+/// When calls are given up: at each of the first waits, and some time later.
 pub(super) const GIVE_UP: [GiveUp; 6] = [
     GiveUp::AtWait(1),
     GiveUp::AtWait(2),
@@ -128,10 +127,17 @@ fn begins(rounds: usize, took: Duration) -> bool {
     took < ROUNDS_BEGIN_FOR || rounds < LEAST_ROUNDS && took < QUICK_ROUND * rounds
 }
 
+/// Whether concurrent calls run on several processors. On a runtime of one thread they take turns where they
+/// wait, in every round in the same way.
+fn runs_threads() -> bool {
+    Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread
+}
+
 async fn create_at_once(t: TestContext) -> CaseResult {
     let started = Instant::now();
     let mut made = Vec::new();
-    for round in 0..MAX_ROUNDS {
+    let rounds = if runs_threads() { MAX_ROUNDS } else { 1 };
+    for round in 0..rounds {
         if !begins(round, started.elapsed()) {
             break;
         }
@@ -149,8 +155,8 @@ async fn create_at_once(t: TestContext) -> CaseResult {
     t.remove_all(made).await
 }
 
-/// A barrier for threads that have to begin at the same moment: where the back end answers at once, waking
-/// them one after the other takes longer than a create.
+/// A barrier for threads that have to begin at the same moment. With a quick back end, waking them one after
+/// the other takes longer than a create.
 #[derive(Debug, Default)]
 struct Begin {
     arrived: AtomicUsize,
@@ -173,8 +179,8 @@ impl Begin {
 }
 
 /// Makes several identical creates. Returns the one id that they all give, or none where there is no room for
-/// one more VM. Each create runs in a thread of its own, so that a driver in this process runs them on
-/// several processors, however busy these are.
+/// one more VM. Unless the runtime has one thread, each create has its own, so that a driver in this process
+/// runs them on several processors, however busy these are.
 async fn makes_one_vm(
     t: &TestContext,
     request: &MachineRequest,
@@ -191,6 +197,9 @@ async fn makes_one_vm(
             STAGGER * number
         };
         let (runtime, begin) = (Handle::current(), Arc::clone(&begin));
+        if !runs_threads() {
+            return tokio::spawn(async move { stop.run_until_cancelled(t.create(&request)).await });
+        }
         tokio::task::spawn_blocking(move || {
             begin.together(later);
             runtime.block_on(stop.run_until_cancelled(t.create(&request)))
