@@ -31,10 +31,12 @@ pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
 pub use connector::{ConnectError, Connector};
 pub use metadata_observer::MetadataObserver;
 
+use crate::memory::MemoryAddress;
 use calls::Rpc;
 use channel::Channel;
 use cmi_driver::{Code, Operation, Result, Status};
 use session::Session;
+use target::Target;
 
 /// A session that is older is replaced by one with a new handshake: behind a proxy, the plugin
 /// may have been replaced unseen.
@@ -88,6 +90,15 @@ impl GrpcDriver {
             deadlines,
             max_session_age: MAX_SESSION_AGE,
         })
+    }
+
+    /// Returns a driver that calls a plugin at an address within the process.
+    pub fn in_memory(address: MemoryAddress, deadlines: Deadlines) -> Self {
+        Self {
+            channel: Channel::new(Target::Memory(address), GrpcConfig::default().timeouts()),
+            deadlines,
+            max_session_age: MAX_SESSION_AGE,
+        }
     }
 
     /// Adds an observer of the metadata of answers.

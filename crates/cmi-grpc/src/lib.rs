@@ -7,6 +7,7 @@ mod codec;
 pub mod connections;
 pub mod convert;
 pub mod endpoint;
+pub mod memory;
 pub mod proto;
 mod redacted;
 mod rpcs;

@@ -18,8 +18,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
-use tokio::io::{AsyncRead, AsyncWrite};
+use futures::{Stream, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -80,6 +80,20 @@ pub async fn serve(
         Listener::Tcp(listener) => service.run(listener::tcp(listener), stop, drain).await,
         Listener::Tls(listener, tls) => service.run(listener::tls(listener, tls), stop, drain).await,
     }
+}
+
+/// Serves the driver on connections within the process, as [`serve`] does on those of a socket.
+///
+/// # Errors
+/// [`ServeError`] when serving ends by itself.
+pub async fn serve_in_memory(
+    driver: Arc<dyn Driver>,
+    connections: impl Stream<Item = DuplexStream>,
+    stop: impl Future<Output = ()>,
+    drain: Duration,
+) -> Result<(), ServeError> {
+    let incoming = listener::local(connections.map(Ok));
+    Service::new(driver)?.run(incoming, stop, drain).await
 }
 
 /// All services of a plugin, and the tokens that stop them.

@@ -13,6 +13,7 @@ use super::connection::Connection;
 use super::first_bytes::FirstBytes;
 use super::handshake;
 use super::target::{DialError, Target};
+use crate::memory::MemoryAddress;
 use crate::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use cmi_driver::{ErrorChain, Status};
 
@@ -60,6 +61,14 @@ impl GrpcConfig {
 }
 
 impl Connector {
+    /// Returns a connector to an address within the process.
+    pub fn in_memory(address: MemoryAddress) -> Self {
+        Self {
+            target: Target::Memory(address),
+            timeouts: GrpcConfig::default().timeouts(),
+        }
+    }
+
     /// A new connection, and what requests on it are for.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use super::first_bytes::{FirstBytes, Watched};
 use crate::endpoint::Authority;
+use crate::memory::MemoryAddress;
 
 /// The protocol of gRPC, as TLS negotiates it.
 const HTTP2: &[u8] = b"h2";
@@ -30,6 +31,8 @@ pub(super) enum Target {
     Tcp(Authority),
     /// A port behind TLS.
     Tls(Authority, TlsFiles),
+    /// An address within the process.
+    Memory(MemoryAddress),
 }
 
 /// Files that a TLS connection is made from.
@@ -90,6 +93,7 @@ impl fmt::Display for Target {
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Tcp(authority) => write!(f, "tcp://{authority}"),
             Self::Tls(authority, _) => write!(f, "tls://{authority}"),
+            Self::Memory(_) => f.write_str("memory"),
         }
     }
 }
@@ -108,6 +112,10 @@ impl Target {
             }
             Self::Tcp(authority) => Ok(plain(Box::new(Watched::new(tcp(authority).await?, first)))),
             Self::Tls(authority, files) => files.secure(tcp(authority).await?, first).await,
+            Self::Memory(address) => {
+                let stream = address.connect().map_err(DialError::Connect)?;
+                Ok(plain(Box::new(Watched::new(stream, first))))
+            }
         }
     }
 
@@ -124,14 +132,14 @@ impl Target {
                 "where it takes TLS alone, use a tls:// endpoint; or else check the endpoint and the \
                     plugin's log"
             }
-            Self::Tls(..) => "check the endpoint and the plugin's log",
+            Self::Tls(..) | Self::Memory(_) => "check the endpoint and the plugin's log",
         }
     }
 
     /// The URI of requests.
     pub(super) fn origin(&self) -> Uri {
         let origin = match self {
-            Self::Unix(_) => None,
+            Self::Unix(_) | Self::Memory(_) => None,
             Self::Tcp(authority) => format!("http://{authority}").parse().ok(),
             Self::Tls(authority, _) => format!("https://{authority}").parse().ok(),
         };
@@ -141,7 +149,7 @@ impl Target {
     /// The fingerprint of the TLS files as they are now; `None` where there are none.
     pub(super) async fn fingerprint(&self) -> Result<Option<Fingerprint>, DialError> {
         match self {
-            Self::Unix(_) | Self::Tcp(_) => Ok(None),
+            Self::Unix(_) | Self::Tcp(_) | Self::Memory(_) => Ok(None),
             Self::Tls(_, files) => Ok(Some(files.read().await?.fingerprint())),
         }
     }

@@ -173,7 +173,14 @@ async fn make_room(path: &Path) -> Result<(), InTheWay> {
 
 /// Connections over the file system.
 pub(super) fn unix(listener: UnixListener) -> impl Stream<Item = io::Result<Admitted<UnixStream>>> {
-    admitted(UnixListenerStream::new(listener), |_| Some(Peer::Local))
+    local(UnixListenerStream::new(listener))
+}
+
+/// Connections from this host.
+pub(super) fn local<IO>(
+    incoming: impl Stream<Item = io::Result<IO>>,
+) -> impl Stream<Item = io::Result<Admitted<IO>>> {
+    admitted(incoming, |_| Some(Peer::Local))
         .map(|(stream, ticket)| Ok(Admitted::new(stream, ticket, PREFACE)))
 }
 
