@@ -1,5 +1,5 @@
-//! A driver on grpc-go keeps every rule, seen from outside. grpc-go is the library of most drivers, and ends
-//! calls in other ways than the one that the provider is built with.
+//! A driver on grpc-go keeps every rule, seen from outside. Most drivers use grpc-go, and it ends calls in
+//! other ways than tonic.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use testbed::{Go, GoDriver, go_driver};
 use tokio_util::sync::CancellationToken;
 
-use crate::python::{rules, tested};
+use crate::python::{EVERY_CALL, keeps_the_rules_of_every_call, rules, tested};
 use crate::restarted::{self, Restarted};
 
 /// How often the cases about deadlines are run: of a driver that keeps its deadlines, more than half of the
@@ -40,7 +40,7 @@ const DEADLINES: [&str; 5] = [
     "wire-shut-down-deadline",
 ];
 
-/// What the driver's author wrote of it, with the folder of this run.
+/// Returns the author's configuration with the folder of this run.
 pub fn configuration(cloud: &Path, driver: Option<&Restarted>) -> Result<Value> {
     let folder = go_driver();
     let hook = folder.join("../hook.py");
@@ -51,13 +51,23 @@ pub fn configuration(cloud: &Path, driver: Option<&Restarted>) -> Result<Value> 
     restarted::configuration(&folder, &words, driver)
 }
 
-#[tokio::test]
-async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_is_killed() -> Result<()> {
+async fn tested_go(only: &[&str]) -> Result<Value> {
     let folder = RunFolder::create()?;
     let cloud = folder.path().join("cloud");
     let driver = Restarted::start(&folder, "go", &Go::find().await?.command(&cloud)).await?;
     let config = configuration(&cloud, Some(&driver))?;
-    let report = tested(&folder, &driver.endpoint, &config, &[]).await?;
+    tested(&folder, &driver.endpoint, &config, only).await
+}
+
+#[tokio::test]
+async fn the_driver_in_go_keeps_the_rules_of_every_call() -> Result<()> {
+    keeps_the_rules_of_every_call(&tested_go(&EVERY_CALL).await?)
+}
+
+#[tokio::test]
+#[ignore = "long: a whole run, with a process for each hook"]
+async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_is_killed() -> Result<()> {
+    let report = tested_go(&[]).await?;
     ensure!(
         rules(&report, "passed") > 250,
         "{} passed",
@@ -69,6 +79,7 @@ async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_
 /// DRV-CR-04, PLG-CR-04: grpc-go resets a stream when its deadline passes, before or after its handler has
 /// answered.
 #[tokio::test]
+#[ignore = "long: 200 rounds"]
 async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Result<()> {
     let go = Go::find().await?;
     let drivers = (0..DRIVERS).map(|number| keeps_its_deadlines(&go, number));
@@ -187,10 +198,10 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
             provider_id: None,
         })
     };
-    // A few at a time, so that they do not wait for each other.
+    // Not all at a time, so that they do not wait for each other.
     let answers: Vec<_> = stream::iter(0..TIMEOUTS)
         .map(|_| look_up())
-        .buffer_unordered(8)
+        .buffer_unordered(40)
         .collect()
         .await;
     for answer in answers {
