@@ -42,7 +42,7 @@ async fn run_with(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> R
 }
 
 /// DRV-33
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_inconclusive() {
     let report = mutant(Boasts(Operation::ListMachines), &[]).await;
     assert!(report.rule("DRV-33").unwrap().verdict.is_failure());
@@ -59,7 +59,7 @@ async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_inconclusiv
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_run_in_which_something_was_inconclusive_is_not_compliant() {
     let report = mutant(Boasts(Operation::ListMachines), &["delete-deletes"]).await;
     assert_eq!(report.broken().count(), 0);
@@ -67,7 +67,7 @@ async fn a_run_in_which_something_was_inconclusive_is_not_compliant() {
 }
 
 /// OPS-11: it is the configuration that is wrong, and no driver leaks into a file that is not there.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_log_that_is_not_where_it_is_looked_for_is_no_leak() {
     let missing = |config: &mut Config| config.logs.push("/nowhere/driver.log".into());
     let report = run_with(Nothing, missing, &["secrets-are-not-logged"]).await;
@@ -78,7 +78,7 @@ async fn a_log_that_is_not_where_it_is_looked_for_is_no_leak() {
     assert!(!report.passed);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
     let report = configured(&json!({"vmPool": "a-typo"}), &[]).await;
     let failed: Vec<_> = report
@@ -101,14 +101,14 @@ async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
 }
 
 /// DRV-02: the cluster's tag is mandatory, and is not the author's to name.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn tags_of_the_author_do_not_make_the_cluster_tag_one_that_may_be_left_out() {
     let report = configured(&json!({"tags": {"team": "a"}}), &["create-defaults"]).await;
     assert_eq!(report.rule("DRV-02").unwrap().verdict, Verdict::Passed);
 }
 
 /// DRV-GV-14: a driver that needs no back end for a call was not seen to be without one.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
     for (code, rule) in [
         (cmi_driver::Code::Unavailable, "DRV-GV-14"),
@@ -124,7 +124,7 @@ async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
 }
 
 /// CMI-127: OK of a shut-down means as well that the guest will stop.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_answers_ok_when_the_guest_has_accepted_to_stop_keeps_the_rules() {
     let rules = [
         "PLG-SD-00",
@@ -142,7 +142,7 @@ async fn a_driver_that_answers_ok_when_the_guest_has_accepted_to_stop_keeps_the_
     assert!(report.passed);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn whether_a_guest_stops_is_not_known_without_a_power_state() {
     let report = mutant(StatusWithoutPower, &["PLG-SD-00", "CMI-128"]).await;
     for rule in ["PLG-SD-00", "CMI-128"] {
@@ -153,7 +153,7 @@ async fn whether_a_guest_stops_is_not_known_without_a_power_state() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn whether_an_update_changes_anything_is_not_known_without_the_hook() {
     let report = run_with(UpdateDoesNothing, |_| {}, &["UPD-03"]).await;
     let Verdict::Skipped { reason } = &report.rule("UPD-03").unwrap().verdict else {
@@ -163,7 +163,7 @@ async fn whether_an_update_changes_anything_is_not_known_without_the_hook() {
 }
 
 /// CMI-150: an empty list of volumes may be taken for one that is missing.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
     let cases = ["volumes-offered", "volumes-none", "volumes-cancelled"];
     let report = run_with(
@@ -179,7 +179,7 @@ async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
 }
 
 /// OPS-11, CMI-165: an account's id stands among the credentials and in every provider id.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn what_is_public_among_the_credentials_may_come_back() {
     let public = |config: &mut Config| config.public_secret_keys.extend(["token".to_owned()]);
     for (leaks, report) in [
@@ -191,7 +191,7 @@ async fn what_is_public_among_the_credentials_may_come_back() {
 }
 
 /// What may be left is named, and the run does not wait for every VM of it.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_is_gone_in_the_middle_ends_the_run() {
     let run = mutant(DiesAfter(60), &[]);
     let report = tokio::time::timeout(Duration::from_mins(1), run).await.unwrap();

@@ -98,7 +98,7 @@ async fn with_hook(hook: Hook, does: Does, case: &str) -> CaseReport {
 }
 
 /// CAP-11, CAP-12, CAP-13: whatever the case makes of it.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
     for (hook, case) in [
         (Hook::Unavailable, "create-unavailable"),
@@ -145,7 +145,7 @@ async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_hook_that_counts_no_change_is_named_and_no_case_passes_by_it() {
     for case in [
         "status-changes-nothing",
@@ -165,10 +165,10 @@ async fn a_hook_that_counts_no_change_is_named_and_no_case_passes_by_it() {
 }
 
 /// The in-process driver forgets what a process forgets, and its server serves on.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_restart_that_ends_no_connection_is_named_and_no_case_passes_by_it() {
     let simulated = Simulated::new().unwrap();
-    let (target, _server) = served(simulated.driver.clone()).await;
+    let (target, _server) = served(simulated.driver.clone());
     let cloud = Arc::clone(&simulated.hooks);
     let (hook, does) = (Hook::Restart, Does::Nothing);
     let hooks = Otherwise { hook, does, cloud };
@@ -189,10 +189,10 @@ async fn a_restart_that_ends_no_connection_is_named_and_no_case_passes_by_it() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_does_not_come_back_is_awaited_by_name_and_named_once() {
     let simulated = Simulated::new().unwrap();
-    let (target, server) = served(simulated.driver.clone()).await;
+    let (target, server) = served(simulated.driver.clone());
     let cloud = Arc::clone(&simulated.hooks);
     let (hook, does) = (Hook::Restart, Does::Kills(server));
     let hooks = Otherwise { hook, does, cloud };
@@ -227,7 +227,7 @@ async fn a_driver_that_does_not_come_back_is_awaited_by_name_and_named_once() {
 }
 
 /// Also when the back end is made to fail: that its driver ends is no answer.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
     for (hook, case, call) in [
         (Hook::Plant, "delete-planted-vm", "DeleteMachine of machine `"),
@@ -239,7 +239,7 @@ async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
         (Hook::Lock, "shut-down-locked", "ShutDownMachine of machine `"),
     ] {
         let simulated = Simulated::new().unwrap();
-        let (target, server) = served(simulated.driver.clone()).await;
+        let (target, server) = served(simulated.driver.clone());
         let cloud = Arc::clone(&simulated.hooks);
         let does = Does::Kills(server);
         let hooks = Otherwise { hook, does, cloud };
@@ -256,7 +256,7 @@ async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
 }
 
 /// DRV-GS-11: what the back end can't have is no rule that was left untried.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_says_so() {
     let hooks = |simulated: &Simulated| Otherwise {
         hook: Hook::Plant,
@@ -288,7 +288,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
 }
 
 /// DRV-GS-11: a setting by which a rule is left out stands beside a hook that could have tried it.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_that_names_both() {
     let simulated = Simulated::new().unwrap();
     let mut without_list = Operation::ALL.to_vec();
@@ -316,7 +316,7 @@ async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_t
 }
 
 /// What only a run can know: which changes are hot updates, the driver declares.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn changes_that_the_driver_takes_for_others_than_their_author_are_named_and_blame_no_rule() {
     for (change, setting, case) in [
         (json!({"size": "large"}), "`hotUpdates`", "update-there-and-back"),
@@ -363,10 +363,10 @@ impl Hooks for OneVmOfAName {
 }
 
 /// The hooks of the simulated driver restart the server, too, where it has one.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_restart_that_ends_the_connections_is_one() {
     let simulated = Simulated::new().unwrap();
-    let (target, server) = served(simulated.driver.clone()).await;
+    let (target, server) = served(simulated.driver.clone());
     let cloud = Arc::clone(&simulated.hooks);
     let cases = ["restart-finds-the-vm", "wire-restart"];
     let hooks = RestartingHooks { cloud, server };

@@ -22,7 +22,7 @@ fn rows(report: &Report, fared: impl Fn(&Verdict) -> bool) -> BTreeSet<&'static 
     rules.map(|rule| rule.id).collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind() {
     let simulated = Simulated::new().unwrap();
     let report = whole(&simulated).await;
@@ -36,7 +36,7 @@ async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn every_rule_is_tested_but_those_that_only_the_wire_shows_or_nothing_tests() {
     let simulated = Simulated::new().unwrap();
     let report = whole(&simulated).await;
@@ -56,7 +56,7 @@ async fn every_rule_is_tested_but_those_that_only_the_wire_shows_or_nothing_test
 }
 
 /// DRV-26, DRV-33, DRV-40, DRV-48: a driver with create and delete alone is compliant.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn what_a_driver_does_not_offer_is_skipped_with_the_reason_and_breaks_nothing() {
     let simulated = Simulated::new().unwrap();
     let required = cmi_driver::Capabilities::minimal();

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::variants::Variant;
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     let simulated = Simulated::new().unwrap();
     let stop = CancellationToken::new();
@@ -43,7 +43,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
 }
 
 /// What a create that is given up makes after all would be left, and not be named.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
     let simulated = Simulated::new().unwrap();
     let few = ["create-ids", "create-again", "delete-deletes", "delete-again"];

@@ -123,7 +123,7 @@ impl Hooks for PlainHooks {
 async fn tested(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
     let simulated = Simulated::new().unwrap();
     let inner = simulated.driver.clone();
-    let (target, server) = served(Arc::new(Plain { inner, offered })).await;
+    let (target, server) = served(Arc::new(Plain { inner, offered }));
     let mut config = simulated.config.clone();
     // Without InitializeMachine nothing switches the check.
     config.provider_spec.remove("sourceDestCheck");
@@ -179,14 +179,14 @@ fn keeps_what_is_published_and_not_the_tag(simulated: &Simulated, report: &Repor
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_plugin_of_the_published_interface_alone_keeps_it_and_is_told_what_this_provider_needs_besides() {
     let (simulated, report) = tested(OPTIONAL.to_vec(), true).await;
     keeps_what_is_published_and_not_the_tag(&simulated, &report);
 }
 
 /// Its VMs can't be seen: what it is asked for shows them.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn so_does_one_with_create_and_delete_alone() {
     let (simulated, report) = tested(Vec::new(), false).await;
     keeps_what_is_published_and_not_the_tag(&simulated, &report);
@@ -199,7 +199,7 @@ async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
 }
 
 /// OPS-11 is a SHOULD of its source, UPD-03 said without a keyword.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_this_provider() {
     for (flaw, rule) in [
         (Flaw::SecretInAddress, "OPS-11"),
@@ -213,7 +213,7 @@ async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_th
 }
 
 /// CMI-13, OPS-11: what every answer has to keep is part of each run, whichever cases were chosen.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_secret_that_leaks_fails_a_part_of_the_rules_that_is_not_about_secrets() {
     let report = mutant(Flaw::SecretInAddress, &["create-again"]).await;
     assert!(report.rule("OPS-11").unwrap().verdict.is_failure());
@@ -226,7 +226,7 @@ async fn a_secret_that_leaks_fails_a_part_of_the_rules_that_is_not_about_secrets
 }
 
 /// Half of what such a list breaks is about other calls.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {
     let report = mutant(Flaw::ListLeaks, &[]).await;
     assert!(report.broken().count() > 20);
@@ -246,7 +246,7 @@ fn assert_lacks(report: &Report, lacks: bool, what: &str, rule: &'static str) {
 }
 
 /// OPS-11: what is in a log that the driver does not write, no run can find out.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
     for (lines, is_missing) in [("", true), ("listening\n", false)] {
         let simulated = Simulated::new().unwrap();
@@ -264,7 +264,7 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
 
 /// DRV-30: the worst fault there is takes a hook to show. Without it the grade says that nothing looked for
 /// it.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_finds_no_vm_while_its_back_end_is_away_is_basic_without_hooks_and_broken_with_them() {
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
     let report = without_hooks(flaw, "", Selection::default()).await;
@@ -293,7 +293,7 @@ async fn without_hooks(flaw: Flaw, settings: &str, selection: Selection) -> Repo
 
 /// DRV-34: a list that is shorter than a page shows nothing of the pages, unless its author knows them,
 /// however fast VMs are made.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn where_pages_are_not_known_lists_were_not_tried_in_full() {
     for (takes, many, is_missing) in [(700, None, true), (700, Some(3), false), (0, None, true)] {
         let simulated = Simulated::new().unwrap();
@@ -309,7 +309,7 @@ async fn where_pages_are_not_known_lists_were_not_tried_in_full() {
 }
 
 /// CMI-83: a driver may cut names behind the longest one that is tried.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn where_the_longest_name_is_not_known_names_were_not_tried_in_full() {
     for (setting, is_missing) in [("", true), ("longestName: 63", false)] {
         let only = Selection::only(["create-similar-names"]);

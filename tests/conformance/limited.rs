@@ -1,26 +1,26 @@
-//! The suite sees less of a driver that offers less, and of one that is behind an endpoint: the rule that is
-//! broken is named all the same.
+//! Mutants that offer few calls, or serve over gRPC: the suite sees less of them, and still names the broken
+//! rule.
 
 use std::sync::Arc;
 
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{NoHooks, Report, Selection, Target, Verdict, run};
 use cmi_driver::{Capabilities, Operation};
-use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw::{self, *};
+use crate::for_each;
 use crate::mutant::Mutant;
 use crate::served::{Server, served};
 
-/// What the driver offers, and where it is.
+/// The calls that the driver offers, and whether it serves over gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// What it has to offer, and nothing else.
+    /// The required calls alone.
     Required,
-    /// GetMachineStatus besides, and InitializeMachine, without which it finds no VM whole.
+    /// Also GetMachineStatus, and InitializeMachine, which makes its VMs complete.
     WithStatus,
-    /// Everything, behind an endpoint.
+    /// Everything, behind gRPC.
     Plugin,
 }
 
@@ -77,12 +77,12 @@ const MUTANTS: &[(Shape, Flaw, &str)] = &[
     (Shape::Plugin, StatusAnyIdentity, "CAP-03"),
 ];
 
-/// A mutant as the suite meets it; what it is served by ends with it.
-async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<Arc<Server>>) {
+/// Returns a mutant as the suite meets it, and its server.
+fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<Arc<Server>>) {
     if shape != Shape::Plugin {
         return (Target::in_process("the driver", mutant), None);
     }
-    let (target, served) = served(mutant).await;
+    let (target, served) = served(mutant);
     (target, Some(served))
 }
 
@@ -93,7 +93,7 @@ async fn tested(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
         .into_iter()
         .filter(|operation| shape.supports(*operation));
     let mutant = Mutant::offering(offered, simulated.driver.clone(), flaw);
-    let (target, _served) = target(shape, Arc::new(mutant)).await;
+    let (target, _served) = target(shape, Arc::new(mutant));
     let mut config = simulated.config.clone();
     config.call_seconds = 5.0;
     config.shut_down_seconds = 1.0;
@@ -119,14 +119,10 @@ async fn survives(shape: Shape, flaw: Flaw, rule: &'static str) -> Option<String
     })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_rule_that_a_narrow_mutant_breaks_is_named() {
-    let survivors: Vec<_> = stream::iter(MUTANTS)
-        .map(|(shape, flaw, rule)| survives(*shape, *flaw, rule))
-        .buffer_unordered(8)
-        .filter_map(std::future::ready)
-        .collect()
-        .await;
+#[test]
+fn the_rule_that_a_narrow_mutant_breaks_is_named() {
+    let ended = for_each(MUTANTS, |(shape, flaw, rule)| survives(*shape, *flaw, rule));
+    let survivors: Vec<_> = ended.into_iter().flatten().collect();
     assert!(
         survivors.is_empty(),
         "{} survived:\n{}",
@@ -136,7 +132,7 @@ async fn the_rule_that_a_narrow_mutant_breaks_is_named() {
 }
 
 /// What fails for the mutants fails for their flaws.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_without_a_flaw_passes_where_narrow_mutants_fail() {
     for shape in [Shape::Required, Shape::WithStatus, Shape::Plugin] {
         let of_shape = MUTANTS.iter().filter(|(of, ..)| *of == shape);

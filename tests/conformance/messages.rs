@@ -35,7 +35,7 @@ fn reasons(report: &Report, of: fn(&Verdict) -> bool) -> Vec<&str> {
     cases.filter_map(|case| case.verdict.reason()).collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_hook_after_which_the_driver_answers_ok_is_named() {
     let simulated = Simulated::new().unwrap();
     let target = Target::in_process("simulated", simulated.driver.clone());
@@ -52,7 +52,7 @@ async fn a_hook_after_which_the_driver_answers_ok_is_named() {
 }
 
 /// DRV-30: the worst fault there is.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_what_that_leads_to() {
     let simulated = Simulated::new().unwrap();
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
@@ -74,7 +74,7 @@ async fn dies_of_dots(parallel: usize) -> Report {
     tested_with(&simulated, mutant, &[], |config| config.parallel = parallel).await
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_dies_of_a_request_that_is_alone_is_reported_once_with_the_request() {
     let report = dies_of_dots(1).await;
     let failed = report.cases.iter().filter(|case| case.verdict.is_failure());
@@ -91,7 +91,7 @@ async fn a_driver_that_dies_of_a_request_that_is_alone_is_reported_once_with_the
 }
 
 /// Which of the requests it was, nothing shows: no case and no row is blamed.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_dies_beside_other_requests_breaks_no_rule_and_all_of_them_are_named() {
     let report = dies_of_dots(8).await;
     let failed = reasons(&report, Verdict::is_failure);
@@ -115,7 +115,7 @@ async fn a_driver_that_dies_beside_other_requests_breaks_no_rule_and_all_of_them
     assert!(left.len() <= 2, "{left:#?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_call_that_hangs_is_named_with_its_machine_and_the_limit() {
     let simulated = Simulated::new().unwrap();
     let flaw = Flaw::Hangs(Operation::GetMachineStatus);
@@ -191,7 +191,7 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
 }
 
 /// The first place of a cut is named, and of a list what it lacks and not all that it has.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn what_is_missing_is_named_and_not_all_there_is() {
     let simulated = Simulated::new().unwrap();
     let mutant = Mutant::new(simulated.driver.clone(), Flaw::CutsNames(20));

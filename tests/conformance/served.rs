@@ -1,5 +1,6 @@
-//! A driver of this process as the suite meets a plugin: behind an endpoint.
+//! A driver of this process as the suite meets a plugin: behind gRPC, on a socket or within the process.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,22 +8,31 @@ use async_trait::async_trait;
 use capcmi::cli::conformance::connect;
 use cmi_conformance::{ConnectionWire, Hook, HookCall, Hooks, Target};
 use cmi_driver::{Driver, Operation};
-use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
-use cmi_grpc::server::{Listener, serve};
+use cmi_grpc::client::{Connector, Deadlines, GrpcConfig, GrpcDriver};
+use cmi_grpc::memory::MemoryAddress;
+use cmi_grpc::server::{Listener, ServeError, serve, serve_in_memory};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// How long the client waits for a call: longer than the suite does.
 const MAX_CALL: Duration = Duration::from_secs(25);
 /// How long running calls have to end.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What serves a driver until this goes.
+/// Serves a driver until it is dropped.
 pub struct Server {
     driver: Arc<dyn Driver>,
-    endpoint: String,
+    place: Place,
     running: Mutex<Running>,
+}
+
+/// Where a server listens.
+enum Place {
+    /// A real socket, for tests in real time.
+    Socket(String),
+    /// An address within the process, for tests on a paused clock.
+    Memory(MemoryAddress),
 }
 
 struct Running {
@@ -31,45 +41,74 @@ struct Running {
 }
 
 impl Server {
+    /// Serves on a real socket.
     pub async fn start(driver: Arc<dyn Driver>) -> Arc<Self> {
         let listener = bind("tcp://127.0.0.1:0").await;
-        let endpoint = listener.endpoint().unwrap().to_string();
+        let place = Place::Socket(listener.endpoint().unwrap().to_string());
+        let running = Mutex::new(on_socket(Arc::clone(&driver), listener));
         Arc::new(Self {
-            running: Mutex::new(run(Arc::clone(&driver), listener)),
             driver,
-            endpoint,
+            place,
+            running,
         })
     }
 
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
+    /// Serves within the process.
+    pub fn in_memory(driver: Arc<dyn Driver>) -> Arc<Self> {
+        let address = MemoryAddress::default();
+        let running = Mutex::new(in_memory(Arc::clone(&driver), &address));
+        let place = Place::Memory(address);
+        Arc::new(Self {
+            driver,
+            place,
+            running,
+        })
     }
 
-    pub fn config(&self) -> GrpcConfig {
+    /// The endpoint of the socket.
+    pub fn endpoint(&self) -> &str {
+        match &self.place {
+            Place::Socket(endpoint) => endpoint,
+            Place::Memory(_) => panic!("it has no socket"),
+        }
+    }
+
+    fn config(&self) -> GrpcConfig {
         GrpcConfig {
-            endpoint: Some(self.endpoint.clone()),
+            endpoint: Some(self.endpoint().to_owned()),
             ..GrpcConfig::default()
         }
     }
 
     pub fn wire(&self) -> ConnectionWire {
-        ConnectionWire::new(connect(self.config().connector().unwrap()))
+        let connector = match &self.place {
+            Place::Socket(_) => self.config().connector().unwrap(),
+            Place::Memory(address) => Connector::in_memory(address.clone()),
+        };
+        ConnectionWire::new(connect(connector))
     }
 
     pub fn client(&self) -> GrpcDriver {
-        let timeouts = Operation::ALL.map(|operation| (operation, MAX_CALL));
-        GrpcDriver::new(&self.config(), Deadlines::new(timeouts)).unwrap()
+        let deadlines = Deadlines::new(Operation::ALL.map(|operation| (operation, MAX_CALL)));
+        match &self.place {
+            Place::Socket(_) => GrpcDriver::new(&self.config(), deadlines).unwrap(),
+            Place::Memory(address) => GrpcDriver::in_memory(address.clone(), deadlines),
+        }
     }
 
-    /// Every connection ends, and others are taken at the same endpoint.
+    /// Ends every connection, and listens at the same place again.
     async fn restart(&self) {
         let mut running = self.running.lock().await;
         running.stop.cancel();
         (&mut running.ended).await.unwrap();
-        *running = run(Arc::clone(&self.driver), bind(&self.endpoint).await);
+        let driver = Arc::clone(&self.driver);
+        *running = match &self.place {
+            Place::Socket(endpoint) => on_socket(driver, bind(endpoint).await),
+            Place::Memory(address) => in_memory(driver, address),
+        };
     }
 
-    /// Ends the server: nothing listens at the endpoint any more.
+    /// Ends the server.
     pub async fn kill(&self) {
         let mut running = self.running.lock().await;
         running.stop.cancel();
@@ -89,14 +128,26 @@ async fn bind(endpoint: &str) -> Listener {
     Listener::bind(&endpoint.parse().unwrap(), None).await.unwrap()
 }
 
-fn run(driver: Arc<dyn Driver>, listener: Listener) -> Running {
+fn on_socket(driver: Arc<dyn Driver>, listener: Listener) -> Running {
+    running(|stop| serve(driver, listener, stop, DRAIN))
+}
+
+fn in_memory(driver: Arc<dyn Driver>, address: &MemoryAddress) -> Running {
+    let connections = address.listen();
+    running(|stop| serve_in_memory(driver, connections, stop, DRAIN))
+}
+
+fn running<F>(serve: impl FnOnce(WaitForCancellationFutureOwned) -> F) -> Running
+where
+    F: Future<Output = Result<(), ServeError>> + Send + 'static,
+{
     let stop = CancellationToken::new();
-    let stopped = stop.clone().cancelled_owned();
-    let ended = tokio::spawn(async move { serve(driver, listener, stopped, DRAIN).await.unwrap() });
+    let serving = serve(stop.clone().cancelled_owned());
+    let ended = tokio::spawn(async move { serving.await.unwrap() });
     Running { stop, ended }
 }
 
-/// The hooks of a cloud, with a `restart` after which the server is another one.
+/// The hooks of a cloud, with a `restart` that also replaces the server.
 pub struct RestartingHooks {
     pub cloud: Arc<dyn Hooks>,
     pub server: Arc<Server>,
@@ -117,9 +168,9 @@ impl Hooks for RestartingHooks {
     }
 }
 
-/// Serves a driver; what it is served by ends with the server.
-pub async fn served(driver: Arc<dyn Driver>) -> (Target, Arc<Server>) {
-    let server = Server::start(driver).await;
+/// Serves a driver within the process, and returns the server, which ends with its last owner.
+pub fn served(driver: Arc<dyn Driver>) -> (Target, Arc<Server>) {
+    let server = Server::in_memory(driver);
     let target = Target::plugin(
         "the plugin",
         Arc::new(server.client()),

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cmi_driver::{Code, DeleteMachineResponse, ListedMachine, Machine, ProviderId, Result, Status};
+use tokio::time::Instant;
 
 use super::Key;
 
