@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::ACCEPT;
 use jiff::Timestamp;
@@ -63,6 +64,8 @@ pub struct Events {
     /// The hash of the event that was recorded once, by the UID of its object. Only for objects that can't be
     /// read, of which [`MAX_REPORTED`] are remembered.
     reported: Arc<Mutex<HashMap<String, u64>>>,
+    /// The time in the name of the last event.
+    last_named: Arc<Mutex<Timestamp>>,
 }
 
 impl Events {
@@ -72,6 +75,7 @@ impl Events {
             client,
             instance,
             reported: Arc::default(),
+            last_named: Arc::default(),
         }
     }
 
@@ -135,13 +139,22 @@ impl Events {
         is_new
     }
 
+    /// Returns a time for the name of an event, later than that of each earlier event even if the clock
+    /// stands still.
+    fn time_for_name(&self, now: Timestamp) -> Timestamp {
+        let mut last = self.last_named.lock();
+        let after_last = last.checked_add(Duration::from_nanos(1)).unwrap_or(now);
+        *last = now.max(after_last);
+        *last
+    }
+
     async fn create(&self, regarding: ObjectReference, event: NewEvent) -> Result<(), kube::Error> {
         let now = wall_clock::now();
         let namespace = regarding
             .namespace
             .clone()
             .unwrap_or_else(|| "default".to_owned());
-        let name = name_of(&regarding, now);
+        let name = name_of(&regarding, self.time_for_name(now));
         let event = Event {
             metadata: ObjectMeta {
                 name: Some(name),
@@ -234,6 +247,15 @@ pub(crate) mod tests {
             events.record_once(&object, NewEvent::unreadable(error)).await;
         }
         assert_eq!(recorded.lock().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn events_of_the_same_instant_have_different_names() {
+        let (events, _) = recorded();
+        let now = Timestamp::now();
+        let first = events.time_for_name(now);
+        assert_eq!(first, now);
+        assert!(events.clone().time_for_name(now) > first);
     }
 
     #[test]
