@@ -3,6 +3,7 @@
 //! `World`, `Cloud`, `ByHand`, `Stage` and `Provider` have the names and the methods that they have in
 //! `tests/suite`, so that a case moves from one to the other by its imports.
 
+pub mod admission;
 #[path = "../support/by_hand.rs"]
 #[allow(dead_code)] // the suite uses the rest
 pub mod by_hand;

@@ -10,6 +10,7 @@ use capcmi::manager::{self, ApiServer, ControllerOptions, Diagnostics, Election,
 use capcmi::metrics::Metrics;
 use cmi_driver::Driver;
 use cmi_simulated::SimulatedDriver;
+use fake_apiserver::{Call, Fate};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -24,8 +25,13 @@ pub struct Provider {
     drivers: String,
     options: ControllerOptions,
     election: Option<Election>,
-    trap: Trap,
+    /// A trap for each start, unless the case has set one.
+    trap: Option<Trap>,
+    requests_meet: RequestsMeet,
 }
+
+/// Decides the fate of each request to the API server.
+type RequestsMeet = Arc<dyn Fn(&Call) -> Fate + Send + Sync>;
 
 /// A provider that runs. It is killed when this is dropped.
 pub struct Replica {
@@ -54,7 +60,8 @@ impl Provider {
                 reporter: "capcmi".to_owned(),
             },
             election: None,
-            trap: Trap::counting(),
+            trap: None,
+            requests_meet: Arc::new(|_| Fate::Served),
         }
     }
 
@@ -72,16 +79,26 @@ impl Provider {
 
     /// Ends at the point of this trap.
     pub fn caught_in(mut self, trap: &Trap) -> Self {
-        self.trap = trap.clone();
+        self.trap = Some(trap.clone());
+        self
+    }
+
+    /// Its requests to the API server meet the fate that `fate` decides, unless the process has ended.
+    pub fn requests_meet(mut self, fate: impl Fn(&Call) -> Fate + Send + Sync + 'static) -> Self {
+        self.requests_meet = Arc::new(fate);
         self
     }
 
     /// Starts it. It may not be ready yet when this returns.
     pub async fn start(&self, world: &World) -> Result<Replica> {
-        let (trap, metrics) = (self.trap.clone(), Arc::new(Metrics::new()));
+        let trap = self.trap.clone().unwrap_or_else(Trap::counting);
+        let metrics = Arc::new(Metrics::new());
         let on_request = {
-            let trap = trap.clone();
-            move |call: &fake_apiserver::Call| trap.on_request(call)
+            let (trap, requests_meet) = (trap.clone(), Arc::clone(&self.requests_meet));
+            move |call: &Call| match trap.on_request(call) {
+                Fate::Served => requests_meet(call),
+                fate => fate,
+            }
         };
         let setup = Setup {
             api_server: ApiServer::InProcess(world.management.service("provider", on_request)),

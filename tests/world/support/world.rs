@@ -60,13 +60,27 @@ impl World {
             management,
             admin,
         };
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": case}});
-        management_cluster::apply(&world.admin, namespace).await?;
+        world.make_namespace().await?;
         // A provider that ran before has left them.
         for policy in as_installed().context("printing the admission policies")? {
             management_cluster::apply(&world.admin, policy).await?;
         }
         Ok(world)
+    }
+
+    /// Another namespace of the same management cluster.
+    pub async fn beside(&self, namespace: &str) -> Result<Self> {
+        let mut beside = self.clone();
+        namespace.clone_into(&mut beside.namespace);
+        beside.make_namespace().await?;
+        Ok(beside)
+    }
+
+    async fn make_namespace(&self) -> Result<()> {
+        let metadata = json!({"name": self.namespace});
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        management_cluster::apply(&self.admin, namespace).await?;
+        Ok(())
     }
 
     /// The clock of simulated clouds.
@@ -163,6 +177,8 @@ fn management_kinds() -> Vec<Kind> {
         .without_status(),
         Kind::new(core, "Cluster", "clusters"),
         Kind::new(core, "Machine", "machines"),
+        Kind::new(core, "MachineSet", "machinesets"),
+        Kind::new(core, "MachineDeployment", "machinedeployments"),
         Kind::new(infra, "InfraMachine", "inframachines"),
         Kind::new(infra, "InfraMachineTemplate", "inframachinetemplates"),
         Kind::new(infra, "InfraCluster", "infraclusters"),
