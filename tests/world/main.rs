@@ -7,6 +7,8 @@
 // A case fails with its error, wherever that occurs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod adoption;
 mod crash_points;
+mod identity;
 mod lifecycle;
 mod support;
