@@ -10,5 +10,8 @@
 mod adoption;
 mod crash_points;
 mod identity;
+mod late_create;
 mod lifecycle;
+mod named_ids;
 mod support;
+mod update;

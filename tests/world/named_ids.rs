@@ -1,5 +1,4 @@
-//! ProviderIDs that a driver names before there is a VM: they save a write, and do not say that there is
-//! one.
+//! ProviderIDs that a driver names in advance: they save a write, and do not prove that a VM exists.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use capcmi::api::annotations;
@@ -12,17 +11,10 @@ use kube::api::{Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::backing::with_every_backing;
 use crate::support::by_hand::says;
-use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-with_every_backing!(
-    what_only_the_status_says_is_written_down_before_a_move_and_holds_no_deletion_up,
-    an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good,
-    of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_gone_is_not_made_again,
-);
-
-/// Whether only the status says that there is a VM of the id.
+/// Whether the status alone tells that the VM exists.
 fn is_named(machine: &InfraMachine) -> bool {
     machine.annotations().contains_key(annotations::PROVIDER_ID)
 }
@@ -31,16 +23,15 @@ fn blocks(machine: &InfraMachine) -> bool {
     machine.annotations().contains_key(annotations::BLOCK_MOVE)
 }
 
-/// A create of which only the status says that it was answered: clusterctl, which leaves the status behind,
-/// waits until a pause has had it written down; a deletion waits for no late create.
-async fn what_only_the_status_says_is_written_down_before_a_move_and_holds_no_deletion_up(
-    backing: Backing,
-) -> Result<()> {
+/// At first, only the status tells that the create was answered. `clusterctl move` drops the status, so it
+/// waits until the paused machine has recorded the answer. A deletion does not wait for a late create.
+#[tokio::test(start_paused = true)]
+async fn a_named_id_is_written_down_before_a_move() -> Result<()> {
     let world = World::new("named").await?;
     let cloud = Cloud::new(&world);
     let entry = json!({"createSettleTime": "1h"});
-    let driver = backing.with(&world, &cloud, entry, json!({})).await?;
-    let provider = Provider::new(&driver.drivers);
+    let driver = cloud.drivers_with(entry, json!({}));
+    let provider = Provider::new(driver);
     let mut first = provider.start(&world).await?;
     world.cluster("one").await?;
     let (paused, deleted) = (
@@ -51,9 +42,9 @@ async fn what_only_the_status_says_is_written_down_before_a_move_and_holds_no_de
         let up = machine.provisioned().await?;
         ensure!(is_named(&up) && blocks(&up), "{:?}", up.annotations());
     }
-    // What a process remembers of its creates plays no part.
-    first.process.terminate(DEADLINE).await?;
-    let _second = provider.named("second").start(&world).await?;
+    // The new process remembers no creates.
+    first.terminate().await?;
+    let _second = provider.start(&world).await?;
 
     paused
         .patch(json!({"metadata": {"annotations": {annotations::PAUSED: ""}}}))
@@ -78,14 +69,13 @@ async fn what_only_the_status_says_is_written_down_before_a_move_and_holds_no_de
     Ok(())
 }
 
-/// CTL-CR-03: the corrected spec may be placed elsewhere, and so have another id.
-async fn an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good(
-    backing: Backing,
-) -> Result<()> {
+/// CTL-CR-03: a VM with the corrected spec may get another providerID.
+#[tokio::test(start_paused = true)]
+async fn a_named_id_is_removed_when_the_create_is_refused() -> Result<()> {
     let world = World::new("named-refused").await?;
     let cloud = Cloud::new(&world);
-    let driver = backing.of(&world, &cloud, json!({})).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let driver = cloud.drivers(json!({}));
+    let _provider = Provider::new(driver).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([{"operation": "CreateMachine", "code": "InvalidArgument", "latencyMs": 1000}]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
@@ -105,9 +95,9 @@ async fn an_id_that_was_named_is_taken_back_when_the_create_is_refused_for_good(
     Ok(())
 }
 
-/// Of two machines with one id, one would be taken for the other: that of the VM is written when it was made.
-#[tokio::test]
-async fn an_id_that_another_machine_has_is_not_written_before_the_create() -> Result<()> {
+/// Two machines with the same providerID would be confused: it is written once the VM exists.
+#[tokio::test(start_paused = true)]
+async fn an_id_of_another_machine_is_not_written_before_the_create() -> Result<()> {
     let world = World::new("named-taken").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -136,14 +126,13 @@ async fn an_id_that_another_machine_has_is_not_written_before_the_create() -> Re
     Ok(())
 }
 
-/// A backup need not have the status, and `clusterctl move --to-directory` leaves it out.
-async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_gone_is_not_made_again(
-    backing: Backing,
-) -> Result<()> {
+/// A backup may lack the status, and `clusterctl move --to-directory` leaves it out.
+#[tokio::test(start_paused = true)]
+async fn a_machine_without_its_status_finds_its_vm_and_makes_no_other() -> Result<()> {
     let world = World::new("named-restored").await?;
     let cloud = Cloud::new(&world);
-    let driver = backing.of(&world, &cloud, json!({})).await?;
-    let provider = Provider::new(&driver.drivers);
+    let driver = cloud.drivers(json!({}));
+    let provider = Provider::new(driver);
     let mut first = provider.start(&world).await?;
     world.cluster("one").await?;
     let (there, gone) = (
@@ -153,7 +142,7 @@ async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_
     let before = there.provisioned().await?;
     ensure!(is_named(&before), "{:?}", before.annotations());
     gone.provisioned().await?;
-    first.process.terminate(DEADLINE).await?;
+    first.terminate().await?;
 
     for machine in [&there, &gone] {
         let lost = Patch::Merge(json!({"status": null}));
@@ -161,7 +150,7 @@ async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_
             .api()
             .patch_status(&machine.name, &PatchParams::default(), &lost)
             .await?;
-        // The backup is not of today.
+        // The backup is old.
         let annotations = json!({annotations::CREATE_ISSUED_AT: "2026-01-01T00:00:00Z"});
         let restored = machine
             .patch(json!({"metadata": {"annotations": annotations}}))
@@ -171,7 +160,7 @@ async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_
     let vms = cloud.vms()?;
     let vm = vms.iter().find(|vm| vm.name == "gone").context("no VM")?;
     cloud.console()?.vanish(vm.id)?;
-    let _second = provider.named("second").start(&world).await?;
+    let _second = provider.start(&world).await?;
     let found = there.provisioned().await?;
     ensure!(found.spec.provider_id == before.spec.provider_id, "{found:?}");
     gone.until("a VM that is gone", |machine| {
@@ -189,11 +178,10 @@ async fn of_machines_that_lost_their_status_a_vm_is_found_again_and_one_that_is_
     Ok(())
 }
 
-/// The driver that was to make the VM said which id it would have, and the one that makes it gives it
-/// another: that of the VM counts, and the VM goes with its machine. The two differ in what they were
-/// configured with.
-#[tokio::test]
-async fn a_vm_of_another_id_than_was_named_is_the_machines_and_goes_with_it() -> Result<()> {
+/// One driver names the providerID, and another, with a different configuration, creates the VM with another
+/// providerID. The machine gets the VM's own providerID, and is deleted with its VM.
+#[tokio::test(start_paused = true)]
+async fn a_vm_with_another_id_than_named_belongs_to_its_machine() -> Result<()> {
     let world = World::new("named-other").await?;
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({})));
@@ -214,9 +202,9 @@ async fn a_vm_of_another_id_than_was_named_is_the_machines_and_goes_with_it() ->
         .await?;
     }
     let named = machines[0].get().await?.spec.provider_id;
-    first.process.kill();
+    first.kill();
 
-    // Of the other one a VM of another id comes late, and its machine is deleted before that was seen.
+    // A VM of the other machine appears late, with another providerID, while the machine is being deleted.
     let [up, deleted] = &machines;
     let unconfirmed = deleted.get().await?;
     let noted = |key: &str| unconfirmed.annotations().get(key).cloned().unwrap_or_default();
@@ -234,7 +222,7 @@ async fn a_vm_of_another_id_than_was_named_is_the_machines_and_goes_with_it() ->
         json!({"createSettleTime": "2s"}),
         json!({"namesProviderIds": false}),
     );
-    let _second = Provider::new(driver).named("second").start(&world).await?;
+    let _second = Provider::new(driver).start(&world).await?;
     let made = up.provisioned().await?;
     ensure!(made.spec.provider_id != named, "{named:?} was kept");
     ensure!(!is_named(&made), "{:?}", made.annotations());
