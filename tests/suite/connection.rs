@@ -1,4 +1,4 @@
-//! How the provider speaks to a real API server.
+//! The connection to a real API server.
 
 use anyhow::{Result, ensure};
 use management_cluster::eventually;
@@ -6,11 +6,11 @@ use serde_json::json;
 
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
-/// What is logged with the first answer over HTTP/2.
+/// The log line of the first response over HTTP/2.
 const CONNECTED: &str = "connected to the API server version=HTTP/2.0";
 
 #[tokio::test]
-async fn http2_is_spoken_to_the_api_server_unless_a_flag_says_otherwise() -> Result<()> {
+async fn http2_is_used_unless_a_flag_disables_it() -> Result<()> {
     let world = World::new("http2").await?;
     let cloud = Cloud::new(&world);
     let stage = Stage::set(&world).await?;

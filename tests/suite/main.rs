@@ -43,5 +43,4 @@ mod soak;
 mod stale_cache;
 mod support;
 mod topology;
-mod visibility;
 mod volume_drain;

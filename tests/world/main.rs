@@ -9,9 +9,12 @@
 
 mod adoption;
 mod crash_points;
+mod explain;
 mod identity;
 mod late_create;
 mod lifecycle;
 mod named_ids;
+mod orphans;
 mod support;
 mod update;
+mod visibility;

@@ -1,0 +1,131 @@
+//! Explanations for operators: the object that a machine waits for, and its owners.
+
+use anyhow::{Result, ensure};
+use capcmi::api::conditions;
+use capcmi::describe;
+use capcmi::wall_clock;
+use k8s_openapi::api::events::v1::Event;
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::support::by_hand::message;
+use crate::support::fleet::objects;
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+
+/// The page of `capcmi describe machine`, without asking a driver.
+async fn page(world: &World, machine: &str) -> Result<String> {
+    let gathered = describe::gather_machine(&world.admin, None, &world.namespace, machine).await?;
+    Ok(describe::machine_page(&gathered, wall_clock::now()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_names_the_infra_cluster_it_waits_for_and_why() -> Result<()> {
+    let world = World::new("explain-cluster").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster_with("c", json!({"driver": "nowhere"})).await?;
+    let machine = ByHand::new(&world, "c", "m").create().await?;
+    let waiting = "waiting for the InfraCluster `c` to be provisioned, which says DriverNotConfigured";
+    machine
+        .until("a machine that names what it waits for", |machine| {
+            message(machine, conditions::READY).starts_with(waiting)
+        })
+        .await?;
+    let events: Api<Event> = Api::namespaced(world.admin.clone(), &world.namespace);
+    eventually(DEADLINE, "an event of the InfraCluster", async || {
+        let events = events.list(&ListParams::default()).await?.items;
+        let is_it = |event: &Event| {
+            let regarding = event.regarding.clone().unwrap_or_default();
+            event.reason.as_deref() == Some("DriverNotConfigured")
+                && regarding.kind.as_deref() == Some("InfraCluster")
+                && regarding.name.as_deref() == Some("c")
+        };
+        ensure!(events.iter().any(is_it), "{events:?}");
+        Ok(())
+    })
+    .await?;
+    let page = page(&world, "m").await?;
+    ensure!(
+        page.contains("Ready is False, DriverNotConfigured: there is no driver `nowhere`"),
+        "{page}"
+    );
+
+    let clusters = objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraCluster");
+    let corrected = Patch::Merge(json!({"spec": {"driver": "simulated"}}));
+    clusters.patch("c", &PatchParams::default(), &corrected).await?;
+    machine.provisioned().await?;
+    Ok(())
+}
+
+/// Cluster API sets these owners. The InfraMachine and its Machine have different names.
+#[tokio::test(start_paused = true)]
+async fn the_page_of_a_machine_shows_its_owners_by_either_name() -> Result<()> {
+    let world = World::new("explain-owners").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    let cluster = objects(&world, "cluster.x-k8s.io", "v1beta2", "Cluster")
+        .get("c")
+        .await?;
+    let deployment = owned(
+        &world,
+        "MachineDeployment",
+        "md",
+        reference(&cluster, "Cluster", false),
+    )
+    .await?;
+    let of_deployment = reference(&deployment, "MachineDeployment", true);
+    let set = owned(&world, "MachineSet", "md-x7k2p", of_deployment).await?;
+    let machine = ByHand::new(&world, "c", "by-hand")
+        .infra("/metadata/name", json!("vm-of-by-hand"))
+        .machine("/spec/infrastructureRef/name", json!("vm-of-by-hand"))
+        .machine(
+            "/metadata/ownerReferences",
+            json!([reference(&set, "MachineSet", true)]),
+        );
+    machine.create().await?;
+    let infra_machines = objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
+    eventually(DEADLINE, "a VM of the Machine", async || {
+        let provider_id = infra_machines.get("vm-of-by-hand").await?.data["spec"]["providerID"].clone();
+        ensure!(provider_id.is_string(), "none yet");
+        Ok(())
+    })
+    .await?;
+    for name in ["by-hand", "vm-of-by-hand"] {
+        let page = page(&world, name).await?;
+        for part in ["Machine         by-hand", "vm-of-by-hand"] {
+            ensure!(page.contains(part), "no `{part}` of {name} in\n{page}");
+        }
+        for (kind, name) in [
+            ("MachineSet", "md-x7k2p"),
+            ("MachineDeployment", "md"),
+            ("Cluster", "c"),
+        ] {
+            let is_it = |line: &str| {
+                let mut words = line.split([' ', ',']).filter(|word| !word.is_empty());
+                words.next() == Some(kind) && words.next() == Some(name)
+            };
+            ensure!(page.lines().any(is_it), "no {kind} {name} in\n{page}");
+        }
+    }
+    Ok(())
+}
+
+fn reference(owner: &DynamicObject, kind: &str, is_controller: bool) -> Value {
+    json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind, "name": owner.name_any(), "uid": owner.uid(),
+        "controller": is_controller,
+    })
+}
+
+/// Creates an object of Cluster API with this owner.
+async fn owned(world: &World, kind: &str, name: &str, owner: Value) -> Result<DynamicObject> {
+    let object = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind,
+        "metadata": {"name": name, "namespace": world.namespace, "ownerReferences": [owner]},
+        "spec": {"clusterName": "c"},
+    });
+    management_cluster::apply(&world.admin, object).await
+}
