@@ -146,9 +146,29 @@ impl Replica {
             .context("the manager failed")
     }
 
+    /// Waits until it ends, and returns the reason.
+    pub async fn ended(&mut self) -> Result<Result<(), manager::Error>> {
+        (&mut self.run).await.context("awaiting the manager")
+    }
+
+    /// Its trap.
+    pub fn trap(&self) -> &Trap {
+        &self.trap
+    }
+
     /// The text that `/metrics` has.
     pub fn metrics(&self) -> String {
         self.metrics.encode()
+    }
+
+    /// A sample of its metrics, named with all labels.
+    pub fn sample(&self, name: &str) -> Result<f64> {
+        let text = self.metrics();
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .with_context(|| format!("no sample {name} in\n{text}"))?;
+        value.trim().parse().with_context(|| format!("reading {name}"))
     }
 }
 

@@ -7,6 +7,7 @@ use fake_apiserver::{Call, Fate};
 use http::Method;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Where a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,10 @@ struct State {
     is_armed: bool,
     /// The process has ended: nothing of it reaches the world any more.
     is_dead: bool,
+    /// The API server can't be reached.
+    is_cut_off: bool,
+    /// When the first and the last call of a driver began, whether or not the trap was armed.
+    called: Option<(Instant, Instant)>,
     calls: Vec<Operation>,
     writes: Vec<String>,
 }
@@ -85,6 +90,16 @@ impl Trap {
         self.0.state.lock().is_dead
     }
 
+    /// Cuts the process off from the API server: its requests are lost from now on.
+    pub fn cut_off(&self) {
+        self.0.state.lock().is_cut_off = true;
+    }
+
+    /// When the first and the last call of a driver began, but for probes.
+    pub fn called(&self) -> Option<(Instant, Instant)> {
+        self.0.state.lock().called
+    }
+
     /// Waits until the point is reached.
     pub async fn sprung(&self) {
         self.0.sprung.notified().await;
@@ -103,12 +118,14 @@ impl Trap {
     /// What becomes of a request to the API server.
     pub fn on_request(&self, call: &Call) -> Fate {
         let mut state = self.0.state.lock();
-        if state.is_dead {
+        if state.is_dead || state.is_cut_off {
             return Fate::Lost;
         }
         let is_counted = call.is_write()
             && call.method != Method::DELETE
             && !call.path.starts_with("/apis/authorization.k8s.io")
+            // Both replicas write to their Lease, at no certain time.
+            && !call.path.contains("/leases")
             && !call.path.contains("validatingadmissionpolic");
         if !state.is_armed || !is_counted {
             return Fate::Served;
@@ -134,6 +151,8 @@ impl Trap {
         if state.is_dead {
             return CallFate::Lost;
         }
+        let now = Instant::now();
+        state.called = Some(state.called.map_or((now, now), |(first, _)| (first, now)));
         if !state.is_armed {
             return CallFate::Made;
         }
@@ -153,7 +172,8 @@ impl Trap {
     }
 }
 
-fn name_of(call: &Call) -> String {
+/// The method of a request and the resource that it is about: `PATCH inframachines/status`.
+pub fn name_of(call: &Call) -> String {
     let parts: Vec<_> = call.path.split('/').collect();
     let place = parts
         .iter()

@@ -37,12 +37,22 @@ pub struct World {
     pub folder: PathBuf,
     clock: TimerClock,
     _folder: Arc<TempDir>,
-    _core: Arc<Core>,
+    _core: Option<Arc<Core>>,
 }
 
 impl World {
     /// An empty world. Tokio's clock has to be paused: `#[tokio::test(start_paused = true)]`.
     pub async fn new(case: &str) -> Result<Self> {
+        let world = Self::without_core(case).await?;
+        let core = Core::start(world.management.client("core"));
+        Ok(Self {
+            _core: Some(Arc::new(core)),
+            ..world
+        })
+    }
+
+    /// A world without Cluster API's core, for cases with a [`super::Stage`]. Days pass quickly.
+    pub async fn without_core(case: &str) -> Result<Self> {
         // RUST_LOG shows what a failed case did. Another case may have begun before.
         let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env());
         let _begun = logs.with_test_writer().try_init();
@@ -56,7 +66,7 @@ impl World {
             folder: folder.path().to_owned(),
             clock: TimerClock::start(),
             _folder: Arc::new(folder),
-            _core: Arc::new(Core::start(management.client("core"))),
+            _core: None,
             management,
             admin,
         };
