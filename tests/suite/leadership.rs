@@ -1,12 +1,14 @@
-//! Two replicas, one lease.
+//! Two replica processes, one lease.
+//!
+//! `tests/world` has every other end of a leader: killed, cut off from the API server, and robbed of its lease.
 
+use std::collections::BTreeSet;
 use std::process::ExitStatus;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use capcmi::manifests::{Part, stream};
+use cmi_driver::Operation;
 use cmi_simulated::Phase;
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
@@ -14,10 +16,13 @@ use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::provider::Replica;
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, World, audit};
+use crate::support::{Cloud, DEADLINE, Provider, Stage, World, audit};
 
-/// A provider that is elected, by a lease in the namespace of the case: that of the shipped
-/// one may be another case's.
+const MACHINES: usize = 20;
+/// Enough of the batch to be in the middle of it.
+const A_FEW: usize = 4;
+
+/// A provider that is elected, by a lease in the namespace of the case: other cases may use the shipped one.
 pub async fn elected(world: &World, drivers: String) -> Result<Provider> {
     let shipped: Vec<Value> = serde_saphyr::from_multiple(&stream(&[Part::Rbac])?)?;
     let is_for_leases = |object: &&Value| {
@@ -52,22 +57,6 @@ async fn lease(world: &World) -> Result<Lease> {
     Ok(lease)
 }
 
-/// Waits until the lease has not been renewed for so long.
-async fn unrenewed_for(world: &World, long: Duration) -> Result<()> {
-    eventually(DEADLINE, "a lease that is not renewed", async || {
-        let spec = lease(world).await?.spec.unwrap_or_default();
-        let renewed = spec.renew_time.context("it was never renewed")?.0;
-        let since = Duration::try_from(Timestamp::now().duration_since(renewed)).unwrap_or_default();
-        ensure!(
-            since >= long,
-            "renewed {since:?} ago by {:?}",
-            spec.holder_identity
-        );
-        Ok(())
-    })
-    .await
-}
-
 /// Waits until the replica leads.
 pub async fn leads(replica: &Replica) -> Result<()> {
     eventually(DEADLINE, "leadership", async || {
@@ -88,6 +77,33 @@ pub async fn ended(replica: &mut Replica) -> Result<ExitStatus> {
     .await
 }
 
+/// No machine was made twice, and the first process began no call once the second had begun one.
+fn one_after_the_other(cloud: &Cloud) -> Result<()> {
+    let mut calls = cloud.calls()?;
+    calls.retain(|call| !call.machine.is_empty());
+    let mut made = BTreeSet::new();
+    for call in &calls {
+        let is_made = call.operation == Operation::CreateMachine && call.code.as_deref() == Some("OK");
+        ensure!(
+            !is_made || made.insert(&call.machine),
+            "{} was made twice",
+            call.machine
+        );
+    }
+    let first = calls.first().context("no replica called")?.pid;
+    let begun_by_second = calls.iter().skip_while(|call| call.pid == first);
+    let late: Vec<_> = begun_by_second
+        .clone()
+        .filter(|call| call.pid == first && call.phase == Phase::Started)
+        .collect();
+    ensure!(begun_by_second.count() > 0, "only one process called");
+    ensure!(
+        late.is_empty(),
+        "the first process called after the second had begun: {late:?}"
+    );
+    Ok(())
+}
+
 /// Writes of providers to this namespace, but for leases.
 fn writes(world: &World) -> Result<usize> {
     let writes = audit::writes(world)?.into_iter();
@@ -99,55 +115,57 @@ fn started_calls(cloud: &Cloud) -> Result<usize> {
     Ok(calls.iter().filter(|call| call.phase == Phase::Started).count())
 }
 
-#[tokio::test]
-async fn a_leader_that_is_asked_to_end_hands_over_at_once_and_the_next_goes_on() -> Result<()> {
-    let world = World::new("handover").await?;
-    let cloud = Cloud::new(&world);
-    let provider = elected(&world, cloud.drivers(json!({}))).await?;
-    let mut first = provider.start(&world).await?;
-    leads(&first).await?;
-    // Ready, though another leads: a rollout must not wait for leadership.
-    let second = provider.clone().named("second").start(&world).await?;
-    ensure!(second.metrics().await?.contains("capcmi_leader 0\n"), "two lead");
-    let asked = Instant::now();
-    let status = first.process.terminate(DEADLINE).await?;
-    ensure!(
-        status.is_some_and(|status| status.success()),
-        "ended with {status:?}"
-    );
-    leads(&second).await?;
-    let took = asked.elapsed();
-    ensure!(
-        took < Duration::from_secs(12),
-        "{took:?}: the lease was not handed over but expired"
-    );
-    let _kubelets = world.kubelets(&cloud);
-    let fleet = Fleet::create(&world, "md", 1).await?;
-    fleet.running(1).await?;
-    Ok(())
-}
-
-/// A process that is stopped does not know it. When it goes on, another may have acted for long.
+/// DRV-10, DRV-12: a stopped process does not notice the stop. When it goes on, another replica has acted.
+/// A leader that is asked to end hands over.
 #[tokio::test]
 async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_leaves() -> Result<()> {
     let world = World::new("stopped").await?;
     let cloud = Cloud::new(&world);
-    let provider = elected(&world, cloud.drivers(json!({})))
+    let stage = Stage::set(&world).await?;
+    // A few at a time, so that the batch takes seconds.
+    let drivers = cloud.drivers_with(json!({"maxConcurrentCalls": 3}), json!({"latencyMs": 200}));
+    let provider = elected(&world, drivers)
         .await?
-        .flag("--leader-elect-lease-duration=5s")
-        .flag("--leader-elect-renew-deadline=3s")
+        .flag("--leader-elect-lease-duration=6s")
+        .flag("--leader-elect-renew-deadline=4s")
         .flag("--leader-elect-retry-period=500ms");
     let mut first = provider.start(&world).await?;
-    let _kubelets = world.kubelets(&cloud);
-    let fleet = Fleet::create(&world, "md", 1).await?;
-    fleet.running(1).await?;
+    leads(&first).await?;
+    // Ready, though another leads: a rollout must not wait for leadership.
+    let mut second = provider.clone().named("second").start(&world).await?;
+    ensure!(second.metrics().await?.contains("capcmi_leader 0\n"), "two lead");
+    let names: Vec<_> = (0..MACHINES).map(|index| format!("m-{index}")).collect();
+    for name in &names {
+        stage.machine(name).create().await?;
+    }
+    eventually(DEADLINE, "the first VMs", async || {
+        let count = cloud.vms()?.len();
+        ensure!(count >= A_FEW, "{count} VMs");
+        Ok(())
+    })
+    .await?;
+    ensure!(cloud.vms()?.len() < MACHINES, "the batch is over already");
     first.process.signal("STOP")?;
-    // Longer than the deadline: one that runs would renew it, or leave.
-    unrenewed_for(&world, Duration::from_secs(4)).await?;
+    leads(&second).await?;
+    for name in &names {
+        stage.machine(name).provisioned().await?;
+    }
+    cloud.holds(MACHINES).await?;
+    one_after_the_other(&cloud)?;
+    let status = second.process.terminate(DEADLINE).await?;
+    ensure!(
+        status.is_some_and(|status| status.success()),
+        "ended with {status:?}"
+    );
+    let holder = lease(&world).await?.spec.and_then(|spec| spec.holder_identity);
+    ensure!(
+        holder.unwrap_or_default().is_empty(),
+        "the lease was not handed over"
+    );
+
+    // There is work for it to wake up to, and no other leader.
+    stage.machine("late").create().await?;
     let (calls, written) = (started_calls(&cloud)?, writes(&world)?);
-    // There is work for it to wake up to.
-    fleet.scale(3).await?;
-    unrenewed_for(&world, Duration::from_secs(6)).await?;
     first.process.signal("CONT")?;
     let status = ended(&mut first).await?;
     ensure!(status.code() == Some(1), "ended with {status}");
@@ -157,49 +175,9 @@ async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_l
     );
     ensure!(started_calls(&cloud)? == calls, "it called the driver");
     ensure!(writes(&world)? == written, "it wrote");
-    let _second = provider.named("second").start(&world).await?;
-    fleet.running(3).await?;
-    cloud.holds(3).await?;
-    Ok(())
-}
-
-/// The API server says which replica leads: without it, none does.
-#[tokio::test]
-async fn a_leader_whose_lease_is_taken_by_force_ends() -> Result<()> {
-    let world = World::new("lease-taken").await?;
-    let cloud = Cloud::new(&world);
-    let mut replica = elected(&world, cloud.drivers(json!({})))
-        .await?
-        .start(&world)
-        .await?;
-    leads(&replica).await?;
-    let robbery = r#"{"spec": {"holderIdentity": "another-replica"}}"#;
-    let name = lease(&world).await?.name_any();
-    world.kubectl(&["patch", "lease", &name, "--type=merge", "-p", robbery])?;
-    let status = ended(&mut replica).await?;
-    ensure!(status.code() == Some(1), "ended with {status}");
-    let holder = world.kubectl(&["get", "lease", &name, "-o=jsonpath={.spec.holderIdentity}"])?;
-    ensure!(holder == "another-replica", "it took the lease back: {holder}");
-    Ok(())
-}
-
-/// Each has the objects of its own label to look after: neither may stand by for the other.
-#[tokio::test]
-async fn two_providers_with_different_watch_filters_in_one_namespace_lead_at_the_same_time() -> Result<()> {
-    let world = World::new("filters").await?;
-    let cloud = Cloud::new(&world);
-    let provider = elected(&world, cloud.drivers(json!({}))).await?;
-    let filtered = |value: &str| {
-        provider
-            .clone()
-            .named(value)
-            .flag(format!("--watch-filter={value}"))
-    };
-    let (red, blue) = (filtered("red"), filtered("blue"));
-    let (red, blue) = tokio::try_join!(red.start(&world), blue.start(&world))?;
-    leads(&red).await?;
-    leads(&blue).await?;
-    let names: Vec<_> = leases(&world).await?.iter().map(Lease::name_any).collect();
-    ensure!(names.len() == 2, "{names:?}");
+    ensure!(cloud.vms()?.len() == MACHINES, "it made a VM");
+    let _third = provider.named("third").start(&world).await?;
+    stage.machine("late").provisioned().await?;
+    cloud.holds(MACHINES + 1).await?;
     Ok(())
 }

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use crate::support::by_hand::{all_become, delete_all};
 use crate::support::fleet::objects;
 use crate::support::metrics::{allow, scrape, token_of};
-use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, Credential, DEADLINE, Fleet, Provider, World, audit};
 use crate::{remediation, volume_drain};
 
@@ -86,7 +85,16 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
 #[tokio::test]
 async fn with_remediation_the_provider_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
     let world = World::new("permissions-restart").await?;
-    let (credential, _provider) = with_remediation(&world).await?;
+    remediation::permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let credential = Credential::new(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({})))
+        .flag("--enable-remediation")
+        .through(credential.kubeconfig.clone());
+    let _provider = provider.start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    machine.provisioned().await?;
     let owner = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine")
         .get("m")
         .await?;
@@ -118,40 +126,6 @@ async fn with_volume_drain_the_provider_uses_every_permission_of_its_role_and_no
     }
     machine.gone().await?;
     opt_in_uses(&world, &credential, rbac::VOLUME_DRAIN).await
-}
-
-/// OPS-11: without watch lists, as before Kubernetes 1.34, a list of what is watched is read in pages.
-#[tokio::test]
-async fn at_an_api_server_that_streams_no_lists_the_provider_lists_what_it_watches() -> Result<()> {
-    let world = World::without_streamed_lists("permissions-lists").await?;
-    let (credential, _provider) = with_remediation(&world).await?;
-    let opt_in = rbac::REMEDIATION.iter().flat_map(permissions);
-    let granted: BTreeSet<_> = always().into_iter().chain(opt_in).collect();
-    let lists: BTreeSet<_> = granted
-        .iter()
-        .filter(|permission| is_of_a_watch(permission, &granted))
-        .cloned()
-        .collect();
-    ensure!(!lists.is_empty(), "nothing is watched");
-    let unused: Vec<_> = lists.difference(&used(&world, &credential)?).cloned().collect();
-    ensure!(unused.is_empty(), "granted and not used: {unused:?}");
-    Ok(())
-}
-
-/// A provider with remediation on, which has brought the machine `m` up, and the credential that it uses.
-async fn with_remediation(world: &World) -> Result<(Credential, Replica)> {
-    remediation::permitted(world).await?;
-    let cloud = Cloud::new(world);
-    let credential = Credential::new(world).await?;
-    let provider = Provider::new(cloud.drivers(json!({})))
-        .flag("--enable-remediation")
-        .through(credential.kubeconfig.clone())
-        .start(world)
-        .await?;
-    world.cluster("one").await?;
-    let machine = ByHand::new(world, "one", "m").create().await?;
-    machine.provisioned().await?;
-    Ok((credential, provider))
 }
 
 async fn opt_in_uses(world: &World, credential: &Credential, role: &[Rule]) -> Result<()> {

@@ -4,6 +4,7 @@
 //! API server. After a call or a write that was carried out, its answer is lost.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use capcmi::api::annotations;
@@ -13,10 +14,14 @@ use cmi_simulated::{PlantedVm, Vm};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::leadership::{elected, leads};
+use crate::support::by_hand::event;
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Side, Stage, Trap, World};
 
 const MACHINE: &str = "m";
+/// The machine that lives on while the collector is at work.
+const STAYS: &str = "stays";
 
 /// What the provider is in the middle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +36,11 @@ enum Scenario {
     /// The spec of a VM changes in a field that the driver can change.
     Update,
     Delete,
+    /// The machine went and left its VM, beside that of another machine: the collector deletes the one.
+    ///
+    /// A collector does not know of deletions that it has not seen itself, so a provider that starts again
+    /// deletes no orphan of before. There the other replica goes on, which has seen it.
+    Collect,
 }
 
 /// DRV-10, DRV-12, DRV-21, DRV-22, INI-22.
@@ -69,6 +79,12 @@ async fn a_deletion_survives_a_kill_at_any_point() -> Result<()> {
     survives_a_kill_at_any_point(Scenario::Delete).await
 }
 
+/// DRV-12, DRV-21.
+#[tokio::test(start_paused = true)]
+async fn a_deletion_of_an_orphan_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::Collect).await
+}
+
 async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
     let undisturbed = Trap::counting();
     let session = Session::new(scenario).await?;
@@ -98,21 +114,35 @@ async fn killed_at(scenario: Scenario, point: Point, undisturbed_end: &Value) ->
     let session = Session::new(scenario).await?;
     let trap = Trap::at(point);
     let mut replica = session.start(&trap).await?;
+    let standby = if scenario == Scenario::Collect {
+        leads(&replica).await?;
+        Some(session.start(&Trap::counting()).await?)
+    } else {
+        None
+    };
     session.begin(&trap).await?;
     tokio::time::timeout(DEADLINE, trap.sprung())
         .await
         .context("the point is not reached")?;
     replica.kill();
-    let _again = session.start(&Trap::counting()).await?;
+    let _again = match standby {
+        Some(standby) => standby,
+        None => session.start(&Trap::counting()).await?,
+    };
     eventually(DEADLINE, "the end of the undisturbed run", async || {
         let end = session.end().await?;
         ensure!(end == *undisturbed_end, "{end} and not {undisturbed_end}");
         Ok(())
     })
     .await?;
-    if scenario != Scenario::Delete {
-        session.machine.delete().await?;
-        session.machine.gone().await?;
+    let left = match scenario {
+        Scenario::Delete => None,
+        Scenario::Collect => Some(&session.stays),
+        _ => Some(&session.machine),
+    };
+    if let Some(left) = left {
+        left.delete().await?;
+        left.gone().await?;
     }
     let left = session.own_vms()?;
     ensure!(left.is_empty(), "after the deletion there are {left:?}");
@@ -124,6 +154,7 @@ struct Session {
     world: World,
     cloud: Cloud,
     machine: ByHand,
+    stays: ByHand,
     cluster_id: String,
     scenario: Scenario,
 }
@@ -153,6 +184,7 @@ impl Session {
             world,
             cloud,
             machine,
+            stays: stage.machine(STAYS),
             cluster_id: stage.cluster_id,
             scenario,
         })
@@ -165,16 +197,33 @@ impl Session {
             "namesProviderIds": self.scenario != Scenario::CreateUnnamed,
         }));
         let provider = Provider::new(drivers).with(|options| {
-            options.inventory_interval = std::time::Duration::from_hours(24);
+            options.inventory_interval = Duration::from_hours(24);
         });
-        provider.caught_in(trap).start(&self.world).await
+        let provider = provider.caught_in(trap);
+        if self.scenario != Scenario::Collect {
+            return provider.start(&self.world).await;
+        }
+        let provider = provider.with(|options| {
+            options.orphans.delete = true;
+            options.orphans.interval = Duration::from_secs(1);
+            options.orphans.min_age = Duration::from_millis(1);
+        });
+        elected(&self.world, &provider, "capcmi")?
+            .start(&self.world)
+            .await
     }
 
     /// Brings the machine to where the scenario begins, and begins it.
     async fn begin(&self, trap: &Trap) -> Result<()> {
-        if matches!(self.scenario, Scenario::Update | Scenario::Delete) {
+        if matches!(
+            self.scenario,
+            Scenario::Update | Scenario::Delete | Scenario::Collect
+        ) {
             self.machine.clone().create().await?;
             self.machine.provisioned().await?;
+        }
+        if self.scenario == Scenario::Collect {
+            self.deletion_that_fails().await?;
         }
         trap.arm();
         match self.scenario {
@@ -187,7 +236,24 @@ impl Session {
                 .await
                 .map(drop),
             Scenario::Delete => self.machine.delete().await,
+            Scenario::Collect => {
+                self.machine
+                    .patch(json!({"metadata": {"finalizers": null}}))
+                    .await?;
+                self.machine.gone().await
+            }
         }
+    }
+
+    /// The other machine comes up, and the deletion of the machine has begun and failed.
+    async fn deletion_that_fails(&self) -> Result<()> {
+        self.stays.clone().create().await?;
+        self.stays.provisioned().await?;
+        let refused = json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "FailedPrecondition"});
+        self.cloud.fail(json!([refused]))?;
+        self.machine.delete().await?;
+        event(&self.world, MACHINE, "FailedPrecondition").await?;
+        self.cloud.fail(json!([]))
     }
 
     /// Waits until the scenario is over.
@@ -213,6 +279,17 @@ impl Session {
             // The identity is added once the VM is the machine's.
             Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
             Scenario::Delete => self.machine.gone().await,
+            Scenario::Collect => {
+                eventually(DEADLINE, "the end of the orphan", async || {
+                    let left = self.own_vms()?;
+                    ensure!(left.len() == 1, "{left:?}");
+                    Ok(())
+                })
+                .await?;
+                // The collector writes an event after that.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                Ok(())
+            }
         }
     }
 

@@ -104,18 +104,6 @@ impl World {
         Self::on(Management::Shared(management), &namespace).await
     }
 
-    /// A management cluster of its own for a case, whose API server streams no lists.
-    pub async fn without_streamed_lists(case: &str) -> Result<Self> {
-        let builder = ManagementCluster::builder()
-            .manifests(&testbed::definitions()?)
-            .audit_log(true)
-            .streamed_lists(false);
-        let management = builder.start().await?;
-        testbed::install(&management).await?;
-        let namespace = management.namespace(case).await?;
-        Self::own(management, &namespace).await
-    }
-
     /// The same namespace on another management cluster, which ends with the case. The namespace itself
     /// is not made. Core is rate limited there, and loses no Machine.
     pub async fn elsewhere(&self) -> Result<Self> {
