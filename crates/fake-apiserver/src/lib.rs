@@ -6,12 +6,13 @@
 //! # Fidelity
 //! Kept as in kube-apiserver: resource versions and conflicts, generations, the status subresource,
 //! finalizers and deletion, preconditions, merge, JSON and apply patches, dry runs, pages, label and field
-//! selectors, watches with bookmarks and streamed lists, metadata-only answers, `410 Gone`, and the garbage
-//! collector's part for owners that are gone.
+//! selectors, watches with bookmarks and streamed lists, metadata-only answers, `410 Gone`, evictions within
+//! PodDisruptionBudgets, and the garbage collector's part for owners that are gone.
 //!
 //! Left out: schemas, defaulting, admission, authentication and authorization, conversion between versions,
 //! and managed fields. Tests of those need the real server.
 
+mod eviction;
 mod kind;
 mod patch;
 mod request;

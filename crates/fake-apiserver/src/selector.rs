@@ -6,8 +6,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector {
     labels: Vec<Requirement>,
-    /// The only name, if the field selector asks for one.
-    name: Option<String>,
+    /// Fields, as JSON pointers, with the values that they must have.
+    fields: Vec<(String, String)>,
 }
 
 #[derive(Clone, Debug)]
@@ -19,25 +19,26 @@ enum Requirement {
 }
 
 impl Selector {
-    /// Parses the selectors of a query. Of fields, `metadata.name` alone is supported.
+    /// Parses the selectors of a query. Fields are compared for equality only, and every field is supported.
     pub(crate) fn parse(labels: Option<&str>, fields: Option<&str>) -> Result<Self, String> {
         let labels = split(labels.unwrap_or_default());
         let labels = labels.into_iter().map(requirement).collect();
-        let fields = fields.unwrap_or_default();
-        let name = match fields.split_once('=') {
-            Some(("metadata.name", name)) => Some(name.trim_start_matches('=').to_owned()),
-            None if fields.is_empty() => None,
-            _ => return Err(format!("the field selector `{fields}` is not supported")),
-        };
-        Ok(Self { labels, name })
+        let fields = split(fields.unwrap_or_default());
+        let fields = fields.into_iter().map(field).collect::<Result<_, _>>()?;
+        Ok(Self { labels, fields })
     }
 
     /// Whether an object is selected.
     pub(crate) fn matches(&self, object: &Value) -> bool {
-        let metadata = &object["metadata"];
-        let named = self.name.as_deref().is_none_or(|name| metadata["name"] == name);
-        let label = |key: &str| metadata["labels"][key].as_str();
-        named
+        let label = |key: &str| object["metadata"]["labels"][key].as_str();
+        let has = |(pointer, value): &(String, String)| {
+            object
+                .pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                == value
+        };
+        self.fields.iter().all(has)
             && self.labels.iter().all(|requirement| match requirement {
                 Requirement::Exists(key) => label(key).is_some(),
                 Requirement::Absent(key) => label(key).is_none(),
@@ -45,6 +46,15 @@ impl Selector {
                 Requirement::NotIn(key, values) => label(key).is_none_or(|is| values.iter().all(|v| v != is)),
             })
     }
+}
+
+fn field(requirement: &str) -> Result<(String, String), String> {
+    let (path, value) = requirement
+        .split_once('=')
+        .filter(|(path, _)| !path.ends_with('!'))
+        .ok_or_else(|| format!("the field selector `{requirement}` is not supported"))?;
+    let pointer = format!("/{}", path.replace('.', "/"));
+    Ok((pointer, value.trim_start_matches('=').to_owned()))
 }
 
 /// Splits at commas that are not between parentheses.
@@ -97,8 +107,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_match_labels_and_names() {
-        let object = json!({"metadata": {"name": "m", "labels": {"a": "1", "b": "2"}}});
+    fn selectors_match_labels_and_fields() {
+        let object = json!({
+            "metadata": {"name": "m", "labels": {"a": "1", "b": "2"}}, "spec": {"nodeName": "n"},
+        });
         for (labels, fields, matches) in [
             ("", "", true),
             ("a=1,b==2", "", true),
@@ -108,10 +120,13 @@ mod tests {
             ("!a", "", false),
             ("c", "", false),
             ("", "metadata.name=n", false),
+            ("", "metadata.name=m,spec.nodeName==n", true),
+            ("", "spec.nodeName=m", false),
+            ("", "status.phase=", true),
         ] {
             let selector = Selector::parse(Some(labels), Some(fields)).unwrap();
             assert_eq!(selector.matches(&object), matches, "{labels} {fields}");
         }
-        assert!(Selector::parse(None, Some("spec.nodeName=n")).is_err());
+        assert!(Selector::parse(None, Some("spec.nodeName!=n")).is_err());
     }
 }

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tower::BoxError;
 use tower::util::BoxCloneSyncService;
 
+use crate::eviction;
 use crate::kind::Kind;
 use crate::patch::Strategy;
 use crate::request::Call;
@@ -128,6 +129,11 @@ impl FakeApiServer {
             }
         });
         BoxCloneSyncService::new(service)
+    }
+
+    /// The resource version of the last write.
+    pub fn version(&self) -> u64 {
+        self.0.state.lock().store.version()
     }
 
     /// The requests so far, in their order.
@@ -292,7 +298,13 @@ impl Inner {
             "" => Part::Main,
             "status" if store.kinds[kind].has_status => Part::Status,
             "eviction" if call.method == Method::POST => {
-                store.delete(&key, &call.body["deleteOptions"]["preconditions"], now, dry_run)?;
+                eviction::evict(
+                    store,
+                    &key,
+                    &call.body["deleteOptions"]["preconditions"],
+                    now,
+                    dry_run,
+                )?;
                 return Ok(Answer::Json(
                     201,
                     json!({"kind": "Status", "status": "Success", "code": 201}),
