@@ -13,6 +13,8 @@ pub mod cloud;
 pub mod core;
 pub mod driver;
 pub mod fleet;
+pub mod kubelet;
+pub mod moving;
 pub mod provider;
 #[path = "../support/stage.rs"]
 #[allow(dead_code)] // the suite uses the rest

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capcmi::configured_driver::{Limits, Namespaces, Settings};
+use capcmi::configured_driver::{CredentialsDirectory, Limits, Namespaces, Settings};
 use capcmi::manager::{self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup};
 use capcmi::metrics::Metrics;
 use cmi_driver::Driver;
@@ -83,7 +83,7 @@ impl Provider {
         self
     }
 
-    /// Its requests to the API server meet the fate that `fate` decides, unless the process has ended.
+    /// Its requests to each API server meet the fate that `fate` decides, unless the process has ended.
     pub fn requests_meet(mut self, fate: impl Fn(&Call) -> Fate + Send + Sync + 'static) -> Self {
         self.requests_meet = Arc::new(fate);
         self
@@ -101,8 +101,8 @@ impl Provider {
             }
         };
         let setup = Setup {
-            api_server: ApiServer::InProcess(world.management.service("provider", on_request)),
-            dial: world.dial(),
+            api_server: ApiServer::InProcess(world.management.service("provider", on_request.clone())),
+            dial: world.dial(on_request),
             metrics: Arc::clone(&metrics),
             drivers: drivers(&self.drivers, world, &trap)?,
             election: self.election.clone(),
@@ -202,6 +202,10 @@ fn driver(entry: &Value, world: &World, trap: &Trap) -> Result<(Settings, Arc<dy
     {
         match key.as_str() {
             "name" => settings.name = serde_json::from_value(value.clone())?,
+            "credentials" => {
+                let directory = serde_json::from_value(value["directory"].clone())?;
+                settings.credentials = Some(CredentialsDirectory::new(directory));
+            }
             "createSettleTime" => settings.create_settle_time = Some(duration(value)?),
             "namespaces" => settings.namespaces = Namespaces::Only(serde_json::from_value(value.clone())?),
             "maxConcurrentCalls" => {

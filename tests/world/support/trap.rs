@@ -115,6 +115,15 @@ impl Trap {
         self.0.state.lock().writes.clone()
     }
 
+    /// Both sides of each call and each write so far.
+    pub fn points(&self) -> Vec<Point> {
+        let state = self.0.state.lock();
+        let sides = [Side::Before, Side::After];
+        let calls = (0..state.calls.len()).flat_map(|call| sides.map(|side| Point::Call(call, side)));
+        let writes = (0..state.writes.len()).flat_map(|write| sides.map(|side| Point::Write(write, side)));
+        calls.chain(writes).collect()
+    }
+
     /// What becomes of a request to the API server.
     pub fn on_request(&self, call: &Call) -> Fate {
         let mut state = self.0.state.lock();
@@ -175,10 +184,12 @@ impl Trap {
 /// The method of a request and the resource that it is about: `PATCH inframachines/status`.
 pub fn name_of(call: &Call) -> String {
     let parts: Vec<_> = call.path.split('/').collect();
+    // The plural follows the group and version, or the namespace.
+    let group_version = if call.path.starts_with("/api/") { 3 } else { 4 };
     let place = parts
         .iter()
         .position(|part| *part == "namespaces")
-        .map_or(0, |place| place + 2);
+        .map_or(group_version, |place| place + 2);
     let subresource = parts
         .get(place + 2)
         .map(|name| format!("/{name}"))

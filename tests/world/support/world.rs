@@ -8,7 +8,7 @@ use capcmi::admission::as_installed;
 use capcmi::wall_clock;
 use capcmi::workload_cluster::{Dial, network};
 use cmi_simulated::{Clock, TimerClock};
-use fake_apiserver::{FakeApiServer, Kind};
+use fake_apiserver::{Call, FakeApiServer, Fate, Kind};
 use futures::FutureExt as _;
 use kube::Client;
 use kube::api::DynamicObject;
@@ -21,6 +21,8 @@ use super::core::Core;
 
 /// The server in kubeconfigs of the workload cluster.
 const WORKLOAD: &str = "https://workload.invalid";
+/// The server of a workload cluster that takes requests and never answers.
+const SILENT: &str = "https://silent.invalid";
 
 /// A management cluster with one namespace, and a workload cluster, both in memory.
 #[derive(Clone)]
@@ -29,6 +31,8 @@ pub struct World {
     pub management: FakeApiServer,
     /// The workload cluster of every Cluster.
     pub workload: FakeApiServer,
+    /// A workload cluster that never answers; see [`World::silent_kubeconfig`].
+    pub silent: FakeApiServer,
     /// The administrator.
     pub admin: Client,
     /// The namespace of the case.
@@ -44,7 +48,7 @@ impl World {
     /// An empty world. Tokio's clock has to be paused: `#[tokio::test(start_paused = true)]`.
     pub async fn new(case: &str) -> Result<Self> {
         let world = Self::without_core(case).await?;
-        let core = Core::start(world.management.client("core"));
+        let core = Core::start(&world.management, &world.workload);
         Ok(Self {
             _core: Some(Arc::new(core)),
             ..world
@@ -58,24 +62,45 @@ impl World {
         let _begun = logs.with_test_writer().try_init();
         wall_clock::follow_tokio();
         let folder = tempfile::tempdir().context("making the folder of the case")?;
-        let management = FakeApiServer::new(management_kinds());
-        let admin = management.client("admin");
+        let (management, workload) = (
+            FakeApiServer::new(management_kinds()),
+            FakeApiServer::new(workload_kinds()),
+        );
         let world = Self {
-            workload: FakeApiServer::new(workload_kinds()),
+            silent: FakeApiServer::new([]),
             namespace: case.to_owned(),
             folder: folder.path().to_owned(),
             clock: TimerClock::start(),
             _folder: Arc::new(folder),
             _core: None,
+            admin: management.client("admin"),
             management,
-            admin,
+            workload,
         };
-        world.make_namespace().await?;
-        // A provider that ran before has left them.
-        for policy in as_installed().context("printing the admission policies")? {
-            management_cluster::apply(&world.admin, policy).await?;
-        }
+        world.prepare().await?;
         Ok(world)
+    }
+
+    /// The same namespace in another management cluster, which has the same workload cluster.
+    pub async fn elsewhere(&self) -> Result<Self> {
+        let management = FakeApiServer::new(management_kinds());
+        let world = Self {
+            admin: management.client("admin"),
+            _core: Some(Arc::new(Core::start(&management, &self.workload))),
+            management,
+            ..self.clone()
+        };
+        world.prepare().await?;
+        Ok(world)
+    }
+
+    /// Makes the namespace, and the admission policies that a provider which ran before has left.
+    async fn prepare(&self) -> Result<()> {
+        self.make_namespace().await?;
+        for policy in as_installed().context("printing the admission policies")? {
+            management_cluster::apply(&self.admin, policy).await?;
+        }
+        Ok(())
     }
 
     /// Another namespace of the same management cluster.
@@ -98,17 +123,44 @@ impl World {
         Arc::new(self.clock)
     }
 
-    /// The way to workload clusters: to the one in memory where the kubeconfig names it, and else over the
-    /// network.
-    pub fn dial(&self) -> Dial {
-        let client = self.workload.client("provider");
+    /// Connects a provider to the workload clusters in memory, and to others over the network. `fate` decides
+    /// about each request to [`World::workload`].
+    pub fn dial(&self, fate: impl Fn(&Call) -> Fate + Clone + Send + Sync + 'static) -> Dial {
+        let client = |service| Client::new(service, "default");
+        let workload = client(self.workload.service("provider", fate));
+        let silent = client(self.silent.service("provider", |_| Fate::Lost));
         Arc::new(move |document| {
-            if String::from_utf8_lossy(&document).contains(WORKLOAD) {
-                let client = client.clone();
-                return async move { Ok(client) }.boxed();
+            let text = String::from_utf8_lossy(&document);
+            let known = [(WORKLOAD, &workload), (SILENT, &silent)];
+            match known.into_iter().find(|(server, _)| text.contains(server)) {
+                Some((_, client)) => {
+                    let client = client.clone();
+                    async move { Ok(client) }.boxed()
+                }
+                None => network()(document),
             }
-            network()(document)
         })
+    }
+
+    /// The kubeconfig of the workload cluster.
+    pub fn workload_kubeconfig() -> String {
+        kubeconfig(&json!({"server": WORKLOAD}), &json!({"token": "t"}))
+    }
+
+    /// A kubeconfig that leads to a workload cluster which never answers.
+    pub fn silent_kubeconfig() -> String {
+        kubeconfig(&json!({"server": SILENT}), &json!({"token": "t"}))
+    }
+
+    /// Writes the Secret with the kubeconfig of a Cluster.
+    pub async fn kubeconfig_secret(&self, cluster: &str, kubeconfig: &str) -> Result<()> {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+            "metadata": {"name": format!("{cluster}-kubeconfig"), "namespace": self.namespace,
+            "labels": {"cluster.x-k8s.io/cluster-name": cluster}},
+            "stringData": {"value": kubeconfig},
+        });
+        management_cluster::apply(&self.admin, secret).await.map(drop)
     }
 
     /// Applies YAML, in which `$NS` stands for the namespace.
@@ -135,29 +187,25 @@ impl World {
             "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
             "name": name}},
         });
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
-            "metadata": {"name": format!("{name}-kubeconfig"), "namespace": self.namespace,
-            "labels": {"cluster.x-k8s.io/cluster-name": name}},
-            "stringData": {"value": kubeconfig()},
-        });
         let bootstrap = json!({
             "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
             "metadata": {"name": "boot", "namespace": self.namespace},
             "stringData": {"value": "#cloud-config", "format": "cloud-config"},
         });
-        for object in [infra, kubeconfig, bootstrap, cluster] {
+        self.kubeconfig_secret(name, &Self::workload_kubeconfig()).await?;
+        for object in [infra, bootstrap, cluster] {
             management_cluster::apply(&self.admin, object).await?;
         }
         Ok(())
     }
 }
 
-fn kubeconfig() -> String {
+/// A kubeconfig with this cluster and this user.
+pub fn kubeconfig(cluster: &Value, user: &Value) -> String {
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "w",
-        "clusters": [{"name": "w", "cluster": {"server": WORKLOAD}}],
-        "users": [{"name": "w", "user": {"token": "t"}}],
+        "clusters": [{"name": "w", "cluster": cluster}],
+        "users": [{"name": "w", "user": user}],
         "contexts": [{"name": "w", "context": {"cluster": "w", "user": "w"}}],
     })
     .to_string()
@@ -189,6 +237,7 @@ fn management_kinds() -> Vec<Kind> {
         Kind::new(core, "Machine", "machines"),
         Kind::new(core, "MachineSet", "machinesets"),
         Kind::new(core, "MachineDeployment", "machinedeployments"),
+        Kind::new(core, "MachineDrainRule", "machinedrainrules").without_status(),
         Kind::new(infra, "InfraMachine", "inframachines"),
         Kind::new(infra, "InfraMachineTemplate", "inframachinetemplates"),
         Kind::new(infra, "InfraCluster", "infraclusters"),

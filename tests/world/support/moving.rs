@@ -1,0 +1,91 @@
+//! `clusterctl move`, as far as the provider meets it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::json;
+
+use super::World;
+use super::fleet::objects;
+
+const CORE: (&str, &str) = ("cluster.x-k8s.io", "v1beta2");
+const INFRA: (&str, &str) = ("infrastructure.capcmi.io", "v1alpha1");
+/// In the order in which owners come before what they own.
+const MOVED: [((&str, &str), &str); 6] = [
+    (CORE, "Cluster"),
+    (INFRA, "InfraCluster"),
+    (("", "v1"), "Secret"),
+    (INFRA, "InfraMachineTemplate"),
+    (CORE, "Machine"),
+    (INFRA, "InfraMachine"),
+];
+
+impl World {
+    /// Moves the objects of the namespace as `clusterctl move` does. Clusters are paused meanwhile. Owner
+    /// references get the new UIDs. Status and deletion timestamp stay behind.
+    pub async fn move_to(&self, target: &Self) -> Result<()> {
+        self.pause_clusters(true).await?;
+        let mut uids = BTreeMap::new();
+        let mut moved = Vec::new();
+        for ((group, version), kind) in MOVED {
+            let (here, there) = (
+                objects(self, group, version, kind),
+                objects(target, group, version, kind),
+            );
+            for object in here.list(&ListParams::default()).await? {
+                let copy = there
+                    .create(&kube::api::PostParams::default(), &copy(&object, &uids))
+                    .await;
+                let copy = copy.with_context(|| format!("moving {kind} {}", object.name_any()))?;
+                uids.insert(object.uid(), copy.uid());
+                moved.push((here.clone(), object.name_any()));
+            }
+        }
+        for (api, name) in moved.into_iter().rev() {
+            forget(&api, &name)
+                .await
+                .with_context(|| format!("deleting {name}"))?;
+        }
+        target.pause_clusters(false).await
+    }
+
+    async fn pause_clusters(&self, paused: bool) -> Result<()> {
+        let clusters = objects(self, CORE.0, CORE.1, "Cluster");
+        for cluster in clusters.list(&ListParams::default()).await? {
+            let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
+            clusters
+                .patch(&cluster.name_any(), &PatchParams::default(), &patch)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// An object for the target, whose owners have the new UIDs.
+fn copy(object: &DynamicObject, uids: &BTreeMap<Option<String>, Option<String>>) -> DynamicObject {
+    let mut copy = object.clone();
+    if let Some(fields) = copy.data.as_object_mut() {
+        fields.remove("status");
+    }
+    let meta = copy.meta_mut();
+    (meta.uid, meta.resource_version, meta.deletion_timestamp) = (None, None, None);
+    for owner in meta.owner_references.iter_mut().flatten() {
+        if let Some(Some(uid)) = uids.get(&Some(owner.uid.clone())) {
+            owner.uid.clone_from(uid);
+        }
+    }
+    copy
+}
+
+async fn forget(api: &Api<DynamicObject>, name: &str) -> Result<()> {
+    let no_finalizers = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    if api.get_opt(name).await?.is_some() {
+        api.patch(name, &PatchParams::default(), &no_finalizers).await?;
+    }
+    if api.get_opt(name).await?.is_some() {
+        api.delete(name, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
