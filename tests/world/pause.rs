@@ -1,27 +1,26 @@
-//! Paused: nothing is done for what is paused, whatever state it is in, and all of it afterwards.
+//! Pauses: the provider leaves a paused object alone in every state, and catches up when the pause ends.
 
 use anyhow::{Result, bail, ensure};
 use capcmi::api::conditions::{self, PAUSED};
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
 use capcmi::api::{annotations, labels};
-use capcmi::apiserver::FIELD_MANAGER;
 use cmi_driver::Operation;
 use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
-use management_cluster::{eventually, stand_in};
+use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::by_hand::{message, says};
-use crate::support::fleet::{bootstrap_secret, objects};
+use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
 const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
 const END: &str = "; take that back to have it go on";
 
-/// DRV-09: before its creation, a machine that is paused gets neither ownership nor VM.
-#[tokio::test]
-async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -> Result<()> {
+/// DRV-09: a machine that is paused before its creation gets neither ownership nor a VM.
+#[tokio::test(start_paused = true)]
+async fn a_machine_paused_before_its_creation_is_created_after_the_pause() -> Result<()> {
     let world = World::new("pause-before").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -54,10 +53,10 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     Ok(())
 }
 
-/// UPD-01, CTL-LM-00: what happened meanwhile, a changed spec or a VM that vanished, is seen to when the
-/// pause ends, and VMs are not even looked at before.
-#[tokio::test]
-async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
+/// UPD-01, CTL-LM-00: a changed spec and a vanished VM are handled when the pause ends. Until then the driver
+/// is not called for the machine.
+#[tokio::test(start_paused = true)]
+async fn a_paused_provisioned_machine_is_left_alone() -> Result<()> {
     let world = World::new("pause-provisioned").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -150,10 +149,9 @@ async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
     Ok(())
 }
 
-/// DRV-07: a deletion that is paused goes no further, by annotation from its start and
-/// by Cluster in the middle.
-#[tokio::test]
-async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
+/// DRV-07: a pause holds a deletion, by annotation from its start and by Cluster in the middle.
+#[tokio::test(start_paused = true)]
+async fn a_paused_deletion_continues_after_the_pause() -> Result<()> {
     let world = World::new("pause-deletion").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -184,7 +182,7 @@ async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
             machine.metadata.deletion_timestamp.is_some() && says(machine, PAUSED, "True", "Paused")
         })
         .await?;
-    // One that is not paused is through with failures and success before the two may go on.
+    // A machine that is not paused fails, and then succeeds, before the two may go on.
     never.delete().await?;
     never
         .until("several failures", |machine| {
@@ -208,8 +206,8 @@ async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
 
 /// The infrastructure cluster contract: paused by annotation, and never written when
 /// it is managed externally.
-#[tokio::test]
-async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn an_infra_cluster_can_be_paused_or_externally_managed() -> Result<()> {
     let world = World::new("pause-cluster").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -226,8 +224,12 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
             .await?;
         let infrastructure =
             json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name});
-        let spec = json!({"infrastructureRef": infrastructure});
-        stand_in::create_cluster(&world.management, &world.namespace, name, spec).await?;
+        let cluster = json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
+            "metadata": {"name": name, "namespace": world.namespace},
+            "spec": {"infrastructureRef": infrastructure},
+        });
+        management_cluster::apply(&world.admin, cluster).await?;
     }
     let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
     let conditions_of =
@@ -259,16 +261,19 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
     })
     .await?;
     let foreign = api.get("foreign").await?;
-    let writers: Vec<_> = foreign
-        .managed_fields()
+    let writes = world.management.writes_of("provider");
+    let to_foreign = writes
         .iter()
-        .filter_map(|entry| entry.manager.clone())
-        .collect();
-    ensure!(!writers.iter().any(|name| name == FIELD_MANAGER), "{writers:?}");
+        .find(|write| write.call.path.contains("/infraclusters/foreign"));
+    ensure!(to_foreign.is_none(), "{to_foreign:?}");
     ensure!(foreign.status.is_none(), "{:?}", foreign.status);
 
     // A machine of it waits for that manager, and is made when it is done.
-    bootstrap_secret(&world, "boot").await?;
+    let bootstrap = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "boot", "namespace": world.namespace},
+        "stringData": {"value": "#cloud-config", "format": "cloud-config"},
+    });
+    management_cluster::apply(&world.admin, bootstrap).await?;
     let machine = ByHand::new(&world, "foreign", "m").create().await?;
     machine
         .until("a machine that waits", |machine| {
@@ -288,8 +293,8 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
 }
 
 /// A template is paused with the Cluster that it is for: by then another management cluster may have it.
-#[tokio::test]
-async fn the_template_of_a_paused_cluster_says_so_and_no_driver_is_asked_about_it() -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_template_of_a_paused_cluster_is_paused_and_not_described() -> Result<()> {
     let world = World::new("pause-template").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;

@@ -1,4 +1,4 @@
-//! What a provider looks at: which namespaces, and which objects of them.
+//! The scope of a provider: its namespaces, and its objects in them.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::labels::WATCH_FILTER;
@@ -61,12 +61,13 @@ async fn has_status(api: &Api<DynamicObject>, name: &str) -> Result<()> {
 }
 
 /// Several providers can share a management cluster: each has the objects that carry its label, and no other.
-#[tokio::test]
-async fn with_a_watch_filter_only_objects_that_carry_its_label_are_looked_at() -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_watch_filter_limits_a_provider_to_the_objects_with_its_label() -> Result<()> {
     let world = World::new("filter").await?;
     let cloud = Cloud::new(&world);
     let stage = Stage::set(&world).await?;
-    let provider = Provider::new(cloud.drivers(json!({}))).flag("--watch-filter=mine");
+    let provider = Provider::new(cloud.drivers(json!({})))
+        .with(|options| options.watch_filter = Some("mine".to_owned()));
     let _provider = provider.start(&world).await?;
     let others = [
         stage.machine("unlabelled"),
@@ -131,16 +132,16 @@ async fn with_a_watch_filter_only_objects_that_carry_its_label_are_looked_at() -
 }
 
 /// DRV-08: without `--namespace`, one process serves every namespace, and keeps them apart.
-#[tokio::test]
-async fn without_a_namespace_one_provider_serves_them_all() -> Result<()> {
-    let (here, there) = (World::new("here").await?, World::new("there").await?);
+#[tokio::test(start_paused = true)]
+async fn a_provider_without_a_namespace_serves_all_of_them() -> Result<()> {
+    let here = World::new("here").await?;
+    let there = here.beside("there").await?;
     let cloud = Cloud::new(&here);
-    let provider = Provider::new(cloud.drivers(json!({}))).everywhere(&here.namespace);
-    let _provider = provider.start(&here).await?;
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&here).await?;
     let mut machines: Vec<(ByHand, InfraMachine)> = Vec::new();
     for world in [&here, &there] {
         let stage = Stage::set(world).await?;
-        let machine = labelled(stage.machine("m"), &here.namespace).create().await?;
+        let machine = stage.machine("m").create().await?;
         let provisioned = machine.provisioned().await?;
         machines.push((machine, provisioned));
     }
