@@ -23,6 +23,7 @@ mod orphans;
 mod pause;
 mod relist;
 mod scope;
+mod secrets;
 mod shards;
 mod shutdown;
 mod stale_cache;
