@@ -30,3 +30,4 @@ mod stale_cache;
 mod support;
 mod update;
 mod visibility;
+mod volume_drain;
