@@ -19,6 +19,7 @@ mod malformed;
 mod metrics;
 mod moving;
 mod named_ids;
+mod not_ready_taint;
 mod orphans;
 mod pause;
 mod relist;

@@ -52,27 +52,6 @@ impl Proxy {
         hook: impl Fn(&ProxiedRequest) -> Fault + Send + Sync + 'static,
     ) -> Result<Self> {
         let (url, authority) = (management.url(), management.authority());
-        Self::in_front_of(url, authority, management, hook).await
-    }
-
-    /// As [`Proxy::start`], in front of the API server of the workload cluster of `management`.
-    ///
-    /// # Errors
-    /// As [`Proxy::start`], or when the workload cluster does not start.
-    pub async fn of_workload(
-        management: &ManagementCluster,
-        hook: impl Fn(&ProxiedRequest) -> Fault + Send + Sync + 'static,
-    ) -> Result<Self> {
-        let workload = management.workload().await?;
-        Self::in_front_of(workload.url(), workload.authority(), management, hook).await
-    }
-
-    async fn in_front_of(
-        url: &str,
-        authority: &str,
-        management: &ManagementCluster,
-        hook: impl Fn(&ProxiedRequest) -> Fault + Send + Sync + 'static,
-    ) -> Result<Self> {
         let upstream = Arc::new(Upstream::new(url, authority, Box::new(hook))?);
         let authority = Authority::new("proxy")?;
         let acceptor = acceptor(&authority)?;

@@ -93,11 +93,6 @@ impl Workload {
         kubeconfig::render(server, &self.api_server.authority, &self.bootstrap_token)
     }
 
-    /// Certificate of its authority, as PEM.
-    pub(crate) fn authority(&self) -> &str {
-        &self.api_server.authority
-    }
-
     /// Bootstrap data of a machine: a cloud-config which writes a kubeconfig for this API server, whose token
     /// is a bootstrap token. The bearer may read, create and patch Nodes, and ask for the certificate of one.
     ///
