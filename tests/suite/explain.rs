@@ -175,7 +175,20 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
 /// The column and the page of an InfraCluster without a driver. `tests/world` covers its messages and events.
 async fn an_infra_cluster_without_a_driver_is_explained(world: &World) -> Result<()> {
     world
-        .cluster_with("undriven", json!({"driver": "nowhere"}))
+        .apply(
+            r"
+apiVersion: infrastructure.capcmi.io/v1alpha1
+kind: InfraCluster
+metadata: {name: undriven, namespace: $NS}
+spec: {driver: nowhere, controlPlaneEndpoint: {host: 127.0.0.1, port: 6443}}
+---
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: Cluster
+metadata: {name: undriven, namespace: $NS}
+spec:
+  infrastructureRef: {apiGroup: infrastructure.capcmi.io, kind: InfraCluster, name: undriven}
+",
+        )
         .await?;
     ByHand::new(world, "undriven", "waits").create().await?;
     eventually(DEADLINE, "a column that says why", async || {
