@@ -1,5 +1,8 @@
 //! Secrets: needed, missing, wrong, and renewed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
@@ -11,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::support::by_hand::{self, all_become, delete_all, is_provisioned, patch_all};
 use crate::support::fleet::objects;
-use crate::support::{ByHand, Cloud, Provider, Trap, World};
+use crate::support::{ByHand, Cloud, Provider, World};
 
 const TOKEN: &str = "the-right-token";
 const WRONG: &str = "the-wrong-token";
@@ -202,8 +205,19 @@ async fn deleting_a_namespace_deletes_every_vm() -> Result<()> {
     let cloud = Cloud::new(&world);
     let credentials = Credentials::new(&world, TOKEN)?;
     let drivers = cloud.drivers_with(credentials.entry(), json!({"credentials": {"token": TOKEN}}));
-    let trap = Trap::counting();
-    let _provider = Provider::new(drivers).caught_in(&trap).start(&world).await?;
+    let ends = Arc::new(AtomicBool::new(false));
+    let has_ended = Arc::clone(&ends);
+    let _provider = Provider::new(drivers)
+        .requests_meet(move |call| {
+            let is_create = call.method == Method::POST && call.path.contains("/namespaces/");
+            if is_create && has_ended.load(Ordering::SeqCst) {
+                Fate::Refused(403, "Forbidden")
+            } else {
+                Fate::Served
+            }
+        })
+        .start(&world)
+        .await?;
     world.cluster("c").await?;
     let names = ["a", "b", "c"].map(str::to_owned);
     ByHand::create_all(&names.clone().map(|name| ByHand::new(&world, "c", name))).await?;
@@ -213,10 +227,7 @@ async fn deleting_a_namespace_deletes_every_vm() -> Result<()> {
     .await?;
     cloud.holds(3).await?;
     // The namespace controller deletes all objects, and the API server refuses to create others.
-    trap.fault(|call| {
-        let is_create = call.method == Method::POST && call.path.contains("/namespaces/");
-        is_create.then_some(Fate::Refused(403, "Forbidden"))
-    });
+    ends.store(true, Ordering::SeqCst);
     for (group, version, kind) in [
         ("", "v1", "Secret"),
         ("cluster.x-k8s.io", "v1beta2", "Cluster"),
@@ -332,13 +343,16 @@ impl Credentials {
 async fn a_forbidden_secret_is_reported_and_read_once_permitted() -> Result<()> {
     let world = World::new("forbidden").await?;
     let cloud = Cloud::new(&world);
-    let trap = Trap::counting();
-    trap.fault(|call| {
-        let is_locked = call.path.ends_with("/secrets/locked");
-        is_locked.then_some(Fate::Refused(403, "Forbidden"))
-    });
+    let allowed = Arc::new(AtomicBool::new(false));
+    let is_allowed = Arc::clone(&allowed);
     let _provider = Provider::new(cloud.drivers(json!({})))
-        .caught_in(&trap)
+        .requests_meet(move |call| {
+            if call.path.ends_with("/secrets/locked") && !is_allowed.load(Ordering::SeqCst) {
+                Fate::Refused(403, "Forbidden")
+            } else {
+                Fate::Served
+            }
+        })
         .start(&world)
         .await?;
     world.cluster("c").await?;
@@ -362,7 +376,7 @@ async fn a_forbidden_secret_is_reported_and_read_once_permitted() -> Result<()> 
         last.is_some_and(|last| last.next_retry_time.is_some()),
         "no next try"
     );
-    trap.fault(|_| None);
+    allowed.store(true, Ordering::SeqCst);
     machine.provisioned().await?;
     Ok(())
 }
