@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, DuplicateName, Settings};
@@ -82,12 +83,17 @@ pub enum Diagnostics {
     Secure(TcpListener),
 }
 
-/// The Runtime Extension, which Cluster API calls.
-pub struct RuntimeExtension {
-    /// The listener of the Runtime Extension.
-    pub listener: TcpListener,
-    /// The server certificate and the CA whose clients may connect.
-    pub tls: ServerTls,
+/// How the Runtime Extension is served.
+pub enum RuntimeExtension {
+    /// Over HTTPS, to Cluster API.
+    Https {
+        /// The listener.
+        listener: TcpListener,
+        /// The server certificate and the CA whose clients may connect.
+        tls: ServerTls,
+    },
+    /// To the holder of the other end, in this process.
+    InProcess(oneshot::Sender<axum::Router>),
 }
 
 /// Why a manager ended, or did not start.
@@ -188,11 +194,15 @@ impl Running {
                 namespace: context.options.namespace.clone(),
                 watch_filter: context.options.watch_filter.clone(),
             });
-            let tls = Tls::Files(Arc::new(extension.tls));
-            services.spawn(
-                "the Runtime Extension",
-                serve::serve(extension.listener, Some(tls), router),
-            );
+            match extension {
+                RuntimeExtension::Https { listener, tls } => {
+                    let tls = Tls::Files(Arc::new(tls));
+                    let name = "the Runtime Extension";
+                    services.spawn(name, serve::serve(listener, Some(tls), router));
+                }
+                // The other end may be gone: nothing is served then.
+                RuntimeExtension::InProcess(taker) => drop(taker.send(router)),
+            }
         }
         for driver in context.drivers.iter().map(Arc::clone) {
             services.spawn("a driver's probe", async move { driver.run().await });
