@@ -158,6 +158,8 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         // An adopted VM may lack the tag of its machine, and the watch may not show any write of this
         // reconcile.
         Outcome::Provisioned(_) if Adoption::of(before) != Adoption::None => Some(Duration::ZERO),
+        // After a move the VM may lack a part of the spec, and the watch may not show any write either.
+        Outcome::Provisioned(_) if identity::provider_id(before).is_some() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)
         | Outcome::NotSupported(_)
