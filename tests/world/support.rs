@@ -13,6 +13,7 @@ pub mod cloud;
 pub mod core;
 pub mod driver;
 pub mod fleet;
+pub mod hooks;
 pub mod kubelet;
 pub mod moving;
 pub mod provider;

@@ -2,31 +2,47 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use capcmi::api::annotations;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Resource as _, ResourceExt as _};
+use management_cluster::eventually;
 use serde_json::json;
 
-use super::World;
 use super::fleet::objects;
+use super::{DEADLINE, World};
 
 const CORE: (&str, &str) = ("cluster.x-k8s.io", "v1beta2");
 const INFRA: (&str, &str) = ("infrastructure.capcmi.io", "v1alpha1");
 /// In the order in which owners come before what they own.
-const MOVED: [((&str, &str), &str); 6] = [
+const MOVED: [((&str, &str), &str); 7] = [
     (CORE, "Cluster"),
     (INFRA, "InfraCluster"),
     (("", "v1"), "Secret"),
     (INFRA, "InfraMachineTemplate"),
     (CORE, "Machine"),
     (INFRA, "InfraMachine"),
+    (INFRA, "InfraMachineRemediation"),
 ];
 
 impl World {
-    /// Moves the objects of the namespace as `clusterctl move` does. Clusters are paused meanwhile. Owner
-    /// references get the new UIDs. Status and deletion timestamp stay behind.
+    /// Moves the objects of the namespace as `clusterctl move` does. Clusters are paused meanwhile, and
+    /// InfraMachines may block the move. Owner references get the new UIDs. Status and deletion timestamp stay
+    /// behind.
     pub async fn move_to(&self, target: &Self) -> Result<()> {
         self.pause_clusters(true).await?;
+        let machines = objects(self, INFRA.0, INFRA.1, "InfraMachine");
+        eventually(DEADLINE, "a move that nothing blocks", async || {
+            let mut all = machines.list(&ListParams::default()).await?.items.into_iter();
+            let blocking = all.find(|machine| machine.annotations().contains_key(annotations::BLOCK_MOVE));
+            ensure!(
+                blocking.is_none(),
+                "{:?}",
+                blocking.map(|machine| machine.name_any())
+            );
+            Ok(())
+        })
+        .await?;
         let mut uids = BTreeMap::new();
         let mut moved = Vec::new();
         for ((group, version), kind) in MOVED {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capcmi::configured_driver::{CredentialsDirectory, Limits, Namespaces, Settings};
-use capcmi::manager::{self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup};
+use capcmi::manager::{
+    self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, RuntimeExtension, Setup,
+};
 use capcmi::metrics::Metrics;
 use cmi_driver::Driver;
 use cmi_simulated::SimulatedDriver;
@@ -17,6 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::driver::Mortal;
+use super::hooks::Hooks;
 use super::{Trap, World};
 
 /// How a provider is started.
@@ -37,6 +40,7 @@ type RequestsMeet = Arc<dyn Fn(&Call) -> Fate + Send + Sync>;
 pub struct Replica {
     trap: Trap,
     metrics: Arc<Metrics>,
+    hooks: Option<oneshot::Receiver<axum::Router>>,
     stop: Option<oneshot::Sender<()>>,
     run: JoinHandle<Result<(), manager::Error>>,
 }
@@ -93,6 +97,7 @@ impl Provider {
     pub async fn start(&self, world: &World) -> Result<Replica> {
         let trap = self.trap.clone().unwrap_or_else(Trap::counting);
         let metrics = Arc::new(Metrics::new());
+        let (take_hooks, hooks) = oneshot::channel();
         let on_request = {
             let (trap, requests_meet) = (trap.clone(), Arc::clone(&self.requests_meet));
             move |call: &Call| match trap.on_request(call) {
@@ -109,7 +114,7 @@ impl Provider {
             options: self.options.clone(),
             health: TcpListener::bind("127.0.0.1:0").await?,
             diagnostics: Diagnostics::Off,
-            runtime_extension: None,
+            runtime_extension: Some(RuntimeExtension::InProcess(take_hooks)),
             grace: Duration::from_secs(30),
         };
         let (stop, stopped) = oneshot::channel();
@@ -122,6 +127,7 @@ impl Provider {
             run: tokio::spawn(manager::run(setup, stopped)),
             trap,
             metrics,
+            hooks: Some(hooks),
             stop: Some(stop),
         })
     }
@@ -154,6 +160,12 @@ impl Replica {
     /// Its trap.
     pub fn trap(&self) -> &Trap {
         &self.trap
+    }
+
+    /// The hooks of its Runtime Extension, for one caller.
+    pub async fn hooks(&mut self) -> Result<Hooks> {
+        let hooks = self.hooks.take().context("the hooks were taken before")?;
+        Ok(Hooks::new(hooks.await.context("the manager serves no hooks")?))
     }
 
     /// The text that `/metrics` has.
