@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions::reason;
 use capcmi::api::v1alpha1::InfraMachineSpec;
 use cmi_driver::Operation;
 use cmi_simulated::Vm;
@@ -13,7 +14,9 @@ use management_cluster::eventually;
 use management_cluster::kubeadm::KubeadmProviders;
 use serde_json::json;
 
-use crate::remediation::{fall_silent, permitted, restarts};
+use crate::remediation::{
+    event, fall_silent, machine, no_time_is_left, of, permitted, remediation, replaced, restarts, uids,
+};
 use crate::support::by_hand::small;
 use crate::support::fleet::objects;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
@@ -41,7 +44,7 @@ fn phase(machine: &DynamicObject) -> &str {
 
 /// A machine that waits for a quota is no sick one: what took its place would wait as well.
 #[tokio::test]
-async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine_that_waits() -> Result<()> {
+async fn the_sample_health_check_replaces_a_vanished_vm_and_no_waiting_machine() -> Result<()> {
     let world = World::new("sample-check").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({"quota": 4})))
@@ -103,17 +106,19 @@ async fn the_sample_of_a_health_check_replaces_a_vm_that_vanished_and_no_machine
     Ok(())
 }
 
+/// The machine is restarted and keeps its VM. When no guest comes back, it is replaced after as many restarts
+/// as the sample allows.
 #[tokio::test]
-async fn the_sample_of_a_remediation_restarts_a_vm_whose_node_is_silent() -> Result<()> {
+async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> Result<()> {
     let world = World::new("sample-restart").await?;
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({})));
     let _provider = provider.flag("--enable-remediation").start(&world).await?;
-    let _kubelets = world.kubelets(&cloud);
+    let kubelets = world.kubelets(&cloud);
     // Of two machines, one that is sick would be more than the sample allows.
     let fleet = Fleet::create(&world, "md", 3).await?;
-    fleet.running(3).await?;
+    let before = uids(&fleet.running(3).await?);
     let vms = cloud.holds(3).await?;
     let second = [
         ("my-cluster-md-0", "md"),
@@ -122,32 +127,54 @@ async fn the_sample_of_a_remediation_restarts_a_vm_whose_node_is_silent() -> Res
     ];
     apply(&world, "remediation.yaml", &second)?;
     fall_silent(&world, &vms[0]).await?;
-    restarts(&cloud, &vms[0].name, 1).await?;
-    // The guest has booted, and its kubelet has registered anew.
-    let machines = objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine");
-    let requests = objects(
-        &world,
-        "infrastructure.capcmi.io",
-        "v1alpha1",
-        "InfraMachineRemediation",
-    );
-    eventually(DEADLINE, "the end of the remediation", async || {
-        let left = requests.list(&ListParams::default()).await?.items.len();
-        ensure!(left == 0, "{left} remediations");
-        let machine = machines.get(&vms[0].name).await?;
+    let name = &vms[0].name;
+    restarts(&cloud, name, 1).await?;
+    // Not on the Machine: that may be healthy before it can be said there.
+    event(&world, name, reason::RESTARTED).await?;
+    // The guest boots, and its kubelet registers again.
+    eventually(DEADLINE, "a Machine that is healthy again", async || {
+        let machine = machine(&world, name).await?;
         ensure!(phase(&machine) == "Running", "{:#}", machine.data["status"]);
+        ensure!(
+            of(&machine, "HealthCheckSucceeded")["status"] == "True",
+            "{:#}",
+            machine.data
+        );
+        ensure!(of(&machine, "OwnerRemediated").is_null(), "{:#}", machine.data);
+        ensure!(
+            remediation(&world, name).await?.is_none(),
+            "the remediation is there"
+        );
         Ok(())
     })
     .await?;
+    ensure!(uids(&fleet.running(3).await?) == before, "a Machine was replaced");
     let ids = |vms: &[Vm]| vms.iter().map(|vm| vm.id).collect::<Vec<_>>();
     ensure!(ids(&cloud.holds(3).await?) == ids(&vms), "a VM was replaced");
-    Ok(())
+
+    // No guest comes back.
+    drop(kubelets);
+    let hopeless = &vms[1].name;
+    fall_silent(&world, &vms[1]).await?;
+    restarts(&cloud, hopeless, 1).await?;
+    no_time_is_left(&world, hopeless)?;
+    replaced(&world, hopeless).await?;
+    restarts(&cloud, hopeless, 2).await?;
+    event(&world, hopeless, reason::RESTARTS_EXHAUSTED).await?;
+    let _kubelets = world.kubelets(&cloud);
+    fleet.running(3).await?;
+    let after = ids(&cloud.holds(3).await?);
+    ensure!(
+        after.contains(&vms[0].id) && after.contains(&vms[2].id),
+        "other VMs were touched: {after:?}"
+    );
+    restarts(&cloud, name, 1).await?;
+    restarts(&cloud, &vms[2].name, 0).await
 }
 
 /// INI-02: a Node that registers with one taint and is freed of another takes no Pods for ever.
 #[tokio::test]
-async fn the_sample_of_the_not_ready_taint_has_kubelets_register_with_the_one_that_is_removed() -> Result<()>
-{
+async fn the_sample_not_ready_taint_is_registered_and_removed_by_one_key() -> Result<()> {
     let world = World::new("sample-taint").await?;
     let _providers = KubeadmProviders::start(&world.management, &world.namespace).await?;
     apply(&world, "not-ready-taint.yaml", &[("my-cluster-md-0", "md-0")])?;
@@ -169,7 +196,7 @@ async fn the_sample_of_the_not_ready_taint_has_kubelets_register_with_the_one_th
 
 /// The autoscaler itself does not run here: what it reads is there, and it may read it.
 #[tokio::test]
-async fn the_sample_of_an_autoscaler_from_zero_has_no_machines_and_what_it_reads() -> Result<()> {
+async fn the_sample_autoscaler_from_zero_finds_all_that_it_reads() -> Result<()> {
     let world = World::new("sample-zero").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;

@@ -10,6 +10,7 @@
 mod adoption;
 mod crash_points;
 mod explain;
+mod health_check;
 mod identity;
 mod idle;
 mod late_create;
@@ -23,6 +24,7 @@ mod not_ready_taint;
 mod orphans;
 mod pause;
 mod relist;
+mod remediation;
 mod scope;
 mod secrets;
 mod shards;
