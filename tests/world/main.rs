@@ -13,6 +13,7 @@ mod explain;
 mod health_check;
 mod identity;
 mod idle;
+mod in_place_update;
 mod late_create;
 mod leadership;
 mod lifecycle;

@@ -9,7 +9,7 @@ use crate::support::{Authority, Cloud, DEADLINE, Extension, Provider, World};
 
 /// Without a certificate, and with that of another authority, no hook is answered; not even the discovery.
 #[tokio::test]
-async fn with_an_authority_of_clients_the_extension_answers_its_clients_alone() -> Result<()> {
+async fn the_extension_answers_only_clients_of_its_authority() -> Result<()> {
     let world = World::new("in-place-clients").await?;
     let (own, foreign) = (world.folder.join("own"), world.folder.join("foreign"));
     for folder in [&own, &foreign] {

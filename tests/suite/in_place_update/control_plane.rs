@@ -21,8 +21,7 @@ use crate::support::{Authority, Backing, DEADLINE, Extension, Fleet, World};
 /// Machine after the other, and writes the new spec into its InfraMachine; core calls UpdateMachine. A kill
 /// in the middle of that replaces no VM.
 #[tokio::test]
-async fn a_kubeadm_control_plane_is_updated_in_place_where_the_driver_can_and_rolled_where_not() -> Result<()>
-{
+async fn a_kubeadm_control_plane_is_updated_in_place_or_rolled() -> Result<()> {
     // KubeadmControlPlane takes a second for each of its many steps otherwise.
     let world = World::new("in-place-kcp").await?;
     let in_place = InPlace::of(world, Backing::InProcess, json!({})).await?;

@@ -1,26 +1,23 @@
-//! Calls that are in flight when something else is asked of their machine.
+//! An update that is under way when its machine is moved, by the real clusterctl.
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi::api::annotations;
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
 use kube::ResourceExt as _;
-use kube::api::DeleteParams;
 use management_cluster::stand_in::StandInController;
 use management_cluster::{Process, eventually};
 use serde_json::json;
 
-use super::{InPlace, called, deployments, ids, retemplate, settled, tier};
-use crate::support::fleet::objects;
+use super::{InPlace, called, ids, retemplate, settled, tier};
 use crate::support::{Backing, Cloud, DEADLINE, Extension, Fleet, Provider, bootstrap};
-
-/// A call that is held has to end by its release alone.
-const PATIENT: &str = "1h";
 
 /// `clusterctl move` does not cut an update in two: it waits for the call, and the target finds it done.
 #[tokio::test]
-async fn clusterctl_waits_for_the_call_of_an_update_and_the_target_makes_no_other() -> Result<()> {
-    let source = patient("in-place-block").await?;
+async fn clusterctl_waits_for_the_call_of_an_update() -> Result<()> {
+    // The call is held, and has to end by its release alone.
+    let patient = json!({"timeouts": {"updateMachine": "1h"}});
+    let source = InPlace::with("in-place-block", Backing::InProcess, patient).await?;
     let (world, cloud) = (&source.world, &source.cloud);
     let target = world.elsewhere().await?;
     target.apply(bootstrap::KINDS).await?;
@@ -55,43 +52,6 @@ async fn clusterctl_waits_for_the_call_of_an_update_and_the_target_makes_no_othe
     let calls = cloud.count(Operation::UpdateMachine, &before[0].name)?;
     ensure!(calls == 1, "{calls} updates");
     Extension::unregister(world).await
-}
-
-/// A deletion waits for the call, and takes the VM; it is neither updated again nor left.
-#[tokio::test]
-async fn a_machine_that_is_deleted_while_its_vm_is_updated_takes_the_vm_along() -> Result<()> {
-    let in_place = patient("in-place-deleted").await?;
-    let (world, cloud) = (&in_place.world, &in_place.cloud);
-    let _serving = in_place.serve().await?;
-    let fleet = in_place.fleet(1).await?;
-    let name = cloud.holds(1).await?[0].name.clone();
-    cloud.fail(json!([{"operation": "UpdateMachine", "hang": "held"}]))?;
-    retemplate(&fleet, "md-2", tier("gold")).await?;
-    called(cloud, &name).await?;
-    deployments(&fleet).delete("md", &DeleteParams::default()).await?;
-    let infra_machines = objects(world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
-    eventually(DEADLINE, "an InfraMachine that core deletes", async || {
-        let machine = infra_machines.get(&name).await?;
-        ensure!(machine.metadata.deletion_timestamp.is_some(), "not yet");
-        Ok(())
-    })
-    .await?;
-    ensure!(is_in_flight(cloud)?, "the call has ended");
-    let deletes = cloud.count(Operation::DeleteMachine, &name)?;
-    ensure!(deletes == 0, "two calls change the VM at a time");
-
-    cloud.fail(json!([]))?;
-    fleet.gone().await?;
-    cloud.holds(0).await?;
-    let calls = cloud.count(Operation::UpdateMachine, &name)?;
-    ensure!(calls == 1, "{calls} updates");
-    Extension::unregister(world).await
-}
-
-/// With a driver whose updates are waited for.
-async fn patient(case: &str) -> Result<InPlace> {
-    let entry = json!({"timeouts": {"updateMachine": PATIENT}});
-    InPlace::with(case, Backing::InProcess, entry).await
 }
 
 /// Whether an update has begun and not ended.

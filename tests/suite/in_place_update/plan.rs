@@ -1,4 +1,5 @@
-//! What `capcmi plan` prints and how it ends, beside the rollouts themselves.
+//! What `capcmi plan` prints and how it ends, beside the rollouts themselves: a process, and what it reads of
+//! extensions that Cluster API has discovered.
 
 use std::process::Output;
 
@@ -11,11 +12,13 @@ use crate::support::{Backing, ByHand, Extension, Fleet, World};
 /// In place, replaced and refused, with the exit code 1 for what no machine can be made from; for operators
 /// and, with the same words, for scripts. A driver that is away is no forecast.
 #[tokio::test]
-async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> Result<()> {
-    let in_place = InPlace::new("in-place-plan").await?;
+async fn a_plan_forecasts_updates_replacements_and_refusals() -> Result<()> {
+    let world = World::new("in-place-plan").await?;
+    let in_place = InPlace::of(world, Backing::InProcess, json!({})).await?;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
-    let _serving = in_place.serve().await?;
-    let fleet = in_place.fleet(1).await?;
+    let _provider = in_place.provider.start(world).await?;
+    in_place.extension.register(world).await?;
+    let fleet = deployed(&in_place).await?;
     let before = cloud.holds(1).await?;
     let mut replaced = tier("gold");
     replaced["size"] = json!("medium");
@@ -88,23 +91,17 @@ async fn a_plan_names_what_is_refused_and_is_none_while_the_driver_is_away() -> 
         "{error}"
     );
     cloud.fail(json!([]))?;
+    core_gates_count(&in_place).await?;
     ensure!(cloud.vms()? == before, "a plan has changed something");
     Extension::unregister(world).await
 }
 
-/// On a management cluster of its own, since core's Deployment is one for all namespaces.
-#[tokio::test]
-async fn a_plan_says_which_gate_of_core_is_off_and_replaces_the_machine() -> Result<()> {
-    let here = World::new("in-place-gate").await?;
-    let world = here.elsewhere().await?;
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": world.namespace}});
-    management_cluster::apply(&world.admin, namespace).await?;
-    let in_place = InPlace::of(world, Backing::InProcess, json!({})).await?;
+/// A MachineDeployment without replicas, and a machine as if it had made it.
+async fn deployed(in_place: &InPlace) -> Result<Fleet<'_>> {
     let world = &in_place.world;
     world.cluster("md").await?;
     let fleet = Fleet::of(world, "md");
     fleet.template("md-1", tier("bronze")).await?;
-    fleet.template("md-2", tier("gold")).await?;
     let bootstrap = json!({"spec": {"template": {"spec": {"bootstrap": {
         "dataSecretName": null,
         "configRef": {
@@ -113,14 +110,20 @@ async fn a_plan_says_which_gate_of_core_is_off_and_replaces_the_machine() -> Res
     }}}}});
     fleet.deployment_with("md-1", 0, &bootstrap).await?;
     let of_it = json!({"cluster.x-k8s.io/cluster-name": "md", "cluster.x-k8s.io/deployment-name": "md"});
-    ByHand::new(world, "md", "g-1")
+    let machine = ByHand::new(world, "md", "g-1")
         .machine("/metadata/labels", of_it)
+        .infra("/spec/providerSpec", tier("bronze"))
         .infra(
             "/metadata/annotations",
             json!({"cluster.x-k8s.io/cloned-from-name": "md-1"}),
-        )
-        .create()
-        .await?;
+        );
+    machine.create().await?.provisioned().await?;
+    Ok(fleet)
+}
+
+/// Holds the plan against core's Deployment, which no other case of this management cluster has or reads.
+async fn core_gates_count(in_place: &InPlace) -> Result<()> {
+    let world = &in_place.world;
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "capi-system"}});
     management_cluster::apply(&world.admin, namespace).await?;
     for (gate, said) in [
@@ -128,14 +131,21 @@ async fn a_plan_says_which_gate_of_core_is_off_and_replaces_the_machine() -> Res
         ("RuntimeSDK=true,InPlaceUpdates=false", "InPlaceUpdates"),
     ] {
         core_with(world, gate).await?;
-        let off = text(&planned(&in_place, "md-2", &[])?.stdout);
+        let off = text(&planned(in_place, "in-place", &[])?.stdout);
         let expected = format!("replaced   core's feature gate {said} is off");
         ensure!(off.contains(&expected), "{off}");
     }
     core_with(world, "RuntimeSDK=true,InPlaceUpdates=true").await?;
-    let on = text(&planned(&in_place, "md-2", &[])?.stdout);
+    let on = text(&planned(in_place, "in-place", &[])?.stdout);
     ensure!(!on.contains("feature gate"), "{on}");
-    Ok(())
+    world
+        .kubectl(&[
+            "delete",
+            "deployment",
+            "capi-controller-manager",
+            "--namespace=capi-system",
+        ])
+        .map(drop)
 }
 
 async fn core_with(world: &World, gates: &str) -> Result<()> {

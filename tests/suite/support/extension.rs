@@ -62,12 +62,7 @@ impl Extension {
         register(world, &self.address, &certificate).await
     }
 
-    /// Calls a hook as Cluster API does.
-    pub async fn call(&self, hook: &str, request: &Value) -> Result<Value> {
-        self.call_as(None, hook, request).await
-    }
-
-    /// As [`Extension::call`], with this certificate and its key.
+    /// Calls a hook as Cluster API does, with this certificate and its key.
     pub async fn call_as(
         &self,
         client: Option<&(PathBuf, PathBuf)>,
@@ -97,7 +92,7 @@ impl Extension {
 
 /// Registers what is served at an address, with the certificate of its authority, for the namespace of the
 /// case, and waits until Cluster API has asked what that is.
-pub async fn register(world: &World, address: &str, authority: &str) -> Result<()> {
+async fn register(world: &World, address: &str, authority: &str) -> Result<()> {
     let config = json!({
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
         "metadata": {"name": world.namespace},
