@@ -17,7 +17,7 @@ use management_cluster::proxy::{Fault, Proxy};
 use management_cluster::{eventually, stand_in};
 use serde_json::json;
 
-use self::seen::{Failure, Kind, Subject, hold_against_record, records};
+use self::seen::{Failure, Kind, Subject, hold_against_records, records};
 use crate::support::by_hand::{condition, is_provisioned, says, small};
 use crate::support::fleet::objects;
 use crate::support::provider::{Replica, service_account};
@@ -129,14 +129,14 @@ fn every_failure_has_a_record_and_every_record_a_failure() -> Result<()> {
 
 /// Holds what is to be seen of machines against the records of these names.
 async fn all_recorded(world: &World, provider: &Replica, failures: &[(&str, &str)]) -> Result<()> {
-    for &(name, machine) in failures {
-        let failure = Failure {
+    let failures: Vec<_> = failures
+        .iter()
+        .map(|&(name, machine)| Failure {
             name,
             subject: Subject::Object(Kind::Machine, machine),
-        };
-        hold_against_record(world, provider, failure).await?;
-    }
-    Ok(())
+        })
+        .collect();
+    hold_against_records(world, provider, &failures).await
 }
 
 /// The only VM of this name.
@@ -274,14 +274,15 @@ async fn what_is_wrong_with_what_machines_share_is_to_be_seen() -> Result<()> {
     world.cluster_with("c", json!({"driver": "nowhere"})).await?;
     let without = json!({"providerSpec": small()});
     Fleet::of(&world, "c").template_with("without", without).await?;
-    for (name, kind, object) in [
+    let failures = [
         ("infra-cluster-driver", Kind::Cluster, "c"),
         ("template-driver", Kind::MachineTemplate, "without"),
-    ] {
-        let subject = Subject::Object(kind, object);
-        hold_against_record(&world, &provider, Failure { name, subject }).await?;
-    }
-    Ok(())
+    ];
+    let failures = failures.map(|(name, kind, object)| Failure {
+        name,
+        subject: Subject::Object(kind, object),
+    });
+    hold_against_records(&world, &provider, &failures).await
 }
 
 /// A driver that hangs: what its calls say that took too long, and the machines for which none is left.
@@ -355,7 +356,7 @@ async fn an_orphan_is_to_be_seen() -> Result<()> {
         name: "orphan",
         subject: Subject::Object(Kind::Cluster, "c"),
     };
-    hold_against_record(&world, &provider, failure).await
+    hold_against_records(&world, &provider, &[failure]).await
 }
 
 #[tokio::test]
@@ -546,5 +547,5 @@ async fn an_api_server_that_does_not_answer_is_one_line_of_the_log() -> Result<(
         name: "api-server",
         subject: Subject::ApiServer,
     };
-    hold_against_record(&world, &provider, failure).await
+    hold_against_records(&world, &provider, &[failure]).await
 }

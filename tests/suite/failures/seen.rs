@@ -1,11 +1,11 @@
 //! What is to be seen of a failure, in the words that every run has in common, held against what is recorded
 //! in the repository: the table of docs/operations.md is made from that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions;
 use jiff::Timestamp;
@@ -64,6 +64,7 @@ pub enum Shown {
 }
 
 /// What a case has caused.
+#[derive(Clone, Copy)]
 pub struct Failure<'a> {
     /// Name of the record.
     pub name: &'a str,
@@ -81,7 +82,7 @@ pub enum Subject<'a> {
 }
 
 /// The kinds of the provider whose objects say how they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Machine,
     Cluster,
@@ -125,127 +126,199 @@ pub fn records() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/failures/records")
 }
 
-/// Waits until all that is to be seen of a failure is what is recorded of it; or records it.
+/// Waits until all that is to be seen of each failure is what is recorded of it; or records it.
 ///
 /// What is seen comes one after the other, and a busy computer takes longer: each look is at all of it, and
-/// the last one counts.
-pub async fn hold_against_record(world: &World, provider: &Replica, failure: Failure<'_>) -> Result<()> {
-    let path = records().join(format!("{}.json", failure.name));
-    let (title, when) = super::FAILURES
-        .iter()
-        .find_map(|(name, title, when)| (*name == failure.name).then_some((*title, *when)))
-        .with_context(|| format!("{} is not in the list of failures", failure.name))?;
-    let look = async || {
-        let mut seen = look(world, provider, &failure).await?;
-        title.clone_into(&mut seen.failure);
-        when.clone_into(&mut seen.when);
-        anyhow::Ok(seen)
-    };
+/// the last one counts. One look is at all failures.
+pub async fn hold_against_records(world: &World, provider: &Replica, failures: &[Failure<'_>]) -> Result<()> {
     if std::env::var_os(RECORD).is_some() {
-        let mut before = look().await?;
+        let mut before = look(world, provider, failures).await?;
         let settled = eventually(DEADLINE, "twice the same to be seen", async || {
             tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-            let now = look().await?;
+            let now = look(world, provider, failures).await?;
             let same = std::mem::replace(&mut before, now.clone()) == now;
             ensure!(same, "it changes");
             Ok(now)
         })
         .await?;
-        let text = serde_json::to_string_pretty(&settled)? + "\n";
-        return fs::write(&path, text).with_context(|| path.display().to_string());
+        for (failure, seen) in failures.iter().zip(settled) {
+            let text = serde_json::to_string_pretty(&seen)? + "\n";
+            let path = failure.path();
+            fs::write(&path, text).with_context(|| path.display().to_string())?;
+        }
+        return Ok(());
     }
-    let text = fs::read_to_string(&path)
-        .with_context(|| format!("{} is missing: `make record-failures` writes it", path.display()))?;
-    let recorded: Seen = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let what = format!(
-        "what is recorded in {} to be seen; if it has changed on purpose, `make record-failures generate`",
-        path.display()
-    );
-    eventually(DEADLINE, &what, async || {
-        let seen = look().await?;
-        ensure!(seen == recorded, "{seen:#?}\nand not\n{recorded:#?}");
-        Ok(())
+    let mut pending: Vec<(Failure<'_>, Seen)> = failures
+        .iter()
+        .map(|failure| Ok((*failure, failure.recorded()?)))
+        .collect::<Result<_>>()?;
+    let what = "what is recorded to be seen; if it has changed on purpose, `make record-failures generate`";
+    eventually(DEADLINE, what, async || {
+        let left: Vec<_> = pending.iter().map(|(failure, _)| *failure).collect();
+        let seen = look(world, provider, &left).await?;
+        let mut all = seen.iter();
+        pending.retain(|(_, recorded)| all.next() != Some(recorded));
+        let Some((failure, recorded)) = pending.first() else {
+            return Ok(());
+        };
+        let place = left.iter().position(|other| other.name == failure.name);
+        let seen = place.and_then(|place| seen.get(place));
+        bail!("{}: {seen:#?}\nand not\n{recorded:#?}", failure.path().display())
     })
     .await
 }
 
-async fn look(world: &World, provider: &Replica, failure: &Failure<'_>) -> Result<Seen> {
-    let in_common = |text: &str| in_common(text, world);
-    let (kind, name) = match failure.subject {
-        Subject::Object(kind, name) => (kind, name),
-        Subject::ApiServer => {
-            let log = outage_lines(&provider.log()?).into_iter().collect();
-            return Ok(Seen {
-                failure: String::new(),
-                when: String::new(),
-                kubectl: Shown::Unanswered,
-                conditions: Vec::new(),
-                events: Vec::new(),
-                log,
-                metrics: Vec::new(),
-                next: Vec::new(),
-            });
-        }
+impl Failure<'_> {
+    fn path(&self) -> PathBuf {
+        records().join(format!("{}.json", self.name))
+    }
+
+    fn recorded(&self) -> Result<Seen> {
+        let path = self.path();
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("{} is missing: `make record-failures` writes it", path.display()))?;
+        serde_json::from_str(&text).with_context(|| path.display().to_string())
+    }
+}
+
+/// All that is to be seen of failures now.
+async fn look(world: &World, provider: &Replica, failures: &[Failure<'_>]) -> Result<Vec<Seen>> {
+    let kinds: BTreeSet<_> = failures
+        .iter()
+        .filter_map(|failure| match failure.subject {
+            Subject::Object(kind, _) => Some(kind),
+            Subject::ApiServer => None,
+        })
+        .collect();
+    let shown = Shows::of(world, provider, &kinds).await?;
+    let look = |failure: &Failure<'_>| {
+        let (title, when) = super::FAILURES
+            .iter()
+            .find_map(|(name, title, when)| (*name == failure.name).then_some((*title, *when)))
+            .with_context(|| format!("{} is not in the list of failures", failure.name))?;
+        let mut seen = match failure.subject {
+            Subject::Object(kind, name) => shown.object(world, kind, name)?,
+            Subject::ApiServer => shown.outage(),
+        };
+        title.clone_into(&mut seen.failure);
+        when.clone_into(&mut seen.when);
+        Ok(seen)
     };
-    let (kubectl, conditions, next, labels) = match world.kubectl(&["get", kind.name(), name, "-o", "wide"]) {
-        Ok(text) => {
-            let cell = |title| {
-                if kind.has(title) {
-                    column(&text, title)
-                } else {
-                    Ok(String::new())
-                }
-            };
-            let row = Shown::Row {
-                ready: cell("READY")?,
-                reason: cell("REASON")?,
-                message: in_common(&cell("MESSAGE")?),
-                reachable: cell(REACHABLE)?,
-                paused: cell(PAUSED)?,
-                next_try: !cell(NEXT_TRY)?.is_empty(),
-            };
-            let object: Value =
-                serde_json::from_str(&world.kubectl(&["get", kind.name(), name, "-o", "json"])?)?;
-            let next = match kind {
-                Kind::Machine => next_steps(&describe(world, &["machine", name])?),
-                Kind::Cluster | Kind::MachineTemplate => Vec::new(),
-            };
-            let next = next.iter().map(|step| in_common(step)).collect();
-            (
-                row,
-                abnormal(&object, &in_common),
-                next,
-                Some(Labels::of(kind, &object)),
-            )
+    failures.iter().map(look).collect()
+}
+
+/// What kubectl, log and metrics show at one time. kubectl is asked once for all objects of a kind.
+struct Shows {
+    /// The rows, and the objects.
+    kinds: BTreeMap<Kind, (String, Value)>,
+    events: Value,
+    log: String,
+    metrics: String,
+}
+
+impl Shows {
+    async fn of(world: &World, provider: &Replica, kinds: &BTreeSet<Kind>) -> Result<Self> {
+        let get = |arguments: &[&str]| world.kubectl(&[&["get"], arguments].concat());
+        let json = |arguments: &[&str]| anyhow::Ok(serde_json::from_str::<Value>(&get(arguments)?)?);
+        let mut shown = BTreeMap::new();
+        for kind in kinds {
+            let rows = get(&[kind.name(), "-o", "wide"])?;
+            shown.insert(*kind, (rows, json(&[kind.name(), "-o", "json"])?));
         }
-        Err(error) if error.to_string().contains("NotFound") => (Shown::Gone, Vec::new(), Vec::new(), None),
-        Err(error) => return Err(error),
-    };
-    let events = warnings(world, kind, name)?;
-    let log = lines_of(&provider.log()?, kind, &format!("{}/{name}", world.namespace));
-    let mut reasons: BTreeSet<String> = events.iter().map(|(reason, _)| reason.clone()).collect();
-    if let Shown::Row { reason, paused, .. } = &kubectl {
-        reasons.insert(reason.clone());
-        if paused == "True" {
-            reasons.insert(conditions::reason::PAUSED.to_owned());
+        let events = if kinds.is_empty() {
+            Value::Null
+        } else {
+            json(&["events", "--field-selector=type=Warning", "-o", "json"])?
+        };
+        Ok(Self {
+            kinds: shown,
+            events,
+            log: provider.log()?,
+            metrics: provider.metrics().await?,
+        })
+    }
+
+    fn outage(&self) -> Seen {
+        Seen {
+            failure: String::new(),
+            when: String::new(),
+            kubectl: Shown::Unanswered,
+            conditions: Vec::new(),
+            events: Vec::new(),
+            log: outage_lines(&self.log).into_iter().collect(),
+            metrics: Vec::new(),
+            next: Vec::new(),
         }
     }
-    Ok(Seen {
-        failure: String::new(),
-        when: String::new(),
-        kubectl,
-        conditions,
-        events: events
-            .into_iter()
-            .map(|(reason, message)| format!("{reason}: {}", in_common(&message)))
-            .collect(),
-        log: log.iter().map(|line| in_common(line)).collect(),
-        metrics: match &labels {
-            Some(labels) => samples(&provider.metrics().await?, &world.namespace, labels, &reasons),
-            None => Vec::new(),
-        },
-        next,
-    })
+
+    fn object(&self, world: &World, kind: Kind, name: &str) -> Result<Seen> {
+        let in_common = |text: &str| in_common(text, world);
+        let (rows, objects) = self.kinds.get(&kind).context("the kind was not asked for")?;
+        let mut items = objects["items"].as_array().into_iter().flatten();
+        let object = items.find(|object| object["metadata"]["name"] == name);
+        let (kubectl, conditions, next, labels) = match object {
+            Some(object) => {
+                let text = row_of(rows, name)?;
+                let cell = |title| {
+                    if kind.has(title) {
+                        column(&text, title)
+                    } else {
+                        Ok(String::new())
+                    }
+                };
+                let row = Shown::Row {
+                    ready: cell("READY")?,
+                    reason: cell("REASON")?,
+                    message: in_common(&cell("MESSAGE")?),
+                    reachable: cell(REACHABLE)?,
+                    paused: cell(PAUSED)?,
+                    next_try: !cell(NEXT_TRY)?.is_empty(),
+                };
+                let next = match kind {
+                    Kind::Machine => next_steps(&describe(world, &["machine", name])?),
+                    Kind::Cluster | Kind::MachineTemplate => Vec::new(),
+                };
+                let next = next.iter().map(|step| in_common(step)).collect();
+                let labels = Some(Labels::of(kind, object));
+                (row, abnormal(object, &in_common), next, labels)
+            }
+            None => (Shown::Gone, Vec::new(), Vec::new(), None),
+        };
+        let events = warnings(&self.events, kind, name)?;
+        let log = lines_of(&self.log, kind, &format!("{}/{name}", world.namespace));
+        let mut reasons: BTreeSet<String> = events.iter().map(|(reason, _)| reason.clone()).collect();
+        if let Shown::Row { reason, paused, .. } = &kubectl {
+            reasons.insert(reason.clone());
+            if paused == "True" {
+                reasons.insert(conditions::reason::PAUSED.to_owned());
+            }
+        }
+        Ok(Seen {
+            failure: String::new(),
+            when: String::new(),
+            kubectl,
+            conditions,
+            events: events
+                .into_iter()
+                .map(|(reason, message)| format!("{reason}: {}", in_common(&message)))
+                .collect(),
+            log: log.iter().map(|line| in_common(line)).collect(),
+            metrics: match &labels {
+                Some(labels) => samples(&self.metrics, &world.namespace, labels, &reasons),
+                None => Vec::new(),
+            },
+            next,
+        })
+    }
+}
+
+/// The titles and the row of one object.
+fn row_of(rows: &str, name: &str) -> Result<String> {
+    let titles = rows.lines().next().context("kubectl printed nothing")?;
+    let mut rows = rows.lines().skip(1);
+    let row = rows.find(|row| row.split_whitespace().next() == Some(name));
+    let row = row.with_context(|| format!("kubectl printed no row of {name}"))?;
+    Ok(format!("{titles}\n{row}"))
 }
 
 /// Conditions that are not as they should be, without what `Ready` says in the same words.
@@ -278,15 +351,15 @@ fn abnormal(object: &Value, in_common: &impl Fn(&str) -> String) -> Vec<String> 
 }
 
 /// Reason and message of the warnings about an object.
-fn warnings(world: &World, kind: Kind, name: &str) -> Result<BTreeSet<(String, String)>> {
-    let kind = kind.name();
-    let selector = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
-    let list = world.kubectl(&["get", "events", "--field-selector", &selector, "-o", "json"])?;
-    let list: Value = serde_json::from_str(&list)?;
+fn warnings(list: &Value, kind: Kind, name: &str) -> Result<BTreeSet<(String, String)>> {
     let text = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
     let items = list["items"].as_array().context("a list of events")?;
     Ok(items
         .iter()
+        .filter(|event| {
+            let object = &event["involvedObject"];
+            object["kind"] == kind.name() && object["name"] == name
+        })
         .map(|event| (text(event, "reason"), text(event, "message")))
         .collect())
 }
