@@ -55,7 +55,7 @@ spec:
 /// What docs/install.md says of the operator, with machines that run meanwhile. Core and the provider are
 /// processes here and not Pods, so the case says of their Deployments that they are available.
 #[tokio::test]
-async fn the_operator_installs_upgrades_and_removes_the_provider_around_machines_that_run() -> Result<()> {
+async fn the_operator_installs_upgrades_and_removes_the_provider() -> Result<()> {
     let world = World::without_provider("operator").await?;
     let _operator = ClusterApiOperator::start(&world.management).await?;
     let releases = world.folder.join("out");
@@ -117,23 +117,12 @@ async fn the_operator_installs_upgrades_and_removes_the_provider_around_machines
     .await?;
     ensure!(uids(&fleet.running(2).await?) == machines, "Machines went along");
     ensure!(cloud.vms()? == vms, "VMs were touched");
-    Ok(())
+    installs_from_a_registry(&world, &releases).await
 }
 
-/// The package of a release, in a registry: the operator takes from it what it takes from the file.
-#[tokio::test]
-async fn the_operator_fetches_the_package_of_a_release_from_a_registry() -> Result<()> {
-    let world = World::without_provider("operator-oci").await?;
-    let _operator = ClusterApiOperator::start(&world.management).await?;
-    world.apply(&CORE.replace("$CORE", CLUSTER_API_VERSION)).await?;
-    let core = "coreprovider/cluster-api";
-    condition(&world, core, "capi-system", "ProviderInstalled", "True").await?;
-    available(&world, "capi-system", "capi-controller-manager")?;
-    condition(&world, core, "capi-system", "Ready", "True").await?;
-
-    let releases = world.folder.join("out");
-    let kubectl = &world.management.programs().kubectl;
-    run(&mut testbed::make_release(&releases, "v0.1.0", kubectl))?;
+/// Has the operator install the package of a release from a registry, as docs/install.md does. It takes from
+/// that what it takes from the file.
+async fn installs_from_a_registry(world: &World, releases: &Path) -> Result<()> {
     let layout = world.folder.join("layout");
     std::fs::create_dir(&layout)?;
     let package = releases.join("infrastructure-capcmi-cmi/v0.1.0/cluster-api-operator-package.tar");
@@ -153,10 +142,10 @@ async fn the_operator_fetches_the_package_of_a_release_from_a_registry() -> Resu
         .and_then(|example| example.split_once("```"))
         .context("docs/install.md has no InfrastructureProvider from a registry")?;
     let place = format!("http://{}/", registry.address);
-    let example = example.replace("registry.example.com/", &place);
-    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: capcmi-system}";
-    world.apply(&format!("{namespace}\n---\n{example}")).await?;
-    installed(&world, "v0.1.0").await
+    world
+        .apply(&example.replace("registry.example.com/", &place))
+        .await?;
+    installed(world, "v0.1.0").await
 }
 
 /// Makes a release and applies its file for the operator.

@@ -159,8 +159,7 @@ fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
     clippy::too_many_lines,
     reason = "one story, each step of which needs those before it"
 )]
-async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_machines_that_run() -> Result<()>
-{
+async fn clusterctl_installs_upgrades_moves_and_removes_the_provider() -> Result<()> {
     let source = World::without_provider(NAMESPACE).await?;
     let repository = Repository {
         folder: &source.folder.join("out"),
@@ -175,7 +174,7 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_mach
     let provider = Provider::new(cloud.drivers(json!({})));
     let old = provider.start(&source).await?;
     let _control_planes = StandInController::start(&source.management).await?;
-    let _kubelets = world.kubelets(&cloud);
+    let _kubelets = source.kubelets(&cloud);
     source.cluster("md").await?;
     let fleet = Fleet::of(&source, "md");
     fleet.template("md-1", small()).await?;
@@ -309,7 +308,7 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_mach
 /// the files, and every image to the registry. The files of the other releases name one image each here.
 #[tokio::test]
 async fn clusterctl_lists_the_images_of_a_mirror_without_a_network() -> Result<()> {
-    let world = World::without_provider("mirror").await?;
+    let world = World::new("mirror").await?;
     let mirror = world.folder.join("mirror");
     let kubectl = world.management.programs().kubectl.clone();
     run(&mut testbed::make_release(&mirror, "v0.1.0", &kubectl))?;
