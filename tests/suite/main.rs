@@ -2,18 +2,14 @@
 //! cluster, with the simulated cloud behind it.
 
 mod adoption;
-mod capacity;
 mod cluster_api_operator;
 mod clusterctl;
-mod codes;
 mod connection;
 mod crash_points;
 mod diagnostics;
 mod ec2;
 mod explain;
 mod failures;
-mod fallbacks;
-mod hanging;
 mod health_check;
 mod identity;
 mod idle;
@@ -26,7 +22,6 @@ mod migrate;
 mod moving;
 mod not_ready_taint;
 mod orphans;
-mod pacing;
 mod permissions;
 mod plugin;
 mod process;

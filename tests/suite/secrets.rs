@@ -6,8 +6,8 @@ use capcmi::api::conditions;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::codes::{condition, provisioned};
 use crate::support::by_hand::{all_become, delete_all, patch_all, small};
+use crate::support::checks::{condition, provisioned};
 use crate::support::provider::service_account;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
 

@@ -11,6 +11,8 @@ pub mod backing;
 pub mod bootstrap;
 #[path = "../support/by_hand.rs"]
 pub mod by_hand;
+#[path = "../support/checks.rs"]
+pub mod checks;
 #[path = "../support/cloud.rs"]
 pub mod cloud;
 pub mod credential;

@@ -8,8 +8,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod adoption;
+mod capacity;
+mod codes;
 mod crash_points;
 mod explain;
+mod fallbacks;
+mod hanging;
 mod health_check;
 mod identity;
 mod idle;
@@ -23,6 +27,7 @@ mod moving;
 mod named_ids;
 mod not_ready_taint;
 mod orphans;
+mod pacing;
 mod pause;
 mod relist;
 mod remediation;

@@ -4,9 +4,12 @@
 //! `tests/suite`, so that a case moves from one to the other by its imports.
 
 pub mod admission;
+pub mod audit;
 #[path = "../support/by_hand.rs"]
 #[allow(dead_code)] // the suite uses the rest
 pub mod by_hand;
+#[path = "../support/checks.rs"]
+pub mod checks;
 #[path = "../support/cloud.rs"]
 #[allow(dead_code)] // the suite uses the rest
 pub mod cloud;
@@ -15,7 +18,9 @@ pub mod driver;
 pub mod fleet;
 pub mod hooks;
 pub mod kubelet;
+pub mod logs;
 pub mod moving;
+pub mod plugin;
 pub mod provider;
 #[path = "../support/stage.rs"]
 #[allow(dead_code)] // the suite uses the rest
@@ -25,6 +30,7 @@ pub mod world;
 
 pub use by_hand::ByHand;
 pub use cloud::Cloud;
+pub use plugin::Plugin;
 pub use provider::Provider;
 pub use stage::Stage;
 pub use trap::{Point, Side, Trap};

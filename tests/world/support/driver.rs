@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use cmi_driver::{DeclaredCapabilities, Driver, PluginInfo, Readiness, Request, Result, forward_calls};
+use cmi_driver::{
+    DeclaredCapabilities, Driver, Operation, PluginInfo, Readiness, Request, Result, forward_calls,
+};
 use tokio::task::{AbortHandle, JoinError};
 
 use super::trap::{CallFate, Trap};
@@ -55,6 +57,14 @@ impl Drop for Running {
 
 forward_calls! {
     impl Driver for Mortal {
+        fn connection_generation(&self) -> u64 {
+            self.inner.connection_generation()
+        }
+
+        async fn prepare_call(&self, operation: Operation) -> Result<()> {
+            self.inner.prepare_call(operation).await
+        }
+
         async fn get_plugin_info(&self) -> Result<PluginInfo> {
             self.inner.get_plugin_info().await
         }

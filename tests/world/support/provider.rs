@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use capcmi::configured_driver::{CredentialsDirectory, Limits, Namespaces, Settings};
 use capcmi::manager::{
     self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, RuntimeExtension, Setup,
@@ -13,6 +13,7 @@ use capcmi::metrics::Metrics;
 use cmi_driver::Driver;
 use cmi_simulated::SimulatedDriver;
 use fake_apiserver::{Call, Fate};
+use management_cluster::eventually;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -20,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::driver::Mortal;
 use super::hooks::Hooks;
-use super::{Trap, World};
+use super::{DEADLINE, Trap, World};
 
 /// How a provider is started.
 #[derive(Clone)]
@@ -182,6 +183,18 @@ impl Replica {
             .with_context(|| format!("no sample {name} in\n{text}"))?;
         value.trim().parse().with_context(|| format!("reading {name}"))
     }
+
+    /// Waits until `/metrics` says whether the driver `simulated` can be reached.
+    pub async fn finds_driver_reachable(&self, reachable: bool) -> Result<()> {
+        let value = u8::from(reachable);
+        let line = format!(r#"capcmi_driver_reachable{{driver="simulated"}} {value}"#);
+        eventually(DEADLINE, &line, async || {
+            let metrics = self.metrics();
+            ensure!(metrics.lines().any(|shown| shown == line), "{metrics}");
+            Ok(())
+        })
+        .await
+    }
 }
 
 impl Drop for Replica {
@@ -245,12 +258,17 @@ fn driver(entry: &Value, world: &World, trap: &Trap) -> Result<(Settings, Arc<dy
             }
             "simulated" => {
                 let config = serde_json::from_value(value.clone()).context("reading `simulated`")?;
-                driver = Some(SimulatedDriver::with_clock(config, world.cloud_clock())?);
+                let simulated = SimulatedDriver::with_clock(config, world.cloud_clock())?;
+                driver = Some(Arc::new(simulated) as Arc<dyn Driver>);
+            }
+            "grpc" => {
+                let endpoint = value["endpoint"].as_str().context("`grpc` has no endpoint")?;
+                driver = Some(Arc::new(world.plugins.at(endpoint)));
             }
             other => bail!("the fast world does not know `{other}` of a drivers file"),
         }
     }
-    let driver: Arc<dyn Driver> = Arc::new(driver.context("an entry has no driver")?);
+    let driver = driver.context("an entry has no driver")?;
     Ok((settings, Arc::new(Mortal::new(driver, trap.clone()))))
 }
 

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use tracing_subscriber::EnvFilter;
 
 use super::core::Core;
+use super::plugin::Plugins;
 
 /// The server in kubeconfigs of the workload cluster.
 const WORKLOAD: &str = "https://workload.invalid";
@@ -39,6 +40,8 @@ pub struct World {
     pub namespace: String,
     /// Files of the case.
     pub folder: PathBuf,
+    /// The plugins that listen, by their endpoints.
+    pub plugins: Plugins,
     clock: TimerClock,
     _folder: Arc<TempDir>,
     _core: Option<Arc<Core>>,
@@ -70,6 +73,7 @@ impl World {
             silent: FakeApiServer::new([]),
             namespace: case.to_owned(),
             folder: folder.path().to_owned(),
+            plugins: Plugins::default(),
             clock: TimerClock::start(),
             _folder: Arc::new(folder),
             _core: None,

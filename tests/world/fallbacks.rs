@@ -7,31 +7,19 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
 use capcmi::api::{annotations, conditions};
 use capcmi::metrics::MachinePhase;
+use capcmi::wall_clock;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase, PlantedVm};
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{message, says};
-use crate::support::{Backing, ByHand, Cloud, Provider, Stage, World};
-
-with_every_backing!(
-    every_optional_call_may_be_missing,
-    a_driver_that_only_lists_is_asked_for_its_list_before_a_create,
-    an_initialization_that_fails_is_repeated_until_it_works,
-    a_machine_that_is_not_initialized_can_go,
-    a_guest_that_has_only_accepted_to_stop_gets_its_time,
-    a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_known,
-    a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none,
-    the_last_known_state_is_kept_and_handed_back,
-    a_machines_failure_domain_is_where_its_vm_is,
-    a_look_up_that_turns_out_not_to_be_offered_is_asked_for_once_and_then_the_lists_have_the_word,
-);
+use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
 /// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a
 /// CMI plugin with nothing but create and delete.
-async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn every_optional_call_may_be_missing() -> Result<()> {
     let world = World::new("minimal").await?;
     let optional = Operation::ALL.into_iter().filter(|call| !call.is_required());
     let optional: Vec<_> = optional.map(Operation::name).collect();
@@ -48,12 +36,10 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
         .iter()
         .map(|(name, disabled)| (*name, Cloud::named(&world, name), disabled))
         .collect();
-    let mut drivers = Vec::new();
-    for (name, cloud, disabled) in &clouds {
-        let driver = backing.named(&world, name, cloud, json!({"disabledCalls": disabled}));
-        drivers.push(driver.await?);
-    }
-    let file = Cloud::several(drivers.iter().map(|driver| driver.drivers.clone()))?;
+    let drivers = clouds.iter().map(|(name, cloud, disabled)| {
+        cloud.drivers_with(json!({"name": name}), json!({"disabledCalls": disabled}))
+    });
+    let file = Cloud::several(drivers)?;
     let _provider = Provider::new(file).start(&world).await?;
     world.cluster("one").await?;
     let mut machines = Vec::new();
@@ -90,12 +76,13 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
 
 /// CTL-GS-12, CTL-CR-04: a create whose answer was lost is found in the list, and not repeated; and the VM of
 /// another that has the name is neither taken over nor asked for again.
-async fn a_driver_that_only_lists_is_asked_for_its_list_before_a_create(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_driver_without_look_up_lists_before_a_create() -> Result<()> {
     let world = World::new("lists").await?;
     let cloud = Cloud::new(&world);
     let cannot_look = json!({"disabledCalls": ["GetMachineStatus"]});
-    let driver = backing.of(&world, &cloud, cannot_look).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(cannot_look);
+    let _provider = Provider::new(drivers).start(&world).await?;
     let stage = Stage::set(&world).await?;
     let planted = PlantedVm::new(&stage.cluster_id, "taken", "another");
     let planted = cloud
@@ -127,11 +114,12 @@ async fn a_driver_that_only_lists_is_asked_for_its_list_before_a_create(backing:
 
 /// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither made anew nor handed over; it
 /// is initialized until that works.
-async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn an_initialization_that_fails_is_repeated_until_it_works() -> Result<()> {
     let world = World::new("initialize").await?;
     let cloud = Cloud::new(&world);
-    let driver = backing.of(&world, &cloud, json!({})).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(json!({}));
+    let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     let fault = |machine: &str| {
         json!({"operation": "InitializeMachine", "machine": machine, "code": "Uninitialized",
@@ -192,11 +180,12 @@ async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backin
 }
 
 /// INI-24: a VM that was never initialized can be deleted.
-async fn a_machine_that_is_not_initialized_can_go(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_is_not_initialized_can_go() -> Result<()> {
     let world = World::new("uninitialized").await?;
     let cloud = Cloud::new(&world);
-    let driver = backing.of(&world, &cloud, json!({})).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(json!({}));
+    let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized"}]))?;
     let machine = ByHand::new(&world, "one", "m")
@@ -215,13 +204,14 @@ async fn a_machine_that_is_not_initialized_can_go(backing: Backing) -> Result<()
 }
 
 /// CMI-127: OK of a shut-down may mean that the guest will stop. Its VM is deleted when it has.
-async fn a_guest_that_has_only_accepted_to_stop_gets_its_time(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_accepted_to_stop_gets_its_time() -> Result<()> {
     const STOPS_IN: u64 = 3;
     let world = World::new("accepted").await?;
     let cloud = Cloud::new(&world);
     let slow = json!({"acceptsShutDown": true, "shutDownSeconds": STOPS_IN});
-    let driver = backing.of(&world, &cloud, slow).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(slow);
+    let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     let machine = ByHand::new(&world, "one", "m").infra("/spec/shutdownTimeoutSeconds", json!(60));
     let machine = machine.create().await?;
@@ -245,9 +235,8 @@ async fn a_guest_that_has_only_accepted_to_stop_gets_its_time(backing: Backing) 
 
 /// CMI-127: the guest's time runs from when the driver accepted to stop it, and not from the deletion of its
 /// object, which may be long ago; where the driver does not tell whether it runs, it gets all of that time.
-async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_known(
-    backing: Backing,
-) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_guest_gets_its_time_after_an_outage_of_the_provider() -> Result<()> {
     const GRACE: u64 = 6;
     const STOPS_IN: u64 = 3;
     let world = World::new("grace").await?;
@@ -256,11 +245,9 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
         json!({"acceptsShutDown": true, "shutDownSeconds": STOPS_IN,
         "disabledCalls": disabled})
     };
-    let looks = backing.named(&world, "seen", &seen, slow(json!([]))).await?;
-    let cannot_look = backing
-        .named(&world, "blind", &blind, slow(json!(["GetMachineStatus"])))
-        .await?;
-    let file = Cloud::several([looks.drivers.clone(), cannot_look.drivers.clone()])?;
+    let looks = seen.drivers_with(json!({"name": "seen"}), slow(json!([])));
+    let cannot_look = blind.drivers_with(json!({"name": "blind"}), slow(json!(["GetMachineStatus"])));
+    let file = Cloud::several([looks, cannot_look])?;
     let provider = Provider::new(file);
     let mut replica = provider.start(&world).await?;
     world.cluster("one").await?;
@@ -274,19 +261,19 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
         machine.provisioned().await?;
         machines.push(machine);
     }
-    replica.process.kill();
+    replica.kill();
     for machine in &machines {
         machine.delete().await?;
         machine
             .until("a deletion that is older than the guest's time", |machine| {
                 let deleted = machine.metadata.deletion_timestamp.as_ref();
                 deleted.is_some_and(|deleted| {
-                    jiff::Timestamp::now().duration_since(deleted.0).as_secs() > GRACE.cast_signed()
+                    wall_clock::now().duration_since(deleted.0).as_secs() > GRACE.cast_signed()
                 })
             })
             .await?;
     }
-    let _again = provider.named("again").start(&world).await?;
+    let _again = provider.start(&world).await?;
     for (machine, cloud, least) in [(&machines[0], &seen, STOPS_IN), (&machines[1], &blind, GRACE)] {
         machine.gone().await?;
         cloud.holds(0).await?;
@@ -307,15 +294,16 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
 
 /// INI-08, CTL-CR-04: a cloud that shows its VMs late gets no second one, though the answer to the first
 /// create was lost; and a deletion is believed only when the cloud can't be behind any more.
-async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn an_eventually_consistent_cloud_gets_one_vm_and_keeps_none() -> Result<()> {
     // Longer than the first back-off, after which the look-up comes.
     const HIDDEN: u64 = 8;
     const WINDOW: u64 = 10;
     let world = World::new("window").await?;
     let cloud = Cloud::new(&world);
     let late = json!({"consistencyWindowSeconds": WINDOW, "hideNewSeconds": HIDDEN});
-    let driver = backing.of(&world, &cloud, late).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(late);
+    let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
         {"operation": "CreateMachine", "loseResponse": "DeadlineExceeded", "count": 1},
@@ -348,11 +336,12 @@ async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backin
 }
 
 /// CTL-01, CTL-03: what the driver gives along with an answer or an error comes back with the next call.
-async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
     let world = World::new("state").await?;
     let cloud = Cloud::new(&world);
-    let driver = backing.of(&world, &cloud, json!({})).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(json!({}));
+    let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
         {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1,
@@ -404,12 +393,13 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
 
 /// CTL-CR-03: the failure domain that a Machine asks for is where its VM is; one that
 /// can't be had is said clearly.
-async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_machines_failure_domain_is_where_its_vm_is() -> Result<()> {
     let world = World::new("zones").await?;
     let (zones, none) = (Cloud::named(&world, "zones"), Cloud::named(&world, "none"));
-    let located = backing.named(&world, "zones", &zones, json!({})).await?;
-    let zoneless = backing.named(&world, "none", &none, json!({"zones": []})).await?;
-    let file = Cloud::several([located.drivers.clone(), zoneless.drivers.clone()])?;
+    let located = zones.drivers_with(json!({"name": "zones"}), json!({}));
+    let zoneless = none.drivers_with(json!({"name": "none"}), json!({"zones": []}));
+    let file = Cloud::several([located, zoneless])?;
     let _provider = Provider::new(file).start(&world).await?;
     world.cluster("one").await?;
     let asking = |driver: &str, name: &str, zone: &str| {
@@ -444,13 +434,12 @@ async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Resul
 }
 
 /// CMI-37, CTL-GS-12: a driver that offers the look-up, and does not have it.
-async fn a_look_up_that_turns_out_not_to_be_offered_is_asked_for_once_and_then_the_lists_have_the_word(
-    backing: Backing,
-) -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_look_up_that_is_not_offered_after_all_is_made_once() -> Result<()> {
     let world = World::new("not-offered").await?;
     let cloud = Cloud::new(&world);
-    let driver = backing.of(&world, &cloud, json!({})).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let drivers = cloud.drivers(json!({}));
+    let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;

@@ -7,16 +7,16 @@ use cmi_simulated::{CallLine, Phase};
 use management_cluster::eventually;
 use serde_json::json;
 
-use super::table::{condition, provisioned};
 use crate::support::by_hand::{all_become, delete_all};
+use crate::support::checks::{condition, provisioned};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// How long the cloud asks to be left alone. Long enough for all that has to happen meanwhile.
 const CLOSED_MS: u64 = 40_000;
 
 /// CTL-CR-08: the same class and credential waits, everything else goes on.
-#[tokio::test]
-async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone() -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn exhaustion_holds_back_creates_of_its_class_and_credential() -> Result<()> {
     let world = World::new("gate").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -83,8 +83,8 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
 
 /// What ends the cause ends the waits, one machine first: a VM of the class that is deleted, an annotation
 /// that an operator sets after a restart, and a create that succeeds.
-#[tokio::test]
-async fn capacity_that_is_there_again_wakes_the_machines_that_wait_for_it() -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn capacity_that_is_back_ends_the_waits_for_it() -> Result<()> {
     const WAITING: usize = 6;
     let world = World::new("room").await?;
     let cloud = Cloud::new(&world);
@@ -111,9 +111,9 @@ async fn capacity_that_is_there_again_wakes_the_machines_that_wait_for_it() -> R
     all_become(&world, "a wait for capacity", &names, waits).await?;
 
     // The quota is raised while no provider runs: of all that were refused, one finds out.
-    first.process.terminate(DEADLINE).await?;
+    first.terminate().await?;
     let before = creates(&cloud)?;
-    let mut second = provider.clone().named("second").start(&world).await?;
+    let mut second = provider.start(&world).await?;
     eventually(DEADLINE, "a machine that finds out", async || {
         ensure!(creates(&cloud)? > before, "no create after the restart");
         Ok(())
@@ -135,7 +135,7 @@ async fn capacity_that_is_there_again_wakes_the_machines_that_wait_for_it() -> R
     let retry = json!({"metadata": {"annotations": {"example.com/retry": "now"}}});
     machines[0].patch(retry).await?;
     all_become(&world, "machines that were called", &names, is_up).await?;
-    second.process.terminate(DEADLINE).await?;
+    second.terminate().await?;
     cloud.holds(WAITING).await?;
     Ok(())
 }

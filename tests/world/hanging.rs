@@ -8,7 +8,6 @@ use management_cluster::eventually;
 use serde_json::json;
 
 use crate::support::by_hand::says;
-use crate::support::fleet::bootstrap_secret;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// Calls at a time of the driver that hangs: one is kept from creates, and one from a single namespace.
@@ -17,8 +16,8 @@ const CALLS: usize = 4;
 const CREATES: usize = CALLS - 2;
 
 /// CTL-02: a driver that hangs holds its own permits and no more. Machines that wait for one say so.
-#[tokio::test]
-async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions() -> Result<()> {
+#[tokio::test(start_paused = true)]
+async fn a_hanging_driver_blocks_no_other_and_no_deletion() -> Result<()> {
     let world = World::new("hanging").await?;
     let (stuck, fine) = (Cloud::named(&world, "stuck"), Cloud::named(&world, "fine"));
     let entry = json!({"name": "stuck", "maxConcurrentCalls": CALLS, "timeouts": {"createMachine": "1m"}});
@@ -27,11 +26,10 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
         fine.drivers_with(json!({"name": "fine"}), json!({})),
     ])?;
     let _provider = Provider::new(drivers)
-        .flag("--inframachine-concurrency=1")
+        .with(|options| options.machine_concurrency = 1)
         .start(&world)
         .await?;
     world.cluster("one").await?;
-    bootstrap_secret(&world, "boot").await?;
     let on = |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/driver", json!(driver));
     let old = on("stuck", "old").create().await?;
     old.provisioned().await?;
@@ -83,9 +81,9 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
     Ok(())
 }
 
-/// It is not known yet what it implements, and every machine asks.
-#[tokio::test]
-async fn a_driver_that_hangs_from_the_start_holds_no_other_up() -> Result<()> {
+/// Its capabilities are not known, so each of its machines asks for them.
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_hangs_from_the_start_blocks_no_other() -> Result<()> {
     let world = World::new("mute").await?;
     let (mute, fine) = (Cloud::named(&world, "mute"), Cloud::named(&world, "fine"));
     mute.fail(json!([
@@ -100,11 +98,10 @@ async fn a_driver_that_hangs_from_the_start_holds_no_other_up() -> Result<()> {
         fine.drivers_with(json!({"name": "fine"}), json!({})),
     ])?;
     let _provider = Provider::new(drivers)
-        .flag("--inframachine-concurrency=1")
+        .with(|options| options.machine_concurrency = 1)
         .start(&world)
         .await?;
     world.cluster("one").await?;
-    bootstrap_secret(&world, "boot").await?;
     let on = |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/driver", json!(driver));
     for number in 0..4 {
         on("mute", &format!("mute-{number}")).create().await?;
