@@ -1,4 +1,4 @@
-//! Checks of InfraMachines that say what is wrong.
+//! Checks of InfraMachines whose errors name the difference.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;

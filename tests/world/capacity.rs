@@ -1,4 +1,4 @@
-//! What the driver says of its classes and zones, and which driver an object gets.
+//! Classes and zones that the driver describes, and the driver that an object gets.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
@@ -266,7 +266,7 @@ async fn a_driver_that_does_not_serve_the_namespace_is_not_called() -> Result<()
     Ok(())
 }
 
-/// The condition of a type; null when there is none.
+/// The condition of a type, or null.
 fn shown(object: &DynamicObject, type_: &str) -> Value {
     let all = object.data["status"]["conditions"].as_array();
     let mut all = all.into_iter().flatten();

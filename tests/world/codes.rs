@@ -1,8 +1,8 @@
-//! Every machine code of every driver call that a machine needs: what the status says, when exactly the call
-//! is repeated, and that no VM is lost or doubled.
+//! Every machine code of every driver call that a machine needs: the status, the exact time of each repeat,
+//! and that no VM is lost or doubled.
 //!
-//! `crates/cmi-grpc` proves that each code arrives from a plugin as it was said. GetVolumeIDs is no call of a
-//! machine's life: `volume_drain.rs` has it. Nor is the conversion of classes, which a command calls.
+//! `crates/cmi-grpc` proves that each code arrives from a plugin as it was said. `volume_drain.rs` has
+//! GetVolumeIDs. The conversion of classes is the call of a command.
 
 mod circuit_breaker;
 mod conflict;
@@ -28,7 +28,8 @@ use crate::support::checks::provisioned;
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
-/// How long the failures last: an exponential back-off comes to its longest wait, and a long wait comes twice.
+/// How long the failures last: an exponential back-off comes to its longest wait, and a long wait comes
+/// twice.
 const OUTAGE: Duration = Duration::from_mins(21);
 /// Nothing that is not a wait of the provider takes longer.
 const SETTLED_WITHIN: Duration = Duration::from_mins(1);
@@ -44,7 +45,7 @@ async fn every_code_of_create_follows_the_table() -> Result<()> {
     every_code_leads_to_its_row(Call::Create, None).await
 }
 
-/// CTL-02, CTL-CR-01..CTL-CR-16: an outage or a limit of which the driver knows when it ends.
+/// CTL-02, CTL-CR-01..CTL-CR-16: the driver knows when its outage or limit ends.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_the_driver_asks_for_is_kept() -> Result<()> {
     every_code_leads_to_its_row(Call::Create, Some(20)).await
@@ -153,7 +154,7 @@ async fn every_code_leads_to_its_row(call: Call, asked: Option<u32>) -> Result<(
     run.every_machine_has_one_vm().await
 }
 
-/// Machines whose calls all fail, each with a code of its own.
+/// Machines whose calls all fail, each with another code.
 struct Run {
     world: World,
     /// One cloud, or one for each case: a list is about no machine.
@@ -235,7 +236,7 @@ impl Run {
         wanted.map(|case| case.name()).collect()
     }
 
-    /// Waits until `check` has no objection to any of the machines, each of which may be gone.
+    /// Waits until `check` has no objection to any of the machines. A machine may be gone.
     async fn all_become(
         &self,
         what: &str,
@@ -414,7 +415,7 @@ fn machine(stage: &Stage, case: Case) -> ByHand {
     };
     match case.call {
         // Something to initialize: a VM that says that it is initialized is believed, whatever
-        // InitializeMachine said. A class of its own: exhaustion holds back the others of its class.
+        // InitializeMachine said. Exhaustion holds back a class, so each machine has another one.
         Call::Initialize => machine
             .infra("/spec/providerSpec/sourceDestCheck", json!(false))
             .infra("/spec/providerSpec/tags/class", json!(case.name())),

@@ -16,8 +16,8 @@ use serde_json::json;
 use crate::support::by_hand::{message, says};
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
-/// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a
-/// CMI plugin with nothing but create and delete.
+/// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, or all of them, as in a CMI
+/// plugin with create and delete alone.
 #[tokio::test(start_paused = true)]
 async fn every_optional_call_may_be_missing() -> Result<()> {
     let world = World::new("minimal").await?;
@@ -112,8 +112,8 @@ async fn a_driver_without_look_up_lists_before_a_create() -> Result<()> {
     Ok(())
 }
 
-/// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither made anew nor handed over; it
-/// is initialized until that works.
+/// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither created again nor handed over.
+/// It is initialized until that succeeds.
 #[tokio::test(start_paused = true)]
 async fn an_initialization_that_fails_is_repeated_until_it_works() -> Result<()> {
     let world = World::new("initialize").await?;
@@ -293,10 +293,10 @@ async fn a_guest_gets_its_time_after_an_outage_of_the_provider() -> Result<()> {
 }
 
 /// INI-08, CTL-CR-04: a cloud that shows its VMs late gets no second one, though the answer to the first
-/// create was lost; and a deletion is believed only when the cloud can't be behind any more.
+/// create was lost; and a deletion is confirmed only after the consistency window.
 #[tokio::test(start_paused = true)]
 async fn an_eventually_consistent_cloud_gets_one_vm_and_keeps_none() -> Result<()> {
-    // Longer than the first back-off, after which the look-up comes.
+    // Longer than the first back-off, so that the look-up misses the VM.
     const HIDDEN: u64 = 8;
     const WINDOW: u64 = 10;
     let world = World::new("window").await?;
@@ -335,7 +335,7 @@ async fn an_eventually_consistent_cloud_gets_one_vm_and_keeps_none() -> Result<(
     Ok(())
 }
 
-/// CTL-01, CTL-03: what the driver gives along with an answer or an error comes back with the next call.
+/// CTL-01, CTL-03: the state in a driver's answer or error is sent with the next call.
 #[tokio::test(start_paused = true)]
 async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
     let world = World::new("state").await?;
@@ -369,7 +369,7 @@ async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
     let expected = [None, Some("order-17"), Some("order-17"), Some("order-18")];
     let seen: Vec<_> = handed_over.iter().map(Option::as_deref).collect();
     ensure!(seen.starts_with(&expected), "{seen:?}");
-    // The first create was never answered: what it may have made is deleted as well.
+    // The first create was never answered: the VM that it may have made is deleted as well.
     let again = &seen[expected.len()..];
     ensure!(again.iter().all(|state| *state == Some("order-18")), "{seen:?}");
 
@@ -457,7 +457,7 @@ async fn a_look_up_that_is_not_offered_after_all_is_made_once() -> Result<()> {
     Ok(())
 }
 
-/// How long a deletion was held: from the first time that the cloud did not see the VM any more to the last.
+/// Returns the time between the first and the last NOT_FOUND after the delete.
 fn held(calls: &[CallLine]) -> Result<Duration> {
     let deleted = calls
         .iter()

@@ -12,10 +12,11 @@ use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// Calls at a time of the driver that hangs: one is kept from creates, and one from a single namespace.
 const CALLS: usize = 4;
-/// Those that are left for creates of one namespace.
+/// The calls that are left for creates of one namespace.
 const CREATES: usize = CALLS - 2;
 
-/// CTL-02: a driver that hangs holds its own permits and no more. Machines that wait for one say so.
+/// CTL-02: a driver that hangs holds its own permits only. Machines that wait for a permit report
+/// `WaitingForDriver`.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_driver_blocks_no_other_and_no_deletion() -> Result<()> {
     let world = World::new("hanging").await?;

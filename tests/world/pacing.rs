@@ -19,8 +19,8 @@ use crate::support::checks::{condition, provisioned};
 use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, World, audit};
 
-/// What a driver asks for is a lower bound: one that asks for a second for ever is called after 5 s, 10 s …,
-/// and that it says the same again is not written each time.
+/// The requested delay is a lower bound: a driver that always asks for a second is called after 5 s, 10 s
+/// and so on. A repeated failure is not written to the status each time.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_always_asks_for_a_second_gets_back_off() -> Result<()> {
     const MACHINES: usize = 20;
@@ -29,7 +29,7 @@ async fn a_driver_that_always_asks_for_a_second_gets_back_off() -> Result<()> {
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("c").await?;
-    // Else a machine that comes before its cluster is ready says so first, which is one more status.
+    // A machine without a ready cluster would publish that, which is another write.
     ByHand::new(&world, "c", "before")
         .create()
         .await?
@@ -71,7 +71,8 @@ async fn a_driver_that_always_asks_for_a_second_gets_back_off() -> Result<()> {
     Ok(())
 }
 
-/// CTL-02: the machines of one namespace hang; those of another get their calls, and those that wait say so.
+/// CTL-02: creates hang in one namespace. Another namespace still gets permits, and waiting machines
+/// report `WaitingForDriver`.
 #[tokio::test(start_paused = true)]
 async fn a_namespace_whose_creates_hang_blocks_no_other() -> Result<()> {
     const MANY: usize = 12;
@@ -169,7 +170,7 @@ async fn a_plugin_restart_writes_nothing_and_an_outage_once() -> Result<()> {
     };
     provider.finds_driver_reachable(true).await?;
     reported("True").await?;
-    // The grace is over in which nothing is settled, and the look at the InfraCluster that follows.
+    // The grace period is over, and the reconcile of the InfraCluster that follows.
     tokio::time::sleep(2 * GRACE).await;
 
     let before = audit::writes(&world).len();
@@ -177,7 +178,7 @@ async fn a_plugin_restart_writes_nothing_and_an_outage_once() -> Result<()> {
     provider.finds_driver_reachable(false).await?;
     plugin.listen(&world)?;
     provider.finds_driver_reachable(true).await?;
-    // What the return leads to has happened.
+    // Every reconcile that the return causes has ended.
     tokio::time::sleep(2 * GRACE).await;
     let writes = audit::writes(&world).split_off(before);
     ensure!(writes.is_empty(), "a restart wrote: {writes:?}");

@@ -11,7 +11,7 @@ use crate::support::by_hand::{all_become, delete_all};
 use crate::support::checks::{condition, provisioned};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-/// How long the cloud asks to be left alone. Long enough for all that has to happen meanwhile.
+/// How long the cloud asks to be left alone. Long enough for the steps of the case.
 const CLOSED_MS: u64 = 40_000;
 
 /// CTL-CR-08: the same class and credential waits, everything else goes on.
@@ -30,7 +30,7 @@ async fn exhaustion_holds_back_creates_of_its_class_and_credential() -> Result<(
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
     let named = |name: &str| vec![name.to_owned()];
     let by_hand = |name: &str| ByHand::new(&world, "c", name);
-    // Of another account: what it leaves is no room for this one.
+    // Its account is another: its deletion leaves no capacity for this account.
     let before = by_hand("before").infra("/spec/secretRef", json!({"name": "other"}));
     before.create().await?;
     all_become(&world, "a machine", &named("before"), is_up).await?;

@@ -1,5 +1,5 @@
-//! What a driver said can't be written at once: another client writes the object, or the
-//! API server does not take it.
+//! Driver answers that can't be written immediately: another client writes the object, or the API server
+//! refuses the write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ use serde_json::json;
 use crate::support::by_hand::{event, says};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-/// CTL-02, CTL-CR-07: a call that failed waits its time, whatever label was written meanwhile; and what it
-/// said is not lost, though it was said of an older version of the object.
+/// CTL-02, CTL-CR-07: a failed call waits although a label was written during the call. Its error is
+/// published although it is about an older version of the object.
 #[tokio::test(start_paused = true)]
 async fn a_label_written_during_a_call_neither_repeats_nor_hides_it() -> Result<()> {
     let world = World::new("conflict").await?;

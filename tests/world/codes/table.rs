@@ -45,7 +45,7 @@ pub struct Case {
     pub asked: Option<u32>,
 }
 
-/// What a code leads to.
+/// The consequence of a code.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Next {
     /// Tried again after 5 s, 10 s, … up to 5 min.
@@ -266,7 +266,7 @@ const CONFIRM: Rows = [
 ];
 
 /// CTL-LM-01..CTL-LM-16, CTL-GS-12, for a driver without GetMachineStatus, before any create. Only a list
-/// without the VM says that there is none.
+/// without the VM proves that it does not exist.
 const LIST: Rows = [
     (Canceled, Backoff),          // none, N: repeated, since no create may come before the list
     (Unknown, Backoff),           // "Retry operation after sometime", Y
@@ -421,8 +421,8 @@ impl Case {
         }
     }
 
-    /// The shortest and the longest wait after an attempt, counted from 1; none where the call is not tried
-    /// again by itself.
+    /// The shortest and the longest wait after an attempt, counted from 1; `None` if the call is not
+    /// retried.
     pub fn wait(self, attempt: i32) -> Option<(Duration, Duration)> {
         let asked = self.asked.filter(|_| self.failure().0 == self.call.operation());
         let backoff = (5.0 * 2f64.powi(attempt - 1)).min(300.0);
@@ -434,20 +434,20 @@ impl Case {
                 (asked.max(0.8 * backoff), backoff.max(1.1 * asked))
             }
             (Long | Reported, None) => (540.0, 600.0),
-            // The VM is looked up in between, with a wait of its own.
+            // The VM is looked up in between, after another wait.
             (_, None) if self.call == Call::Update && self.code == NotFound => (0.8 * backoff, 2.0 * backoff),
             (_, None) => (0.8 * backoff, backoff),
         };
         Some((Duration::from_secs_f64(least), Duration::from_secs_f64(most)))
     }
 
-    /// Whether the call waits until creates of its class are let through, and not for a time of its own. Both
-    /// are the same but for jitter.
+    /// Whether the call waits until creates of its class are let through, instead of until its next try. The
+    /// two times differ by jitter.
     pub fn waits_with_its_class(self) -> bool {
         self.call == Call::Create && self.code == ResourceExhausted
     }
 
-    /// Whether the status says so.
+    /// Checks that the status shows the consequence.
     pub fn is_shown(self, machine: Option<&InfraMachine>) -> Result<()> {
         let next = self.next();
         if next == Gone {

@@ -1,4 +1,4 @@
-//! What the provider has written.
+//! Writes of the provider.
 
 use std::fmt;
 

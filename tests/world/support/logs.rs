@@ -1,4 +1,4 @@
-//! What the code under test logs.
+//! Log lines of the code under test.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The simulated driver as a plugin: a process of its own that ends and comes back. `tests/wire` has the
-//! connection and the protocol.
+//! The simulated driver as a plugin that ends and comes back. `tests/wire` tests the connection and the
+//! protocol.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Process {
 }
 
 impl Plugins {
-    /// The connection to an endpoint at which a plugin may listen.
+    /// Returns the connection to an endpoint, whether or not a plugin listens there.
     pub fn at(&self, endpoint: &str) -> Connection {
         self.0.lock().entry(endpoint.to_owned()).or_default().clone()
     }
@@ -74,7 +74,7 @@ impl Plugin {
         self.connection.0.send_modify(|process| process.driver = None);
     }
 
-    /// What it is the next time that it starts.
+    /// Sets the configuration for the next start.
     pub fn configure(&mut self, config: &Value) {
         self.config = config.clone();
     }
@@ -93,7 +93,7 @@ impl Connection {
         Ok((process.driver.ok_or_else(refused)?, process.starts))
     }
 
-    /// Makes a call, whose answer is lost when the plugin ends meanwhile.
+    /// Makes a call. Its answer is lost when the plugin ends first.
     async fn through<T>(&self, call: impl Future<Output = cmi_driver::Result<T>>) -> cmi_driver::Result<T> {
         let starts = self.0.borrow().starts;
         let mut process = self.0.subscribe();
