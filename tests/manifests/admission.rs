@@ -1,7 +1,7 @@
 //! The admission policies are the provider's to keep: installed with its own permissions, left alone by
 //! clusterctl, and trusted only where they were never gone.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::{
@@ -17,6 +17,7 @@ use kube::{
 };
 use management_cluster::ManagementCluster;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     api_server::{object, refusal},
