@@ -34,11 +34,6 @@ impl Backing {
         self.with(world, cloud, json!({}), more).await
     }
 
-    /// As [`Backing::of`], for a case that has several.
-    pub async fn named(self, world: &World, name: &str, cloud: &Cloud, more: Value) -> Result<Backed> {
-        self.with(world, cloud, json!({"name": name}), more).await
-    }
-
     /// As [`Backing::of`], with further keys of the driver's entry.
     pub async fn with(self, world: &World, cloud: &Cloud, entry: Value, more: Value) -> Result<Backed> {
         self.start(world, cloud, entry, more, &[]).await
@@ -78,24 +73,3 @@ impl Backing {
         })
     }
 }
-
-/// Makes two tests of each case: one with the driver in the provider's process, one with a plugin.
-macro_rules! with_every_backing {
-    ($($case:ident),+ $(,)?) => {
-        mod in_process {
-            $(#[tokio::test]
-            async fn $case() -> anyhow::Result<()> {
-                super::$case($crate::support::Backing::InProcess).await
-            })+
-        }
-
-        mod plugin {
-            $(#[tokio::test]
-            async fn $case() -> anyhow::Result<()> {
-                super::$case($crate::support::Backing::Plugin).await
-            })+
-        }
-    };
-}
-
-pub(crate) use with_every_backing;

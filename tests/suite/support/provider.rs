@@ -20,8 +20,6 @@ pub struct Provider {
     pub flags: Vec<String>,
     /// The way to the API server, where it is not the direct one.
     pub kubeconfig: Option<PathBuf>,
-    /// Whether it looks at every namespace.
-    everywhere: bool,
 }
 
 /// A provider that runs.
@@ -43,15 +41,7 @@ impl Provider {
             drivers: drivers.into(),
             flags: Vec::new(),
             kubeconfig: None,
-            everywhere: false,
         }
-    }
-
-    /// Looks at every namespace, but only at objects with this value of the label for `--watch-filter`:
-    /// other cases run beside it.
-    pub fn everywhere(mut self, watch_filter: &str) -> Self {
-        self.everywhere = true;
-        self.flag(format!("--watch-filter={watch_filter}"))
     }
 
     /// Called something else in logs and files.
@@ -93,10 +83,7 @@ impl Provider {
             Some(path) => path.clone(),
             None => service_account(world).await?,
         };
-        let mut flags = Vec::new();
-        if !self.everywhere {
-            flags.push(format!("--namespace={}", world.namespace));
-        }
+        let mut flags = vec![format!("--namespace={}", world.namespace)];
         let defaults = [
             "--insecure-diagnostics",
             "--inventory-interval=1s",
