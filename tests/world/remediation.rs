@@ -344,7 +344,7 @@ async fn a_restart_in_flight_counts_after_a_move() -> Result<()> {
     restarts(&cloud, "m", 1).await?;
     let vms = cloud.holds(1).await?;
 
-    source.move_to(&target).await?;
+    source.move_when_unblocked(&target).await?;
     restarting(&target, "m", 1).await?;
     ensure!(ended_restarts(&cloud)? == 0, "the restart was not in flight");
     cloud.fail(json!([]))?;

@@ -27,7 +27,7 @@ async fn a_move_waits_for_the_call_of_an_update() -> Result<()> {
         ensure!(moved.is_none(), "moved in the middle of the call: {moved:?}");
         in_place.cloud.fail(json!([]))
     };
-    tokio::try_join!(in_place.world.move_to(&target), meanwhile)?;
+    tokio::try_join!(in_place.world.move_when_unblocked(&target), meanwhile)?;
     let moved = InPlace {
         hooks: there.hooks().await?,
         world: target,
@@ -84,7 +84,7 @@ async fn moved_in_the_middle(case: &str, failures: Value, code: &str, spec: &Val
     in_place.answers(&format!("{code}: UpdateMachine")).await?;
     let left = in_place.cloud.vms()?;
 
-    in_place.world.move_to(&target).await?;
+    in_place.world.move_when_unblocked(&target).await?;
     ensure!(
         in_place.cloud.vms()? == left,
         "updated before the driver was well again"

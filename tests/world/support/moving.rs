@@ -26,10 +26,8 @@ const MOVED: [((&str, &str), &str); 7] = [
 ];
 
 impl World {
-    /// Moves the objects of the namespace as `clusterctl move` does. Clusters are paused meanwhile, and
-    /// InfraMachines may block the move. Owner references get the new UIDs. Status and deletion timestamp stay
-    /// behind.
-    pub async fn move_to(&self, target: &Self) -> Result<()> {
+    /// As [`World::move_to`], once no InfraMachine blocks the move: its provider has to run.
+    pub async fn move_when_unblocked(&self, target: &Self) -> Result<()> {
         self.pause_clusters(true).await?;
         let machines = objects(self, INFRA.0, INFRA.1, "InfraMachine");
         eventually(DEADLINE, "a move that nothing blocks", async || {
@@ -43,6 +41,13 @@ impl World {
             Ok(())
         })
         .await?;
+        self.move_to(target).await
+    }
+
+    /// Moves the objects of the namespace as `clusterctl move` does. Clusters are paused meanwhile. Owner
+    /// references get the new UIDs. Status and deletion timestamp stay behind.
+    pub async fn move_to(&self, target: &Self) -> Result<()> {
+        self.pause_clusters(true).await?;
         let mut uids = BTreeMap::new();
         let mut moved = Vec::new();
         for ((group, version), kind) in MOVED {
