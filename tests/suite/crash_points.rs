@@ -10,7 +10,8 @@ use serde_json::json;
 use crate::support::provider::Replica;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, Stage, World};
 
-/// DRV-10, DRV-12, DRV-21, DRV-22: killed when a create, and later a deletion, is carried out and not answered.
+/// DRV-10, DRV-12, DRV-21, DRV-22: killed when a create, and later a deletion, is carried out and not
+/// answered.
 #[tokio::test]
 async fn a_killed_process_takes_up_its_create_and_its_deletion() -> Result<()> {
     let world = World::new("crash").await?;

@@ -1,5 +1,5 @@
-//! A MachineHealthCheck on `InfrastructureReady`, with core's own controllers. `tests/world` proves the status
-//! that it reads.
+//! A MachineHealthCheck on `InfrastructureReady`, with core's own controllers. `tests/world` proves the
+//! status that it reads.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
@@ -130,8 +130,8 @@ async fn an_outage_replaces_no_machine_and_a_crash_replaces_one() -> Result<()> 
     Ok(())
 }
 
-/// Makes a MachineHealthCheck on the Machine's InfrastructureReady condition with a timeout of a second. Returns
-/// when it has looked at the machines.
+/// Makes a MachineHealthCheck on the Machine's InfrastructureReady condition with a timeout of a second.
+/// Returns when it has looked at the machines.
 async fn health_check(world: &World) -> Result<()> {
     let clusters = objects(world, "cluster.x-k8s.io", "v1beta2", "Cluster");
     eventually(DEADLINE, "a Cluster that may be health checked", async || {

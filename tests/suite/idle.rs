@@ -15,8 +15,8 @@ const MACHINES: usize = 10;
 /// Lists of the inventory that are waited for: the clock of these cases.
 const LISTS: usize = 5;
 
-/// INI-08, and the budget: three patches and one Event bring a machine up, and none keep it there. A restart costs no
-/// call per machine, and a deletion one patch, of the finalizer.
+/// INI-08, and the budget: three patches and one Event bring a machine up, and none keep it there. A restart
+/// costs no call per machine, and a deletion one patch, of the finalizer.
 #[tokio::test]
 async fn a_machine_costs_three_writes_and_an_event_by_the_audit_log() -> Result<()> {
     const PATCHES: usize = 2;

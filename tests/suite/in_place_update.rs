@@ -1,8 +1,8 @@
 //! MachineDeployments that are pointed at a new template, and whose VMs are updated in place: with Cluster
 //! API's own controllers, which call the provider's Runtime Extension.
 //!
-//! Only core's gate InPlaceUpdates decides between an update and a roll-out, so these cases have the real one.
-//! `tests/world` has the answers of the hooks, and the updates that follow them.
+//! Only core's gate InPlaceUpdates decides between an update and a roll-out, so these cases have the real
+//! one. `tests/world` has the answers of the hooks, and the updates that follow them.
 
 mod client_certificates;
 mod control_plane;

@@ -1,6 +1,7 @@
 //! Two replica processes, one lease.
 //!
-//! `tests/world` has every other end of a leader: killed, cut off from the API server, and robbed of its lease.
+//! `tests/world` has every other end of a leader: killed, cut off from the API server, and robbed of its
+//! lease.
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;

@@ -49,9 +49,9 @@ async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
     Ok(())
 }
 
-/// DRV-07: deleting a machine deletes its VM and no other, so a rollout never has fewer than wanted. A Cluster that
-/// goes takes its VMs and every object of the provider along, and no finalizer keeps anything. Its Nodes are not
-/// touched: for Cluster API they are gone with their Cluster.
+/// DRV-07: deleting a machine deletes its VM and no other, so a rollout never has fewer than wanted. A
+/// Cluster that goes takes its VMs and every object of the provider along, and no finalizer keeps anything.
+/// Its Nodes are not touched: for Cluster API they are gone with their Cluster.
 #[tokio::test]
 async fn a_rollout_never_has_too_few_vms_and_a_cluster_goes_with_all_of_them() -> Result<()> {
     let world = World::new("rollout").await?;

@@ -432,8 +432,8 @@ async fn machines_of_machine_controller_manager_are_migrated_taken_back_and_migr
     what_is_left_goes_without_the_vms_as_the_guide_says(run).await
 }
 
-/// With what the guide says to do after a migration, machine-controller-manager can come back, and Nodes can be
-/// deleted. A class that is left has it delete every VM.
+/// With what the guide says to do after a migration, machine-controller-manager can come back, and Nodes can
+/// be deleted. A class that is left has it delete every VM.
 async fn what_is_left_goes_without_the_vms_as_the_guide_says(mut run: Run) -> Result<()> {
     let held = |node: &Node| node.finalizers().iter().any(|own| own == NODE_FINALIZER);
     let workload = run.left.world.management.workload().await?;

@@ -72,8 +72,8 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     Ok(())
 }
 
-/// DRV-12, CMI-10, CMI-37, CLI-CR-04: whether the work was done or not when the plugin died, there is one VM in the
-/// end. The plugin that comes back can do more, which is noticed without a restart of the provider.
+/// DRV-12, CMI-10, CMI-37, CLI-CR-04: whether the work was done or not when the plugin died, there is one VM
+/// in the end. The plugin that comes back can do more, which is noticed without a restart of the provider.
 #[tokio::test]
 async fn a_killed_plugin_that_comes_back_with_more_is_called_for_it() -> Result<()> {
     const NAMES: [&str; 2] = ["after", "before"];

@@ -15,8 +15,8 @@ use crate::support::provider::{Replica, get, service_account};
 use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
-/// DRV-10, DRV-12: a process is alive before it is ready. A first SIGTERM lets it finish the call in flight; a second
-/// one does not.
+/// DRV-10, DRV-12: a process is alive before it is ready. A first SIGTERM lets it finish the call in flight;
+/// a second one does not.
 #[tokio::test]
 async fn a_process_says_when_it_is_ready_and_ends_as_it_is_asked() -> Result<()> {
     let world = World::new("process").await?;

@@ -1,5 +1,5 @@
-//! A remediation that the real `clusterctl move` takes along, with core's own controllers. `tests/world` proves
-//! the restarts, and `samples` that a MachineHealthCheck causes them.
+//! A remediation that the real `clusterctl move` takes along, with core's own controllers. `tests/world`
+//! proves the restarts, and `samples` that a MachineHealthCheck causes them.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
@@ -22,8 +22,8 @@ pub async fn permitted(world: &World) -> Result<()> {
     world.management.apply_yaml(&roles).await.map(drop)
 }
 
-/// Cluster, check, template and remediation move together. At the target the machine is still unhealthy, and is
-/// not restarted again. When the time of its Node is over, it is replaced.
+/// Cluster, check, template and remediation move together. At the target the machine is still unhealthy, and
+/// is not restarted again. When the time of its Node is over, it is replaced.
 #[tokio::test]
 async fn a_moved_health_check_counts_the_restarts_of_before() -> Result<()> {
     let pair = MovePair::start("check-move", Part::Remediation, |cloud| {

@@ -26,8 +26,8 @@ pub async fn permitted(world: &World) -> Result<()> {
 
 /// CTL-05: a CSI volume of the driver's, one that only the driver can name, and two that it can't, of which
 /// one is of before CSI and attached by the CSI driver that has taken over. Core copies the annotation from
-/// the MachineDeployment, or from the InfraMachineTemplate, and deletes the Machine. `tests/world` has the rest
-/// of the volume drain.
+/// the MachineDeployment, or from the InfraMachineTemplate, and deletes the Machine. `tests/world` has the
+/// rest of the volume drain.
 #[tokio::test]
 async fn core_drains_a_node_once_the_volumes_of_each_evicted_pod_have_left() -> Result<()> {
     let world = World::new("volumes").await?;

@@ -31,8 +31,8 @@ async fn a_machine_with_a_named_id_costs_two_writes_and_an_event() -> Result<()>
     a_machine_costs("idle-named", true, 1, AN_HOUR).await
 }
 
-/// Checks that a machine costs this many patches, one patch of its status and one Event. Its deletion costs one
-/// patch, of the finalizer.
+/// Checks that a machine costs this many patches, one patch of its status and one Event. Its deletion costs
+/// one patch, of the finalizer.
 async fn a_machine_costs(case: &str, names_ids: bool, patches: usize, idle: Duration) -> Result<()> {
     let world = World::without_core(case).await?;
     let cloud = Cloud::new(&world);

@@ -1,7 +1,7 @@
 //! Updates in place: the hooks of the Runtime Extension, and the provider that updates VMs for them.
 //!
-//! The cases call the hooks as Cluster API does. `tests/suite` shows that the real one calls them, and that it
-//! updates or replaces machines by the answers.
+//! The cases call the hooks as Cluster API does. `tests/suite` shows that the real one calls them, and that
+//! it updates or replaces machines by the answers.
 
 mod in_flight;
 mod kills;
@@ -77,8 +77,8 @@ impl InPlace {
         Ok(())
     }
 
-    /// Calls UpdateMachine until its answer is as wanted. Meanwhile the status claims no spec that the VM does
-    /// not have.
+    /// Calls UpdateMachine until its answer is as wanted. Meanwhile the status claims no spec that the VM
+    /// does not have.
     async fn asked_until(&self, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Result<()> {
         eventually(DEADLINE, what, async || {
             let answer = self.hooks.update(&self.machine).await?;
@@ -267,8 +267,8 @@ async fn a_spec_that_no_machine_can_be_made_from_is_refused() -> Result<()> {
     in_place.is_untouched()
 }
 
-/// UPD-01, UPD-02: the answer patches only changes that the driver can make, and only this provider's machines.
-/// Otherwise Cluster API replaces machines.
+/// UPD-01, UPD-02: the answer patches only changes that the driver can make, and only this provider's
+/// machines. Otherwise Cluster API replaces machines.
 #[tokio::test(start_paused = true)]
 async fn the_extension_patches_what_the_driver_can_change() -> Result<()> {
     let in_place = InPlace::new("in-place-patch").await?;
@@ -326,8 +326,8 @@ async fn a_failed_update_is_reported_and_taken_back_at_the_driver() -> Result<()
     cloud.holds(0).await.map(drop)
 }
 
-/// UPD-03: when the driver fails, one of two changed labels has its new value. The last applied spec takes that
-/// back, and the same spec again brings the rest.
+/// UPD-03: when the driver fails, one of two changed labels has its new value. The last applied spec takes
+/// that back, and the same spec again brings the rest.
 #[tokio::test(start_paused = true)]
 async fn a_half_updated_vm_reaches_the_old_spec_and_the_new_one() -> Result<()> {
     let in_place = InPlace::new("in-place-half").await?;
@@ -369,8 +369,8 @@ fn half() -> Value {
     ])
 }
 
-/// Cluster API 1.14 calls one extension alone, which may be another one: the VM is left alone until its update
-/// has ended, also after a restart. The rest of the spec is then applied, or reported.
+/// Cluster API 1.14 calls one extension alone, which may be another one: the VM is left alone until its
+/// update has ended, also after a restart. The rest of the spec is then applied, or reported.
 #[tokio::test(start_paused = true)]
 async fn an_update_of_another_extension_is_left_to_it() -> Result<()> {
     let mut in_place = InPlace::new("in-place-other").await?;
@@ -406,8 +406,8 @@ async fn an_update_of_another_extension_is_left_to_it() -> Result<()> {
     in_place.has_labels(&json!({"tier": "gold"}))
 }
 
-/// A generation that was observed proves nothing about the VM: after a restart, while the driver's capabilities
-/// are unknown, the update is not done.
+/// A generation that was observed proves nothing about the VM: after a restart, while the driver's
+/// capabilities are unknown, the update is not done.
 #[tokio::test(start_paused = true)]
 async fn an_update_is_not_done_while_the_driver_is_unknown() -> Result<()> {
     let mut in_place = InPlace::new("in-place-restart").await?;

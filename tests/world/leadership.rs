@@ -1,5 +1,5 @@
-//! Two replicas and one Lease: whatever becomes of the leader, every machine gets one VM, and the replicas never
-//! act at the same time.
+//! Two replicas and one Lease: whatever becomes of the leader, every machine gets one VM, and the replicas
+//! never act at the same time.
 //!
 //! A process that the system stops, and that goes on later, is a case of `tests/suite`.
 
@@ -96,8 +96,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Waits until all machines are provisioned, each with one VM that was made once. The new leader has called
-    /// the driver only after the last call of the old one.
+    /// Waits until all machines are provisioned, each with one VM that was made once. The new leader has
+    /// called the driver only after the last call of the old one.
     async fn finish(&self) -> Result<()> {
         let mut ids = Vec::new();
         for index in 0..MACHINES {

@@ -86,8 +86,8 @@ async fn a_create_or_an_update_under_way_blocks_a_move() -> Result<()> {
     Ok(())
 }
 
-/// DRV-07: clusterctl deletes machines at the source when the target has their VMs. At that time, the provider's
-/// cache may not show the pause yet, or may have lost the Cluster.
+/// DRV-07: clusterctl deletes machines at the source when the target has their VMs. At that time, the
+/// provider's cache may not show the pause yet, or may have lost the Cluster.
 #[tokio::test(start_paused = true)]
 async fn a_machine_deleted_by_a_move_keeps_its_vm_without_a_pause() -> Result<()> {
     let world = World::new("move-source").await?;

@@ -131,8 +131,8 @@ async fn a_change_while_no_watch_ran_is_seen_in_the_list() -> Result<()> {
     Ok(())
 }
 
-/// OPS-11: without streamed lists, as before Kubernetes 1.34, everything that is watched is listed. The shipped
-/// roles grant these lists.
+/// OPS-11: without streamed lists, as before Kubernetes 1.34, everything that is watched is listed. The
+/// shipped roles grant these lists.
 #[tokio::test(start_paused = true)]
 async fn without_streamed_lists_everything_that_is_watched_is_listed() -> Result<()> {
     let world = World::new("pages").await?;

@@ -330,8 +330,8 @@ fn restarted(cloud: &Cloud, allowed: std::ops::RangeInclusive<usize>) -> Result<
     Ok(())
 }
 
-/// A restart counts where the machine was moved to. It is not made there again, also if its answer comes after
-/// the move, and the time of the Node goes on.
+/// A restart counts where the machine was moved to. It is not made there again, also if its answer comes
+/// after the move, and the time of the Node goes on.
 #[tokio::test(start_paused = true)]
 async fn a_restart_in_flight_counts_after_a_move() -> Result<()> {
     let (source, cloud, _) = world_with("restart-moved", json!({}), &["m"]).await?;
