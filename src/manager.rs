@@ -90,7 +90,7 @@ pub enum RuntimeExtension {
         /// The listener.
         listener: TcpListener,
         /// The server certificate and the CA whose clients may connect.
-        tls: ServerTls,
+        tls: Arc<ServerTls>,
     },
     /// To the holder of the other end, in this process.
     InProcess(oneshot::Sender<axum::Router>),
@@ -196,7 +196,7 @@ impl Running {
             });
             match extension {
                 RuntimeExtension::Https { listener, tls } => {
-                    let tls = Tls::Files(Arc::new(tls));
+                    let tls = Tls::Files(tls);
                     let name = "the Runtime Extension";
                     services.spawn(name, serve::serve(listener, Some(tls), router));
                 }

@@ -314,7 +314,10 @@ impl RuntimeExtensionArgs {
             .context("the certificates of the Runtime Extension can't be used")
             .misconfigured()?;
         let listener = address.bind().await?;
-        Ok(Some(RuntimeExtension::Https { listener, tls }))
+        Ok(Some(RuntimeExtension::Https {
+            listener,
+            tls: Arc::new(tls),
+        }))
     }
 }
 

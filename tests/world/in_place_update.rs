@@ -161,7 +161,8 @@ impl InPlace {
         desired.provider_spec = serde_json::from_value(provider_spec.clone())?;
         let set = |spec: &Value| {
             json!({
-                "machineSet": {"spec": {"template": {"spec": {"bootstrap": {"configRef": {"name": "boot"}}}}}},
+                "machineSet":
+                    {"spec": {"template": {"spec": {"bootstrap": {"configRef": {"name": "boot"}}}}}},
                 "infrastructureMachineTemplate": {
                     "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
                     "metadata": {"name": "t", "namespace": self.world.namespace},

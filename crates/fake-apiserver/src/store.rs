@@ -143,7 +143,7 @@ impl Store {
         let metadata = metadata(&mut object)?;
         if key.name.is_empty() {
             let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
-            key.name = name.to_owned();
+            name.clone_into(&mut key.name);
         }
         if key.name.is_empty() {
             let prefix = metadata
