@@ -138,6 +138,7 @@ async fn measure(part: Part, size: usize) -> Result<Resident> {
     };
     let (controllers, watches) = Controllers::new(
         server.client(),
+        capcmi::workload_cluster::network(),
         options,
         ConfiguredDrivers::default(),
         Arc::new(Metrics::new()),

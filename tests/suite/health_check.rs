@@ -20,6 +20,7 @@ use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 /// DRV-30, CTL-GS-14, CMI-74: a driver that cannot be reached reports nothing about its VMs, so no machine is
 /// replaced. A machine whose VM has crashed is replaced: its silent Node has the driver asked.
 #[tokio::test]
+#[allow(clippy::too_many_lines)] // one story
 async fn an_outage_replaces_no_machine_and_a_crash_replaces_one() -> Result<()> {
     let world = World::new("outage").await?;
     let cloud = Cloud::new(&world);

@@ -322,7 +322,7 @@ impl Run {
 
     /// How many attempts there have been when the call fails first: of a machine that comes up, a create that
     /// was lost is one.
-    fn begun_attempts(&self, case: Case) -> i32 {
+    fn begun_attempts(case: Case) -> i32 {
         let is_second = case.call.follows_a_lost_create() && !case.call.is_of_deletion();
         if is_second { 2 } else { 1 }
     }
@@ -344,7 +344,7 @@ impl Run {
         if !repeats {
             return Ok(());
         }
-        let begun = self.begun_attempts(case);
+        let begun = Self::begun_attempts(case);
         let mut expected = Duration::ZERO;
         for (pause, attempt) in pauses.iter().zip(begun..) {
             let (least, most) = case.wait(attempt).context("is repeated")?;
@@ -366,13 +366,13 @@ impl Run {
             let place = attempts
                 .checked_sub(attempt)
                 .context("attempts that were not made")?;
-            let came = tries.get(place + 1).and_then(|call| call.at.timestamp());
-            let came = came.context("no next try")?;
-            let late = came.duration_since(*next).as_secs_f64();
+            let made_at = tries.get(place + 1).and_then(|call| call.at.timestamp());
+            let made_at = made_at.context("no next try")?;
+            let late = made_at.duration_since(*next).as_secs_f64();
             // The status has whole seconds.
             ensure!(
                 (-1.0..=1.0).contains(&late),
-                "the next try came at {came}, and the status says {next}"
+                "the next try came at {made_at}, and the status says {next}"
             );
         }
         Ok(())

@@ -15,7 +15,7 @@ use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
 /// Many times as long as the grace of an outage and the interval of the inventory, which are a second.
-const A_WHILE: Duration = Duration::from_secs(60);
+const A_WHILE: Duration = Duration::from_mins(1);
 
 /// DRV-30, CTL-GS-14, CMI-74: a driver that cannot be reached reports nothing about its VMs.
 #[tokio::test(start_paused = true)]

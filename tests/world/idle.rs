@@ -84,9 +84,9 @@ async fn a_machine_costs(case: &str, names_ids: bool, patches: usize, idle: Dura
     for machine in &machines {
         machine.gone().await?;
     }
-    let patched = writes(&world)["PATCH inframachines"] - costs["PATCH inframachines"];
+    let for_deletions = writes(&world)["PATCH inframachines"] - costs["PATCH inframachines"];
     ensure!(
-        patched == MACHINES,
+        for_deletions == MACHINES,
         "more than the finalizer was written: {:?}",
         writes(&world)
     );

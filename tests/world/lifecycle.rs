@@ -81,7 +81,7 @@ async fn a_restart_takes_over_what_is_there() -> Result<()> {
     machine
         .patch(json!({"metadata": {"annotations": {"a": "b"}}}))
         .await?;
-    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    tokio::time::sleep(std::time::Duration::from_mins(1)).await;
     ensure!(
         cloud.calls_for("m")?.len() == calls,
         "{:?}",

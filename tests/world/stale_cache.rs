@@ -98,9 +98,13 @@ impl Lagging {
 async fn hold_back(server: FakeApiServer) {
     const KINDS: [&str; 3] = ["clusters", "machines", "inframachines"];
     loop {
-        KINDS.iter().for_each(|kind| server.hold_watches(kind, true));
+        for kind in KINDS {
+            server.hold_watches(kind, true);
+        }
         sleep(LAG).await;
-        KINDS.iter().for_each(|kind| server.hold_watches(kind, false));
+        for kind in KINDS {
+            server.hold_watches(kind, false);
+        }
         sleep(Duration::from_millis(1)).await;
     }
 }

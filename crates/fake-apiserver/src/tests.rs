@@ -19,6 +19,7 @@ fn server() -> (FakeApiServer, Client) {
     (server, client)
 }
 
+#[allow(clippy::needless_pass_by_value)] // a literal, which reads better without a reference
 fn pod(value: Value) -> Pod {
     let mut pod = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
     json_patch::merge(&mut pod, &value);
@@ -143,10 +144,13 @@ async fn objects_go_with_their_last_owner() {
         .await
         .unwrap();
     let reference = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": owner.uid()});
-    let owned = json!({"metadata": {"name": "m", "ownerReferences": [reference]}});
-    maps.create(&PostParams::default(), &serde_json::from_value(owned).unwrap())
-        .await
-        .unwrap();
+    let dependent = json!({"metadata": {"name": "m", "ownerReferences": [reference]}});
+    maps.create(
+        &PostParams::default(),
+        &serde_json::from_value(dependent).unwrap(),
+    )
+    .await
+    .unwrap();
     pods.delete("p", &DeleteParams::default()).await.unwrap();
     assert!(maps.get_opt("m").await.unwrap().is_none());
 }
@@ -298,7 +302,7 @@ async fn a_fate_refuses_loses_or_breaks_requests() {
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
         let (params, patch) = (PatchParams::apply("a"), Patch::Apply(object));
         tokio::time::timeout(
-            std::time::Duration::from_secs(60),
+            std::time::Duration::from_mins(1),
             doomed.patch(name, &params, &patch),
         )
         .await

@@ -137,12 +137,14 @@ impl World {
     }
 
     /// The clock of simulated clouds.
+    #[allow(clippy::unused_self)] // a fast world has a clock of its own
     pub fn cloud_clock(&self) -> Arc<dyn Clock> {
         Arc::new(WallClock)
     }
 
     /// The kubelets of a cloud's guests, as they boot. All cases share one workload cluster: the name of a VM
     /// that becomes a Node has to be of one case alone.
+    #[allow(clippy::unused_self)] // a fast world has a workload cluster of its own
     pub fn kubelets(&self, cloud: &Cloud) -> HollowKubelet {
         HollowKubelet::start(guests(cloud.journal()))
     }

@@ -541,14 +541,14 @@ impl Case {
         const ROUNDING: f64 = 1.0;
         let next = last.next_retry_time.as_ref();
         let shown = next.map(|next| next.0.duration_since(last.last_update_time.0).as_secs_f64());
-        let Some((least, most)) = self.wait(last.attempts) else {
+        let Some((min, max)) = self.wait(last.attempts) else {
             ensure!(shown.is_none(), "is tried again after {shown:?} s");
             return Ok(());
         };
         let shown = shown.context("is never tried again")?;
         ensure!(
-            (least.as_secs_f64() - ROUNDING..=most.as_secs_f64() + ROUNDING).contains(&shown),
-            "waits {shown} s after attempt {}, not {least:?} to {most:?}",
+            (min.as_secs_f64() - ROUNDING..=max.as_secs_f64() + ROUNDING).contains(&shown),
+            "waits {shown} s after attempt {}, not {min:?} to {max:?}",
             last.attempts
         );
         Ok(())

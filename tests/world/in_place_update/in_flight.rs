@@ -51,8 +51,8 @@ async fn a_machine_deleted_during_its_update_takes_its_vm_along() -> Result<()> 
     let deleted = machine.get().await?;
     ensure!(deleted.metadata.deletion_timestamp.is_some(), "it is not deleted");
     ensure!(is_in_flight(cloud)?, "the call has ended");
-    let deletes = cloud.count(Operation::DeleteMachine, "m")?;
-    ensure!(deletes == 0, "two calls change the VM at a time");
+    let delete_calls = cloud.count(Operation::DeleteMachine, "m")?;
+    ensure!(delete_calls == 0, "two calls change the VM at a time");
 
     cloud.fail(json!([]))?;
     machine.gone().await?;

@@ -234,7 +234,7 @@ fn driver(entry: &Value, world: &World, trap: &Trap) -> Result<(Settings, Arc<dy
             "createSettleTime" => settings.create_settle_time = Some(duration(value)?),
             "namespaces" => settings.namespaces = Namespaces::Only(serde_json::from_value(value.clone())?),
             "maxConcurrentCalls" => {
-                settings.limits.max_concurrent_calls = serde_json::from_value(value.clone())?
+                settings.limits.max_concurrent_calls = serde_json::from_value(value.clone())?;
             }
             "callsPerSecond" => settings.limits.calls_per_second = serde_json::from_value(value.clone())?,
             "burst" => settings.limits.burst = serde_json::from_value(value.clone())?,
