@@ -40,7 +40,7 @@ record-failures: ## Cause every failure of docs/operations.md and record anew wh
 
 .PHONY: check-generated
 check-generated: ## Fail when generated files or tables are out of date; part of `make test`.
-	$(TEST) -q --test manifests --bin xtask committed
+	$(TEST) --test manifests --bin xtask committed
 
 .PHONY: release
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=no).
