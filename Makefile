@@ -61,11 +61,16 @@ pin-images: ## Write the digests of the base images into the Dockerfile; wants C
 
 # It links libvirt's C library, which nothing else needs.
 WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
+# Most cases wait for other processes: a thread for each core would leave the cores idle half of the time.
 # Always the same packages: cargo enables features by the selected packages, and another selection rebuilds dependencies.
-TEST = $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
+TEST = RUST_TEST_THREADS="$${RUST_TEST_THREADS:-8}" $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 
 .PHONY: test
-test: test-python ## Run the tests on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
+test: ## Run the tests on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
+	@$(MAKE) --no-print-directory --jobs=2 test-rust test-python
+
+.PHONY: test-rust
+test-rust:
 	$(TEST)
 
 # `lifecycle::hold` is the other half of a test, which starts it. The soak is a short one here.

@@ -101,7 +101,7 @@ async fn the_node_of_a_contested_vm_is_neither_drained_nor_deleted() -> Result<(
 #[tokio::test]
 async fn a_move_keeps_adopted_vms_and_waits_for_pending_adoptions() -> Result<()> {
     let source = World::new("adopted-move").await?;
-    let target = source.elsewhere().await?;
+    let target = source.move_target().await?;
     let cloud = Cloud::new(&source);
     let provider = Provider::new(cloud.drivers(json!({})));
     let _at_source = provider.start(&source).await?;

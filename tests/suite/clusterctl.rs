@@ -159,7 +159,7 @@ fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
     clippy::too_many_lines,
     reason = "one story, each step of which needs those before it"
 )]
-async fn clusterctl_installs_upgrades_moves_and_removes_the_provider() -> Result<()> {
+async fn clusterctl_installs_upgrades_and_removes_the_provider() -> Result<()> {
     let source = World::without_provider(NAMESPACE).await?;
     let repository = Repository {
         folder: &source.folder.join("out"),
@@ -244,48 +244,22 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider() -> Result
     );
     fleet.scale(3).await?;
     fleet.running(3).await?;
-    let vms = cloud.holds(3).await?;
+    cloud.holds(3).await?;
 
-    let target = World::without_provider(NAMESPACE).await?;
-    repository.init(&target, &format!("{PROVIDER}:v0.1.0")).await?;
-    let _at_target = provider.clone().named("target").start(&target).await?;
-    let _control_planes_there = StandInController::start(&target.management).await?;
-    for world in [&source, &target] {
-        // What else belongs to a Cluster here; clusterctl labels only what it has installed.
-        let kinds = "--selector=cluster.x-k8s.io/provider notin (infrastructure-capcmi-cmi)";
-        world.kubectl(&[
-            "label",
-            "crd",
-            kinds,
-            "--overwrite",
-            "clusterctl.cluster.x-k8s.io=",
-        ])?;
-    }
-    let kubeconfig = target.management.admin_kubeconfig().display().to_string();
-    repository.clusterctl(
-        &source,
-        &["move", "--namespace", NAMESPACE, "--to-kubeconfig", &kubeconfig],
-    )?;
-    let left = source.cluster_api_objects()?;
-    ensure!(left.is_empty(), "left at the source: {left:?}");
-    let moved = Fleet::of(&target, "md");
-    moved.running(3).await?;
-    ensure!(cloud.vms()? == vms, "VMs were touched");
-
-    target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
-    moved.gone().await?;
+    source.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
+    fleet.gone().await?;
     cloud.holds(0).await?;
     // clusterctl takes no definition away of which there are objects.
-    target.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
-    target.kubectl(&["delete", "inframachinetemplates", "--all"])?;
+    source.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
+    source.kubectl(&["delete", "inframachinetemplates", "--all"])?;
     eventually(DEADLINE, "the end of the Cluster", async || {
-        let left = target.kubectl(&["get", "clusters,infraclusters", "--output=name"])?;
+        let left = source.kubectl(&["get", "clusters,infraclusters", "--output=name"])?;
         ensure!(left.is_empty(), "{left}");
         Ok(())
     })
     .await?;
     repository.clusterctl(
-        &target,
+        &source,
         &[
             "delete",
             "--infrastructure",
@@ -297,7 +271,7 @@ async fn clusterctl_installs_upgrades_moves_and_removes_the_provider() -> Result
     eventually(DEADLINE, "the end of what clusterctl has installed", async || {
         let kinds = "deployments,services,configmaps,serviceaccounts,roles,rolebindings,crds,namespaces";
         let ours = "--selector=cluster.x-k8s.io/provider=infrastructure-capcmi-cmi";
-        let left = target.kubectl(&["get", kinds, "--all-namespaces", ours, "--output=name"])?;
+        let left = source.kubectl(&["get", kinds, "--all-namespaces", ours, "--output=name"])?;
         ensure!(left.is_empty(), "{left}");
         Ok(())
     })

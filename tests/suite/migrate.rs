@@ -1073,7 +1073,7 @@ async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Re
 async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_cluster() -> Result<()> {
     let (left, _provider) = Left::new("migrate-move").await?;
     let source = &left.world;
-    let target = source.elsewhere().await?;
+    let target = source.move_target().await?;
     let at_target = Provider::new(left.cloud.drivers(json!({}))).named("target");
     let _at_target = at_target.start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;

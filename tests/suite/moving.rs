@@ -23,7 +23,7 @@ use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 #[tokio::test]
 async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<()> {
     let source = World::new("move").await?;
-    let target = source.elsewhere().await?;
+    let target = source.move_target().await?;
     let cloud = Cloud::new(&source);
     let provider = Provider::new(cloud.drivers(json!({})));
     let _at_source = provider.start(&source).await?;

@@ -73,7 +73,7 @@ async fn a_real_node_is_freed_of_its_taint_once_its_vm_is_initialized() -> Resul
 #[ignore = "long: clusterctl itself, and two control planes; runs in make test-all"]
 async fn clusterctl_moves_a_machine_whose_node_has_its_taint() -> Result<()> {
     let source = World::new("taint-move").await?;
-    let target = source.elsewhere().await?;
+    let target = source.move_target().await?;
     let cloud = Cloud::new(&source);
     let provider = Provider::new(cloud.drivers(json!({})));
     let at_source = provider.start(&source).await?;

@@ -15,7 +15,7 @@ pub struct MovePair {
     pub cloud: Cloud,
     /// Where the objects are at first.
     pub source: World,
-    /// Where they are moved to; it ends with this.
+    /// Where they are moved to.
     pub target: World,
 }
 
@@ -23,7 +23,7 @@ impl MovePair {
     /// Starts both, with the permissions of an opt-in and the provider that a case has for its cloud.
     pub async fn start(case: &str, opt_in: Part, provider: impl FnOnce(&Cloud) -> Provider) -> Result<Self> {
         let source = World::new(case).await?;
-        let target = source.elsewhere().await?;
+        let target = source.move_target().await?;
         let roles = manifests::stream(&[opt_in])?;
         for world in [&source, &target] {
             world.management.apply_yaml(&roles).await?;

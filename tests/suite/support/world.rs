@@ -104,7 +104,13 @@ impl World {
         Self::on(Management::Shared(management), &namespace).await
     }
 
-    /// The same namespace on another management cluster, which ends with the case. The namespace itself
+    /// The same namespace on the management cluster of rate limited cases, for `clusterctl move`, which makes
+    /// the namespace. A case that is rate limited itself has to move [`Self::elsewhere`].
+    pub async fn move_target(&self) -> Result<Self> {
+        Self::on(Management::Shared(RATE_LIMITED.get(true).await?), &self.namespace).await
+    }
+
+    /// The same namespace on a new management cluster, which ends with the case. The namespace itself
     /// is not made. Core is rate limited there, and loses no Machine.
     pub async fn elsewhere(&self) -> Result<Self> {
         let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
