@@ -15,9 +15,9 @@ const OBJECTS: usize = 60;
 /// Just below what the API server takes: 1.5 MiB a request, of which 256 KiB are annotations.
 const SPEC_BYTES: usize = 1_100_000;
 const ANNOTATION_BYTES: usize = 200_000;
-/// The memory that the provider may take at its peak, in MiB. All of the objects are 75 MiB, to which about 30 of
-/// a provider without objects would add.
-const MAX_MIB: u64 = 75;
+/// The memory that the provider may take at its peak, in MiB. With a page of a list it takes some 115. To keep all
+/// of the objects would add 75.
+const MAX_MIB: u64 = 150;
 
 /// The memory at its peak, in MiB, of the provider that was started with a drivers file:
 /// it is the child of a shell.
