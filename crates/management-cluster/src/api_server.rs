@@ -37,8 +37,6 @@ pub(crate) struct ApiServerOptions<'a> {
     /// Whether to run the admission plugin that wants a `ServiceAccount` for every Pod, which
     /// needs a controller manager.
     pub service_account_admission: bool,
-    /// Whether lists are streamed as the first events of a watch.
-    pub streamed_lists: bool,
     /// Whether kubelets come with certificates of the authority, and may do what a kubelet does.
     pub nodes: bool,
 }
@@ -207,9 +205,6 @@ fn command(
             .arg("--authorization-mode=Node,RBAC");
     } else {
         command.arg("--authorization-mode=RBAC");
-    }
-    if !options.streamed_lists {
-        command.arg("--feature-gates=WatchList=false");
     }
     if !options.service_account_admission {
         command.arg("--disable-admission-plugins=ServiceAccount");

@@ -45,13 +45,10 @@ pub struct ManagementCluster {
 
 /// The options of a management cluster; made by [`ManagementCluster::builder`].
 #[derive(Debug, Clone)]
-// Options that have nothing to do with each other.
-#[allow(clippy::struct_excessive_bools)]
 pub struct ManagementClusterBuilder {
     core: bool,
     rate_limiting: bool,
     audit_log: bool,
-    streamed_lists: bool,
     manifests: Vec<String>,
 }
 
@@ -76,13 +73,6 @@ impl ManagementClusterBuilder {
     #[must_use]
     pub fn audit_log(mut self, audit_log: bool) -> Self {
         self.audit_log = audit_log;
-        self
-    }
-
-    /// Whether the API server streams lists as the first events of a watch (`WatchList`). On by default.
-    #[must_use]
-    pub fn streamed_lists(mut self, streamed_lists: bool) -> Self {
-        self.streamed_lists = streamed_lists;
         self
     }
 
@@ -114,7 +104,6 @@ impl ManagementClusterBuilder {
             name: "management",
             audit_log: self.audit_log.then_some(audit_log.as_path()),
             service_account_admission: true,
-            streamed_lists: self.streamed_lists,
             nodes: false,
         };
         let api_server = ApiServer::start(&programs, &folder, &etcd, &options).await?;
@@ -153,7 +142,6 @@ impl ManagementCluster {
             core: true,
             rate_limiting: true,
             audit_log: false,
-            streamed_lists: true,
             manifests: Vec::new(),
         }
     }

@@ -1,8 +1,6 @@
-//! A proxy in front of a kube-apiserver which holds, refuses or delays requests, and ends watches, for
+//! A proxy in front of a kube-apiserver which holds or refuses requests, for
 //! tests of what a client does then.
 
-mod delay;
-mod expired;
 mod fault;
 mod forward;
 mod request;

@@ -45,7 +45,6 @@ impl Workload {
         let options = ApiServerOptions {
             name: WORKLOAD_HOST,
             audit_log: None,
-            streamed_lists: true,
             service_account_admission: false,
             nodes: true,
         };

@@ -1,6 +1,6 @@
 //! What a proxy does to a request.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use http::StatusCode;
 use tokio::sync::watch;
@@ -16,10 +16,6 @@ pub enum Fault {
     HoldAfter(Gate),
     /// It is not forwarded but answered with this status, as an API server would.
     Refuse(StatusCode),
-    /// It is forwarded, and every part of the answer's body arrives this much later: the client's cache lags.
-    Delay(Duration),
-    /// It is forwarded, and once the gate opens the answer, which has to be a watch, ends: expired.
-    Expire(Gate),
 }
 
 /// Where requests are held until a test lets them go on.

@@ -21,7 +21,7 @@ use rustls::{
 };
 use serde_json::json;
 
-use super::{Fault, ProxiedRequest, delay::delayed, expired::expiring};
+use super::{Fault, ProxiedRequest};
 
 type Hook = Box<dyn Fn(&ProxiedRequest) -> Fault + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Error>;
@@ -70,7 +70,7 @@ impl Upstream {
         match &fault {
             Fault::Refuse(status) => return refusal(*status, "refused by the proxy of a test"),
             Fault::HoldBefore(gate) => gate.pass().await,
-            Fault::None | Fault::HoldAfter(_) | Fault::Delay(_) | Fault::Expire(_) => {}
+            Fault::None | Fault::HoldAfter(_) => {}
         }
         let answer = match self.forward(request).await {
             Ok(answer) => answer,
@@ -79,11 +79,7 @@ impl Upstream {
         if let Fault::HoldAfter(gate) = &fault {
             gate.pass().await;
         }
-        answer.map(|body| match fault {
-            Fault::Delay(delay) => delayed(body, delay),
-            Fault::Expire(gate) => expiring(body, gate),
-            _ => body.boxed_unsync(),
-        })
+        answer.map(BodyExt::boxed_unsync)
     }
 
     async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>> {

@@ -18,31 +18,15 @@ pub struct ProxiedRequest {
     pub method: Method,
     /// The path, `/apis/…`.
     pub path: String,
-    /// The part after `?`, or nothing.
-    pub query: String,
     /// Which write this is, from 0, among those through this proxy. Nothing for reads, and for writes of
     /// Leases, Events, reviews (`TokenReview`, `SubjectAccessReview`) and tokens.
     pub write: Option<u64>,
 }
 
 impl ProxiedRequest {
-    /// Whether the answer is a stream of changes.
-    pub fn is_watch(&self) -> bool {
-        self.query
-            .split('&')
-            .any(|parameter| matches!(parameter, "watch=true" | "watch=1"))
-    }
-
-    /// Whether the answer is all objects of a kind, as the first events of a watch.
-    pub fn is_streamed_list(&self) -> bool {
-        let parameters = self.query.split('&');
-        self.is_watch() && parameters.into_iter().any(|one| one == "sendInitialEvents=true")
-    }
-
     /// Takes the next index from `count` if the request is a counted write.
     pub(super) fn new(method: &Method, uri: &Uri, count: impl FnOnce() -> u64) -> Self {
         let path = uri.path().to_owned();
-        let query = uri.query().unwrap_or_default().to_owned();
         let is_write = matches!(
             *method,
             Method::POST | Method::PUT | Method::PATCH | Method::DELETE
@@ -51,7 +35,6 @@ impl ProxiedRequest {
         Self {
             method: method.clone(),
             path,
-            query,
             write,
         }
     }
@@ -98,12 +81,5 @@ mod tests {
             None
         );
         assert_eq!(write(&Method::POST, "/api/v1/namespaces/a/secrets"), Some(7));
-    }
-
-    #[test]
-    fn a_watch_is_known_by_its_query() {
-        let request = |uri| ProxiedRequest::new(&Method::GET, &Uri::from_static(uri), || 0);
-        assert!(request("/api/v1/nodes?labelSelector=a&watch=true").is_watch());
-        assert!(!request("/api/v1/nodes?labelSelector=watch").is_watch());
     }
 }
