@@ -12,6 +12,7 @@ mod fingerprint;
 pub mod labels;
 mod object_meta;
 mod pause;
+pub mod reason;
 pub(crate) mod schema;
 pub mod v1alpha1;
 mod vm_existence;

@@ -28,7 +28,7 @@ pub use scrape::{InvalidScrape, Scrape};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no such object.
-    #[error("there is no {kind} `{name}` in namespace `{namespace}`")]
+    #[error("{kind} `{namespace}/{name}` does not exist")]
     NotFound {
         /// What was looked for.
         kind: &'static str,
@@ -38,7 +38,7 @@ pub enum Error {
         namespace: String,
     },
     /// The Machine's VM is another provider's.
-    #[error("the Machine `{name}` refers to the {kind} `{infra}`, which is not of this provider")]
+    #[error("Machine `{name}` refers to {kind} `{infra}`, which belongs to another provider")]
     Foreign {
         /// The Machine.
         name: String,
@@ -49,7 +49,8 @@ pub enum Error {
     },
     /// The object does not fit its definition.
     #[error(
-        "the InfraMachine `{name}` can't be read: {why}; correct it, or delete it, and its VM goes with it"
+        "cannot read InfraMachine `{name}`: {why}; correct the field, or delete the object and its VM with \
+            it"
     )]
     Unreadable {
         /// Its name.

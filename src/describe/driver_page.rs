@@ -29,18 +29,14 @@ pub fn page(facts: &DriverReport, now: Timestamp) -> String {
         state(&mut page, scrape, &facts.name);
     } else {
         page.section("Calls, codes, queue, breakers and orphans");
+        page.line("Unknown from outside: only the leading replica has them, at /metrics.");
         page.line(
-            "Not known from outside: they are in the memory of the leading replica, which shows them \
-            at /metrics.",
-        );
-        page.line(
-            "Scrape that replica and hand it over with --metrics; docs/operations.md, \"Describe\", \
-            says how.",
+            "Scrape that replica and pass the output with --metrics; see docs/operations.md, \"Describe\".",
         );
     }
-    page.section("Newest events of orphans, of all drivers");
+    page.section("Newest events of orphans, all drivers");
     match &facts.orphans {
-        Err(why) => page.line(&format!("they can't be read: {why}")),
+        Err(why) => page.line(&format!("cannot read events: {why}")),
         Ok(events) if events.is_empty() => page.line("none"),
         Ok(events) => event_table(&mut page, events, now),
     }
@@ -51,15 +47,15 @@ fn configured(page: &mut Page, facts: &DriverReport) {
     match facts.configured {
         None => page.row(
             "Configured",
-            "not known from outside: no drivers file was given (--drivers-config)",
+            "unknown: pass the drivers file with --drivers-config",
         ),
-        Some(Configured::No) => page.row("Configured", "not in the drivers file that was given"),
+        Some(Configured::No) => page.row("Configured", "not in the given drivers file"),
         Some(Configured::Yes { max_concurrent_calls }) => {
             page.row(
                 "Configured",
-                "in the drivers file that was given, which need not be the provider's",
+                "in the given drivers file, which may differ from the provider's",
             );
-            page.row("Calls at once", &max_concurrent_calls.to_string());
+            page.row("Max calls", &max_concurrent_calls.to_string());
         }
     }
 }
@@ -71,30 +67,30 @@ fn steps(facts: &DriverReport) -> Vec<String> {
         let used = if facts.machines.is_empty() {
             ""
         } else {
-            ", since it has machines"
+            ", because machines use it"
         };
         steps.push(format!(
-            "Put it into the drivers file{used}, or correct its name."
+            "Add the driver to the drivers file{used}, or correct its name."
         ));
     }
     match &facts.answer {
         DriverAnswer::Failed(status) => {
             let step = advice::of_reason(status.code().name()).unwrap_or_default();
-            let step = advice::with_driver(step, &facts.name);
+            let step = advice::with_driver(&step, &facts.name);
             steps.push(format!(
-                "It does not answer from here ({}). {step}",
+                "The driver does not answer this command ({}). {step}",
                 status.code()
             ));
         }
         DriverAnswer::Says(said) if said.readiness == Readiness::NotReady => {
-            steps.push("It answers and is not ready yet: wait, or see its own logs.".to_owned());
+            steps.push("The driver answers and is not ready yet: wait, or check its logs.".to_owned());
         }
         DriverAnswer::Says(_) | DriverAnswer::NotAsked => {}
     }
     let is_troubled = |(phase, _): &&(String, String)| phase != MachinePhase::Provisioned.name();
     for (_, why) in facts.machines.keys().filter(is_troubled) {
         if let Some(step) = advice::of_reason(why) {
-            let step = format!("{why}: {}", advice::with_driver(step, &facts.name));
+            let step = format!("{why}: {}", advice::with_driver(&step, &facts.name));
             if !steps.contains(&step) {
                 steps.push(step);
             }
@@ -108,24 +104,25 @@ fn steps(facts: &DriverReport) -> Vec<String> {
             .reduce(f64::max)
     };
     if value("capcmi_orphans").is_some_and(|count| count > 0.0) {
-        steps.push("It has VMs that no InfraMachine has: see `capcmi orphans list`.".to_owned());
+        steps.push("The driver has VMs without an InfraMachine: run `capcmi orphans list`.".to_owned());
     }
     if value("capcmi_driver_reachable").is_some_and(|reachable| reachable < 1.0) {
         steps.push(
-            "The provider can't reach it: check that the plugin runs, and the provider's log.".to_owned(),
+            "The provider cannot reach the driver: check that the plugin runs, and the provider's log."
+                .to_owned(),
         );
     }
     if steps.is_empty() {
-        steps.push("Nothing, as far as can be seen from here.".to_owned());
+        steps.push("Nothing known.".to_owned());
     }
     steps
 }
 
 fn answer(page: &mut Page, answer: &DriverAnswer) {
-    page.section("What it says of itself, asked from here");
+    page.section("What the driver reports to this command");
     match answer {
         DriverAnswer::NotAsked => {
-            page.line("Not asked: give the drivers file that has it with --drivers-config.");
+            page.line("Not called: pass the drivers file that names the driver with --drivers-config.");
         }
         DriverAnswer::Failed(status) => {
             page.row("Failed", &format!("{}: {}", status.code(), status.message()));
@@ -170,7 +167,7 @@ fn capability_rows(page: &mut Page, capabilities: &Capabilities) {
         .collect();
     page.row("Hot-updatable", or_none(&hot.join(", ")));
     let names_ids = capabilities.names_provider_ids;
-    page.row("Names ids", if names_ids { "beforehand" } else { "no" });
+    page.row("Names ids", if names_ids { "before the create" } else { "no" });
     let schema = capabilities.provider_spec_schema.is_some();
     page.row("Schema", if schema { "published" } else { "none" });
 }
@@ -189,7 +186,7 @@ fn machines(page: &mut Page, facts: &DriverReport) {
     if facts.unnamed > 0 {
         page.row(
             "No driver yet",
-            &format!("{} machines name none and have no VM", facts.unnamed),
+            &format!("{} machines name no driver and have no VM", facts.unnamed),
         );
     }
 }
@@ -215,11 +212,10 @@ fn clusters(page: &mut Page, facts: &DriverReport) {
 }
 
 fn state(page: &mut Page, scrape: &Scrape, driver: &str) {
-    page.section("What the running provider shows, since its start");
+    page.section("What the running provider reports since its start");
     if scrape.of_process("capcmi_leader") == Some(0.0) {
         page.line(
-            "The replica that was scraped does not lead: it calls and probes no driver. Scrape the \
-            leading one.",
+            "The scraped replica does not lead, so it calls and probes no driver. Scrape the leading one.",
         );
     }
     let one = |name: &str| scrape.of(name, driver).next().map(|sample| sample.value);
@@ -237,7 +233,7 @@ fn state(page: &mut Page, scrape: &Scrape, driver: &str) {
             .map_or(0.0, |used| used.value);
         page.row(
             "Queue",
-            &format!("{priority}: {} wait, {used} permits are in use", sample.value),
+            &format!("{priority}: {} wait, {used} permits in use", sample.value),
         );
     }
     for sample in scrape.of("capcmi_driver_breakers", driver) {
@@ -247,7 +243,7 @@ fn state(page: &mut Page, scrape: &Scrape, driver: &str) {
         );
     }
     if let Some(waiting) = one("capcmi_driver_capacity_queue") {
-        page.row("Capacity", &format!("{waiting} machines wait for it"));
+        page.row("Capacity", &format!("{waiting} machines wait"));
     }
     let mut orphans = 0;
     for sample in scrape
@@ -258,7 +254,7 @@ fn state(page: &mut Page, scrape: &Scrape, driver: &str) {
         let (namespace, reason) = (sample.label("namespace"), sample.label("reason"));
         page.row(
             "Orphans",
-            &format!("{} of namespace {namespace}, {reason}", sample.value),
+            &format!("{} in namespace {namespace}, {reason}", sample.value),
         );
     }
     if orphans == 0 {

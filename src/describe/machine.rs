@@ -132,8 +132,8 @@ async fn cluster(client: &Client, machine: &InfraMachine) -> Result<ClusterSumma
     let clusters = Api::<Cluster>::namespaced(client.clone(), namespace);
     let found = clusters.get_opt(name).await;
     let cluster = found
-        .map_err(|error| format!("the Cluster `{name}` can't be read: {}", error_message(&error)))?
-        .ok_or_else(|| format!("there is no Cluster `{name}` in namespace `{namespace}`"))?;
+        .map_err(|error| format!("cannot read Cluster `{name}`: {}", error_message(&error)))?
+        .ok_or_else(|| format!("Cluster `{namespace}/{name}` does not exist"))?;
     let reference = cluster.spec.infrastructure_ref.as_ref();
     let ours = reference.filter(|infra| infra.is_to::<InfraCluster>());
     let infra = match ours {
@@ -152,13 +152,8 @@ async fn infra_cluster(client: &Client, namespace: &str, name: &str) -> Result<I
     let api = Api::<DeserializeGuard<InfraCluster>>::namespaced(client.clone(), namespace);
     let found = api.get_opt(name).await;
     found
-        .map_err(|error| {
-            format!(
-                "the InfraCluster `{name}` can't be read: {}",
-                error_message(&error)
-            )
-        })?
-        .ok_or_else(|| format!("there is no InfraCluster `{name}`"))?
+        .map_err(|error| format!("cannot read InfraCluster `{name}`: {}", error_message(&error)))?
+        .ok_or_else(|| format!("InfraCluster `{name}` does not exist"))?
         .0
-        .map_err(|invalid| format!("the InfraCluster `{name}` can't be read: {}", invalid.error))
+        .map_err(|invalid| format!("cannot read InfraCluster `{name}`: {}", invalid.error))
 }

@@ -55,7 +55,7 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     let id = or_none(machine.spec.provider_id.as_deref().unwrap_or_default());
     let unconfirmed = identity::is_id_unconfirmed(machine);
     let note = if unconfirmed {
-        ", which its VM will have: no driver has said yet that there is one"
+        ", reserved for its VM: no driver has confirmed the VM yet"
     } else {
         ""
     };
@@ -68,7 +68,7 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     if is_behind {
         page.row(
             "Note",
-            "the spec was changed since the provider last wrote the status",
+            "the spec changed after the provider last wrote the status",
         );
     }
 }
@@ -82,7 +82,7 @@ fn owners(page: &mut Page, facts: &MachineReport) {
         page.row(&owner.kind, &format!("{}{}", owner.name, state_of(owner)));
     }
     if facts.owners.is_empty() {
-        page.line("none: no Machine controls it");
+        page.line("none: no Machine controls the object");
     }
     match &facts.cluster {
         Err(why) => page.row("Cluster", why),
@@ -92,7 +92,7 @@ fn owners(page: &mut Page, facts: &MachineReport) {
             page.row(
                 "Cluster",
                 &format!(
-                    "{}{paused}, its infrastructure is {infrastructure}provisioned",
+                    "{}{paused}, infrastructure {infrastructure}provisioned",
                     cluster.name
                 ),
             );
@@ -111,8 +111,8 @@ fn state_of(owner: &Owner) -> String {
             let deleting = if *deleting { ", being deleted" } else { "" };
             format!("{phase}{deleting}")
         }
-        OwnerState::Gone => ", which is gone".to_owned(),
-        OwnerState::Unread(why) => format!(", which can't be read: {why}"),
+        OwnerState::Gone => ", does not exist".to_owned(),
+        OwnerState::Unread(why) => format!(", cannot be read: {why}"),
     }
 }
 
@@ -143,7 +143,7 @@ pub(super) fn summary(infra: &InfraCluster) -> String {
     match (said.is_empty(), conditions::is_true(all, conditions::READY)) {
         (false, _) => format!("{name}; {}", said.join("; ")),
         (true, true) => format!("{name}, Ready"),
-        (true, false) => format!("{name}, which says nothing yet"),
+        (true, false) => format!("{name}, no status yet"),
     }
 }
 
@@ -161,7 +161,7 @@ fn table_of(page: &mut Page, shown: &[Condition], now: Timestamp) {
         })
         .collect();
     if rows.is_empty() {
-        page.line("none: the provider has said nothing yet");
+        page.line("none: the provider has not reported a status yet");
     }
     page.table(&rows);
 }
@@ -195,13 +195,12 @@ fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     if last.state == OperationState::Failed {
         page.row("Attempts", &last.attempts.to_string());
         let next = match &last.next_retry_time {
-            None => "none before something changes".to_owned(),
+            None => "none until something changes".to_owned(),
             Some(time) if time.0 > now => {
                 format!("{:.0}, in {}", time.0, span(time.0.duration_since(now).as_secs()))
             }
             Some(time) => format!(
-                "{:.0}, {}: a failure that repeats is written ever more rarely, so that there may have been \
-                    more",
+                "{:.0}, {}; repeated failures are recorded less often, so there may have been more attempts",
                 time.0,
                 ago(time.0, now)
             ),
@@ -218,7 +217,7 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
         .as_ref()
         .map_or(&[][..], |status| &status.conditions);
     let reachable = match conditions::get(all, conditions::DRIVER_REACHABLE) {
-        None => "not said yet".to_owned(),
+        None => "not reported yet".to_owned(),
         Some(shown) if shown.message.is_empty() => format!("{}, {}", shown.status, shown.reason),
         Some(shown) => format!("{}, {}: {}", shown.status, shown.reason, shown.message),
     };
@@ -226,19 +225,19 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
     let secret = crate::identity::credentials(machine);
     page.row(
         "Secret",
-        secret.unwrap_or("none: the provider's own credentials, if the driver has some"),
+        secret.unwrap_or("none: the provider's own credentials, if the driver has any"),
     );
 }
 
 fn vm(page: &mut Page, vm: &VmAnswer) {
-    page.section("VM, as the driver sees it now, asked from here");
+    page.section("VM, as the driver reports it now");
     match vm {
-        VmAnswer::NotCalled(why) => page.row("Not asked", why),
-        VmAnswer::Observed(ObservedVm::Absent) => page.line("The driver sees none of this machine."),
+        VmAnswer::NotCalled(why) => page.row("Not called", why),
+        VmAnswer::Observed(ObservedVm::Absent) => page.line("The driver has no VM of this machine."),
         VmAnswer::Listed(Some(id)) => {
-            page.row("Listed", &format!("{id}; more can't be asked of this driver"));
+            page.row("Listed", &format!("{id}; this driver reports nothing more"));
         }
-        VmAnswer::Listed(None) => page.line("The driver lists none of this name."),
+        VmAnswer::Listed(None) => page.line("The driver lists no VM with this name."),
         VmAnswer::Failed {
             operation,
             code,
@@ -258,7 +257,10 @@ fn seen(page: &mut Page, vm: &cmi_driver::Machine, initialized: &str) {
         .map(|it| format!("{:?} {}", it.kind, it.address))
         .collect();
     page.row("Addresses", or_none(&addresses.join(", ")));
-    page.row("Power", vm.power_state.map_or("not said", |power| power.name()));
+    page.row(
+        "Power",
+        vm.power_state.map_or("not reported", |power| power.name()),
+    );
     page.row("Zone", or_none(vm.failure_domain.as_deref().unwrap_or_default()));
     page.row("Initialized", initialized);
 }
@@ -266,9 +268,9 @@ fn seen(page: &mut Page, vm: &cmi_driver::Machine, initialized: &str) {
 fn events(page: &mut Page, facts: &MachineReport, now: Timestamp) {
     page.section("Newest events");
     match &facts.events {
-        Err(why) => page.line(&format!("they can't be read: {why}")),
+        Err(why) => page.line(&format!("cannot read events: {why}")),
         Ok(events) if events.is_empty() => {
-            page.line("none; the API server keeps them for an hour, as a rule");
+            page.line("none; the API server usually keeps events for one hour");
         }
         Ok(events) => event_table(page, events, now),
     }

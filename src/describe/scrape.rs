@@ -18,10 +18,10 @@ pub(super) struct Sample {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidScrape {
     /// A line is not a sample.
-    #[error("line {0} is no sample of a metric")]
+    #[error("line {0} is not a metric sample")]
     Line(usize),
     /// The samples are of another program.
-    #[error("it has no metric of this provider, whose names begin with `capcmi_`")]
+    #[error("no metric of this provider found, whose names start with `capcmi_`")]
     Foreign,
 }
 

@@ -41,7 +41,11 @@ fn infra_cluster(ready: bool) -> InfraCluster {
     let (status, reason, message) = if ready {
         ("True", "Ready", "")
     } else {
-        ("False", "DriverNotConfigured", "there is no driver `a`")
+        (
+            "False",
+            "DriverNotConfigured",
+            "no driver `a` serves namespace `ns`",
+        )
     };
     serde_json::from_value(json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
@@ -161,16 +165,16 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
         json!({annotations::MACHINE_ID: "ns/m/1", annotations::DRIVER: "pool"});
     deleted["status"]["conditions"] = json!([
         {"type": "Deleting", "status": "True", "reason": "DriverNotConfigured",
-         "message": "the driver `pool`, which has the VM, is configured no more",
+         "message": "driver `pool`, which has the VM, is no longer configured",
          "lastTransitionTime": at(100)},
     ]);
     deleted["status"]["lastOperation"]["nextRetryTime"] = json!(null);
     let mut facts = facts(
         &deleted,
-        VmAnswer::NotCalled("there is no driver `pool`".to_owned()),
+        VmAnswer::NotCalled("no driver `pool` serves namespace `ns`".to_owned()),
     );
     facts.owners.clear();
-    facts.cluster = Err("there is no Cluster `c` in namespace `ns`".to_owned());
+    facts.cluster = Err("Cluster `ns/c` does not exist".to_owned());
     facts.events = Err("forbidden".to_owned());
     assert_page("deleted.txt", &machine_page(&facts, at(220)));
 }

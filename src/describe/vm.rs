@@ -47,13 +47,13 @@ pub(super) async fn of(
     machine: &InfraMachine,
 ) -> VmAnswer {
     let Some(drivers) = drivers else {
-        let why = "name the drivers file with --drivers-config to have the driver asked";
+        let why = "pass the drivers file with --drivers-config to call the driver";
         return VmAnswer::NotCalled(why.to_owned());
     };
     let namespace = machine.metadata.namespace();
     let driver = match driver_of(drivers, machine) {
         Ok(driver) => driver,
-        Err(why) => return VmAnswer::NotCalled(format!("by the drivers file that was given, {why}")),
+        Err(why) => return VmAnswer::NotCalled(format!("{why} (in the given drivers file)")),
     };
     let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
     // A machine that was never created has its spec without the tags: nothing carries its identity.
@@ -63,7 +63,7 @@ pub(super) async fn of(
     let class = match credentials::machine_class(client, &driver, namespace, secret, spec).await {
         Ok(Ok(class)) => class,
         Ok(Err(why)) => return VmAnswer::NotCalled(why.to_string()),
-        Err(error) => return VmAnswer::NotCalled(format!("the credentials can't be read: {error}")),
+        Err(error) => return VmAnswer::NotCalled(format!("cannot read the credentials: {error}")),
     };
     look_up(&permit, machine, class).await
 }
@@ -75,7 +75,7 @@ async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClas
     };
     let name = machine.metadata.name();
     if identity::applied_spec(machine).is_none() {
-        let why = "no VM was asked for yet: no provider spec is noted that it was made from";
+        let why = "no VM was requested yet: no applied provider spec is recorded";
         return VmAnswer::NotCalled(why.to_owned());
     }
     if capabilities.supports(Operation::GetMachineStatus) {
@@ -95,5 +95,5 @@ async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClas
             Err(status) => VmAnswer::failed(Operation::ListMachines, &status),
         };
     }
-    VmAnswer::NotCalled("the driver offers neither GetMachineStatus nor ListMachines".to_owned())
+    VmAnswer::NotCalled("the driver implements neither GetMachineStatus nor ListMachines".to_owned())
 }

@@ -86,7 +86,11 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         }
         Outcome::Gone => (
             true,
-            normal("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
+            normal(
+                reason::DELETED,
+                "DeleteMachine",
+                "the VM is gone".to_owned(),
+            ),
         ),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => {
             let id = before.spec.provider_id.as_deref();
