@@ -166,11 +166,11 @@ fn files_that_are_named_exist() -> Result<()> {
 }
 
 #[test]
-fn every_condition_and_reason_is_explained() -> Result<()> {
+fn every_condition_is_explained() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/operations.md"))?;
     let code = fs::read_to_string(repository().join("src/api/conditions.rs"))?;
     let names: BTreeSet<_> = between(&code, ": &str = \"", "\";").collect();
-    ensure!(names.len() > 20, "only {names:?} were found");
+    ensure!(names.len() > 10, "only {names:?} were found");
     for name in names {
         ensure!(
             page.contains(&format!("`{name}`")),
