@@ -121,7 +121,7 @@ fn connectivity(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Connect
             StableReachability::Reachable => {}
             StableReachability::Unsettled => is_settled = false,
             StableReachability::Unreachable(why) => {
-                lost.push(format!("the driver `{}` can't be reached: {why}", driver.name()));
+                lost.push(format!("cannot reach driver `{}`: {why}", driver.name()));
             }
         }
     }
@@ -212,7 +212,7 @@ async fn publish(
             infra_cluster = format!("{namespace}/{name}"),
             code = reason,
             why = text,
-            "the driver can't be asked for failure domains"
+            "cannot list failure domains"
         );
         let event = NewEvent {
             warning: true,
@@ -235,7 +235,7 @@ fn event(transition: Transition) -> NewEvent {
         Transition::Back => (
             false,
             reason::REACHABLE,
-            "the driver can be reached again".to_owned(),
+            "the driver is reachable again".to_owned(),
         ),
     };
     NewEvent {

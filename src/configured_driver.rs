@@ -243,11 +243,11 @@ impl ConfiguredDriver {
         let given_up = |message: &str| Status::new(Code::DeadlineExceeded, message);
         let left = self.create_given_up_after.saturating_sub(noted.elapsed());
         if left.is_zero() {
-            let message = "CreateMachine was not sent: its time was over once it was noted";
+            let message = "CreateMachine was not sent: its deadline passed before it was recorded";
             return Err(given_up(message).with_never_sent());
         }
         let answer = timeout(left, create).await;
-        answer.unwrap_or_else(|_elapsed| Err(given_up("CreateMachine was given up: its time was over")))
+        answer.unwrap_or_else(|_elapsed| Err(given_up("CreateMachine timed out")))
     }
 
     /// How many permits are held, and how many requesters wait for one.

@@ -122,7 +122,10 @@ pub enum InvalidSpec {
     #[error("spec.{0}")]
     Reserved(ReservedKey),
     /// The Machine asks for a zone and the driver knows none.
-    #[error("the Machine asks for failure domain `{0}`, but the driver declares no failure domains")]
+    #[error(
+        "the Machine asks for failure domain `{0}`, but the driver declares no failure domains: remove \
+        `failureDomain` from the Machine"
+    )]
     NoFailureDomains(String),
     /// The spec violates a limit that the schema can't express, or the driver's own schema.
     #[error("{0}")]
@@ -270,9 +273,8 @@ pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
     };
     (recorded != named).then(|| {
         format!(
-            "spec.secretRef names {}, and the VM was made with the credentials of {}, which are used as long \
-                as it may exist: put new credentials of the same account into that Secret, or replace the \
-                machine",
+            "spec.secretRef names {}, but the VM uses the credentials of {} for as long as it may exist: \
+                put new credentials of the same account into that Secret, or replace the machine",
             quoted(named),
             quoted(recorded),
         )
@@ -448,9 +450,7 @@ mod tests {
         );
         let error = tagged(&serde_json::json!({"tags": "x"}), false, None).unwrap_err();
         assert!(
-            error
-                .to_string()
-                .contains("providerSpec/tags has to be an object"),
+            error.to_string().contains("providerSpec/tags must be an object"),
             "{error}"
         );
         assert_eq!(

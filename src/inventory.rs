@@ -138,7 +138,7 @@ async fn scan(
                     tracing::info!(
                         name = machine.key().name(),
                         ?presence,
-                        "the driver's list says otherwise; asking about the VM"
+                        "the driver's list differs from the status; looking up the VM"
                     );
                     report(ListResult::Contradicted(machine, presence));
                 }
@@ -177,7 +177,7 @@ async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option
             tracing::warn!(
                 driver = driver.name(),
                 why = error.message(),
-                "VMs can't be listed; trying again at the next interval"
+                "cannot list VMs; retrying at the next interval"
             );
             None
         }

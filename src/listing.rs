@@ -23,13 +23,13 @@ use cmi_driver::{
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// The driver does not list after all (CTL-LM-12).
-    #[error("the driver does not list")]
+    #[error("the driver does not implement ListMachines")]
     NotSupported,
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] Status),
     /// The provider spec is no JSON object.
-    #[error("reading the provider spec failed")]
+    #[error("cannot read the provider spec")]
     ProviderSpec(#[source] serde_json::Error),
     /// The credentials can't be used.
     #[error(transparent)]
@@ -133,8 +133,7 @@ mod tests {
         let spec = ListError::ProviderSpec(serde_json::from_str::<ProviderSpec>("{").unwrap_err());
         assert!(spec.is_permanent());
         assert!(
-            spec.message()
-                .starts_with("reading the provider spec failed: EOF"),
+            spec.message().starts_with("cannot read the provider spec: EOF"),
             "{}",
             spec.message()
         );

@@ -181,7 +181,7 @@ async fn publish(
             "uid": machine.metadata.uid,
             "annotations": {annotations::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},
         });
-        let action = "recording the Node that was freed of its taint";
+        let action = "recording the Node without the not-ready taint";
         machine = patch_annotations(&ctx.client, &machine, &metadata, action).await?;
     }
     let after = status::after(&machine, removal, &progress, wall_clock::now());

@@ -152,7 +152,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
                 driver = driver.name(),
                 cluster,
                 why,
-                "VMs can't be listed; nothing is concluded of those"
+                "cannot list VMs: orphans among them are not detected"
             );
         }
         forget_unlistable_classes(ctx, driver, watched, &listed).await;
@@ -169,7 +169,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
                 tracing::warn!(
                     driver = driver.name(),
                     error,
-                    "looking for owners of VMs failed; nothing is concluded"
+                    "cannot look up the owners of VMs: orphans are not detected"
                 );
                 return;
             }
@@ -379,7 +379,9 @@ pub async fn scan(
                     all.push((driver.name(), listed));
                 }
             }
-            Ok(None) => scan.failures.push("the driver does not list VMs".to_owned()),
+            Ok(None) => scan
+                .failures
+                .push("the driver does not implement ListMachines".to_owned()),
             Err(status) => scan.failures.push(status.message().to_owned()),
         }
     }

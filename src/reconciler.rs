@@ -71,7 +71,7 @@ pub fn error_policy<K: Resource<DynamicType = ()>>(
     let (controller, name) = (controller.name(), &object.meta().name);
     match error {
         Error::Conflict { .. } | Error::Gone { .. } => {
-            tracing::debug!(controller, name, %error, "reconciling again");
+            tracing::debug!(controller, name, %error, "retrying the reconcile");
         }
         Error::Api { .. } | Error::Encode { .. } => {
             let is_refusal = error.is_refusal();
@@ -139,7 +139,7 @@ impl Reconciler {
                     let event = NewEvent::unreadable(&invalid.error);
                     if self.events.record_once(object, event).await {
                         let (controller, name) = (self.controller.name(), &invalid.metadata.name);
-                        tracing::error!(controller, name, error = invalid.error, "an object can't be read");
+                        tracing::error!(controller, name, error = invalid.error, "cannot read an object");
                     }
                     Requeue::OnChange
                 }

@@ -76,7 +76,7 @@ pub enum Unreachable {
     #[error(transparent)]
     Secret(#[from] InvalidSecret),
     /// The kubeconfig can't be used.
-    #[error("the kubeconfig of the workload cluster, in the Secret `{secret}`, can't be used")]
+    #[error("invalid kubeconfig of the workload cluster in Secret `{secret}`")]
     Kubeconfig {
         /// The Secret that has it.
         secret: String,
@@ -98,13 +98,16 @@ pub enum Unreachable {
         reason: String,
     },
     /// The server that answered is no API server.
-    #[error("what answers in place of the API server of the workload cluster is none")]
+    #[error(
+        "the response does not come from a Kubernetes API server: check `server` in the kubeconfig of \
+        the workload cluster"
+    )]
     NotAnApiServer,
     /// The API server answered, but took too long.
     #[error("the API server of the workload cluster took longer than {} s to answer", SLOW.as_secs())]
     Slow,
     /// No answer came.
-    #[error("the API server of the workload cluster can't be reached")]
+    #[error("cannot reach the API server of the workload cluster")]
     Failed(#[source] BoxError),
 }
 
@@ -328,7 +331,7 @@ mod tests {
         };
         let why = ErrorChain(&*cause).to_string();
         assert!(
-            why.contains("in the Secret `c-kubeconfig`, can't be used: it has a YAML anchor"),
+            why.contains("in Secret `c-kubeconfig`: the kubeconfig has a YAML anchor"),
             "{why}"
         );
     }

@@ -54,13 +54,13 @@ pub fn not_read(spec: &Map<String, Value>) -> Option<&str> {
 pub fn too_large(json: &str) -> Option<String> {
     if json.len() > MAX_PROVIDER_SPEC_BYTES {
         return Some(format!(
-            "has {} bytes; at most {MAX_PROVIDER_SPEC_BYTES} are allowed",
+            "has {} bytes; the limit is {MAX_PROVIDER_SPEC_BYTES}",
             json.len()
         ));
     }
     let values = values(json);
     (values > MAX_PROVIDER_SPEC_VALUES)
-        .then(|| format!("has {values} values; at most {MAX_PROVIDER_SPEC_VALUES} are allowed"))
+        .then(|| format!("has {values} values; the limit is {MAX_PROVIDER_SPEC_VALUES}"))
 }
 
 /// How many values a JSON text has, itself included, or one more for every list and

@@ -130,7 +130,7 @@ pub fn metadata(text: &str) -> serde_json::Result<ObjectMeta> {
 /// place costs something, and objects can be read as a rule.
 fn what_is_wrong<K: DeserializeOwned>(text: &str) -> String {
     match serde_path_to_error::deserialize::<_, K>(&mut serde_json::Deserializer::from_str(text)) {
-        Ok(_) => "it could be read the second time".to_owned(),
+        Ok(_) => "the second attempt to read it succeeded".to_owned(),
         Err(error) => error.to_string(),
     }
 }

@@ -30,5 +30,5 @@ pub fn annotation_cause(kind: &str, meta: &ObjectMeta) -> Option<String> {
 
 /// What a condition says of these causes; nothing where there are none.
 pub fn pause_message(causes: &[String]) -> Option<String> {
-    (!causes.is_empty()).then(|| format!("{}; take that back to have it go on", causes.join("; ")))
+    (!causes.is_empty()).then(|| format!("{}; remove the pause to resume", causes.join("; ")))
 }

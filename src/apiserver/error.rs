@@ -9,13 +9,13 @@ use crate::retry::Backoff;
 pub enum Error {
     /// The object changed since it was read, or a cache is behind. Nothing is lost: the next reconcile reads
     /// anew.
-    #[error("{action} lost against a newer version of the object")]
+    #[error("{action} conflicts with a newer version of the object")]
     Conflict {
         /// What was being written.
         action: &'static str,
     },
     /// The object is gone.
-    #[error("{action}: the object does not exist any more")]
+    #[error("{action} failed: the object does not exist")]
     Gone {
         /// What was being done.
         action: &'static str,

@@ -47,7 +47,7 @@ impl NewEvent {
             warning: true,
             reason: reason::UNREADABLE.to_owned(),
             action: "Read",
-            note: format!("the object can't be read, so nothing is made for it: {error}"),
+            note: format!("cannot read the object, so no VM is created: {error}"),
         }
     }
 }
@@ -83,10 +83,7 @@ impl Events {
     pub async fn record<K: Resource<DynamicType = ()>>(&self, object: &K, event: NewEvent) {
         let reference = object.object_ref(&());
         if let Err(error) = self.create(reference, event).await {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "recording an event failed"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot record an event");
         }
     }
 
@@ -113,7 +110,7 @@ impl Events {
                 condition,
                 action = event.action,
                 why = event.note,
-                "a machine has failed"
+                "machine failed"
             );
         }
         self.record(object, event).await;

@@ -27,7 +27,7 @@ static UNANSWERED: OutageLog = OutageLog::new();
 /// Logs that the API server gave no answer: one line for all callers, and then one a minute.
 pub fn log_unanswered(error: &(dyn std::error::Error + 'static)) {
     if let Some(unreported) = UNANSWERED.failed() {
-        tracing::warn!(error, "the API server does not answer; trying again{unreported}");
+        tracing::warn!(error, "the API server does not answer; retrying{unreported}");
     }
 }
 

@@ -23,7 +23,7 @@ pub const SECRET_REF: &str = "spec.secretRef";
 
 /// Replaces a message of a driver that may hold what must not be shown.
 const UNSAFE_TO_SHOW: &str =
-    "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
+    "the driver's message is withheld: cannot read the bootstrap data to remove it from the message";
 
 /// Removes the bootstrap data of a machine from a driver's messages: the driver may have kept them from the
 /// create (OPS-11).
@@ -58,7 +58,7 @@ impl Redactor {
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSecret {
     /// The Secret does not exist (yet).
-    #[error("the Secret `{name}` that {field} names does not exist")]
+    #[error("Secret `{name}` in {field} does not exist")]
     Missing {
         /// Its name.
         name: String,
@@ -67,9 +67,8 @@ pub enum InvalidSecret {
     },
     /// The Secret does not exist, and what the driver says without it is no proof that a VM is gone.
     #[error(
-        "the Secret `{name}` does not exist, and without its credentials the driver does not see the VM, \
-            which is no proof that it is gone: restore the Secret, or delete the VM by hand and set the \
-            annotation {}=true",
+        "Secret `{name}` does not exist, and without its credentials the driver cannot confirm that the VM \
+            is deleted: restore the Secret, or delete the VM by hand and set annotation {}=true",
         annotations::FORCE_DELETE
     )]
     Needed {
@@ -77,7 +76,7 @@ pub enum InvalidSecret {
         name: String,
     },
     /// The API server does not let the provider read the Secret.
-    #[error("the Secret `{name}` that {field} names can't be read: {why}")]
+    #[error("cannot read Secret `{name}` in {field}: {why}")]
     Forbidden {
         /// Its name.
         name: String,
@@ -88,8 +87,8 @@ pub enum InvalidSecret {
     },
     /// The provider's own credentials for the driver can't be used.
     #[error(
-        "the provider's own credentials for `{driver}`, which are used where spec.secretRef names none, \
-            can't be used: {why}"
+        "cannot use the provider's own credentials for driver `{driver}`: {why}; set spec.secretRef, or \
+            correct the directory"
     )]
     OfProvider {
         /// The configured driver.
@@ -99,8 +98,8 @@ pub enum InvalidSecret {
     },
     /// No Secret can have this name.
     #[error(
-        "{field} is {name:?}, which is not the name of a Secret: lower case letters, digits, `-` and `.`, at \
-            most 253 characters"
+        "{field} is {name:?}, which is not a valid Secret name: use lower case letters, digits, `-` and \
+            `.`, at most 253 characters"
     )]
     Name {
         /// The name, or its beginning.
@@ -109,14 +108,15 @@ pub enum InvalidSecret {
         field: &'static str,
     },
     /// The Secret has no bootstrap data.
-    #[error("the Secret `{0}` has no key `value` with the bootstrap data")]
+    #[error("Secret `{0}` has no key `value` with the bootstrap data")]
     NoBootstrapData(String),
     /// The Secret has no kubeconfig.
-    #[error("the Secret `{0}` has no key `value` with the kubeconfig")]
+    #[error("Secret `{0}` has no key `value` with the kubeconfig")]
     NoKubeconfig(String),
     /// The credentials use a key that the bootstrap data need.
     #[error(
-        "the Secret `{name}` with the credentials has the key `{key}`, which is kept for the bootstrap data"
+        "Secret `{name}` with the credentials has key `{key}`, which is reserved for the bootstrap data: \
+            rename it"
     )]
     Collision {
         /// The Secret.
@@ -225,7 +225,15 @@ pub async fn kubeconfig(
     cluster: &str,
 ) -> Result<Result<Vec<u8>, InvalidSecret>, Error> {
     let (name, action) = (kubeconfig_name(cluster), "reading the kubeconfig Secret");
-    let data = match read(client, namespace, &name, "Cluster API's convention", action).await? {
+    let data = match read(
+        client,
+        namespace,
+        &name,
+        "Cluster API's naming convention",
+        action,
+    )
+    .await?
+    {
         Ok(secret) => secret.data.unwrap_or_default().remove(VALUE),
         Err(invalid) => return Ok(Err(invalid)),
     };

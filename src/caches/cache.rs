@@ -145,7 +145,7 @@ fn unpack<K: Cached>(key: &NamespacedName, packed: &Packed) -> Option<Arc<K>> {
         Ok(object) => Some(Arc::new(object)),
         Err(error) => {
             // The text could be read when it was packed: this is a defect, and the object counts as not seen.
-            tracing::error!(kind = %K::kind(&()), object = ?key, error, "a cached object can't be unpacked");
+            tracing::error!(kind = %K::kind(&()), object = ?key, error, "cannot unpack a cached object");
             None
         }
     }
@@ -181,7 +181,7 @@ struct Evicted<K> {
 
 /// The cache's writer has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the watch ended before the cache was synced")]
+#[error("the watch ended before the cache was filled")]
 pub struct WriterDropped;
 
 impl<K: Cached> Clone for Cache<K> {

@@ -291,8 +291,8 @@ impl Draft<'_> {
             provisioned: Some(true),
         });
         if awaits_endpoint {
-            let message = "it is not known where the control plane is reached: set spec.controlPlaneEndpoint \
-                here or of the Cluster, unless the control plane brings its own";
+            let message = "the control plane endpoint is not known: set spec.controlPlaneEndpoint of the \
+                InfraCluster or the Cluster, unless the control plane provides it";
             let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
             self.mark_false(READY, reason, message);
         } else {

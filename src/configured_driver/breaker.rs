@@ -45,7 +45,7 @@ pub struct HalfOpenReason {
 
 /// A create was not made, because there is known to be no capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("creates of this class are suspended, since capacity was exhausted for another machine of it")]
+#[error("creates of this class are suspended, because another machine of the class exhausted the capacity")]
 pub struct CircuitOpen;
 
 /// Whether an error, or one of its sources, is [`CircuitOpen`].

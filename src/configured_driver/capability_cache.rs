@@ -92,7 +92,8 @@ impl CapabilityCache {
         let mut fetch = self.begin_fetch().await;
         *fetch.last_failure = None;
         if let Err(status) = self.fetch(fetch).await {
-            tracing::warn!(driver = %self.client.name, %status, "keeping the capabilities that were known");
+            tracing::warn!(driver = %self.client.name, %status, "cannot refresh the capabilities of the \
+                driver; keeping the known ones");
         }
     }
 
@@ -143,16 +144,16 @@ impl CapabilityCache {
         let driver = &self.client.name;
         match self.client.get_plugin_info().await {
             Ok(PluginInfo { name, version, .. }) => {
-                tracing::info!(%driver, name, version, "the driver has said what it can do");
+                tracing::info!(%driver, name, version, "driver capabilities changed");
                 self.client.metrics.driver_info(driver, &name, &version);
             }
-            Err(status) => tracing::warn!(%driver, %status, "the driver does not say what it is"),
+            Err(status) => tracing::warn!(%driver, %status, "cannot get the capabilities of the driver"),
         }
         let schema = capabilities.provider_spec_schema.as_ref();
         if let Some(Err(error)) = schema.map(SpecSchema::validate) {
             tracing::warn!(
                 %driver, %error,
-                "the driver's schema can't be used: provider specs are left for the driver to check"
+                "invalid ProviderSpec schema of the driver; leaving validation to the driver"
             );
         }
     }
@@ -182,7 +183,7 @@ impl LastFailure {
         let (code, said) = (status.code(), status.message());
         Self {
             at: Instant::now(),
-            message: format!("the driver could not be asked what it implements: {code}: {said}"),
+            message: format!("cannot get the capabilities of the driver: {code}: {said}"),
         }
     }
 

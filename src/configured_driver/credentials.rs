@@ -29,7 +29,7 @@ pub struct CredentialsDirectory {
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidCredentials {
     /// The directory or a file of it can't be read.
-    #[error("reading {} failed: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Read {
         /// What was read.
         path: PathBuf,
@@ -37,20 +37,20 @@ pub enum InvalidCredentials {
         source: io::Error,
     },
     /// The directory has no file.
-    #[error("{} has no file: mount a Secret with the driver's credentials there", .0.display())]
+    #[error("{} has no files: mount a Secret with the driver's credentials there", .0.display())]
     Empty(PathBuf),
     /// An entry of the directory is no file.
-    #[error("{} is no file: each key of the credentials is a file, as a Secret volume without `items` has \
-        it", .0.display())]
+    #[error("{} is not a file: every key of the credentials must be a file, as in a Secret volume without \
+        `items`", .0.display())]
     NoFile(PathBuf),
     /// The name of a file can't be a key.
-    #[error("{} can't be a key: a key has letters, digits, `-`, `_` and `.`", .0.display())]
+    #[error("{} is not a valid key: use only letters, digits, `-`, `_` and `.`", .0.display())]
     Key(PathBuf),
     /// The key is reserved for the bootstrap data.
-    #[error("{} has a key that is kept for the bootstrap data: rename it", .0.display())]
+    #[error("{} is reserved for bootstrap data: rename the key", .0.display())]
     Reserved(PathBuf),
     /// The directory holds more than any Secret can.
-    #[error("{} holds more than 1 MiB, which no Secret does", .0.display())]
+    #[error("{} has more than 1 MiB, the limit of a Secret", .0.display())]
     Large(PathBuf),
 }
 
@@ -272,9 +272,9 @@ mod tests {
         assert!(refused(root.path()).contains("has no file"));
         assert!(refused(&root.path().join("nowhere")).contains("nowhere"));
         for (name, why) in [
-            ("userData", "kept for the bootstrap data"),
-            ("userDataFormat", "kept for the bootstrap data"),
-            ("a b", "can't be a key"),
+            ("userData", "reserved for bootstrap data"),
+            ("userDataFormat", "reserved for bootstrap data"),
+            ("a b", "not a valid key"),
         ] {
             let root = tempfile::tempdir().unwrap();
             fs::write(root.path().join(name), "canary-4711").unwrap();
@@ -284,7 +284,7 @@ mod tests {
         }
         let nested = tempfile::tempdir().unwrap();
         fs::create_dir(nested.path().join("deep")).unwrap();
-        assert!(refused(nested.path()).contains("is no file"));
+        assert!(refused(nested.path()).contains("is not a file"));
         let large = tempfile::tempdir().unwrap();
         let file = fs::File::create(large.path().join("token")).unwrap();
         file.set_len(MAX_BYTES + 1).unwrap();

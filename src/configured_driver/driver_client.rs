@@ -16,8 +16,8 @@ use cmi_driver::{
 /// The message of the CANCELED that a replica answers when it is not the leader; the driver was not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
 /// Replaces a driver's message where it is unknown which part of it is secret.
-const WITHHELD: &str = "the driver's message is withheld: the provider's credentials, which may be in it, \
-    can't be read";
+const WITHHELD: &str = "the driver's message is withheld: cannot read the provider's credentials to remove \
+    them from it";
 
 /// Calls a driver.
 #[derive(Clone)]
@@ -130,7 +130,7 @@ impl DriverClient {
         match directory.get().await {
             Ok(secrets) => status.redacted(&secrets),
             Err(error) => {
-                tracing::warn!(driver = %self.name, %error, "the provider's credentials can't be read");
+                tracing::warn!(driver = %self.name, %error, "cannot read the provider's credentials");
                 status.with_message(WITHHELD).with_source(error)
             }
         }

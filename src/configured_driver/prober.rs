@@ -93,9 +93,7 @@ impl Prober {
     async fn probe(&self) -> Option<Reachability> {
         match Readiness::from_probe(self.client.probe().await) {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
-            Ok(Readiness::NotReady) => Some(Reachability::Unreachable(
-                "the driver has not finished starting".into(),
-            )),
+            Ok(Readiness::NotReady) => Some(Reachability::Unreachable("the driver is still starting".into())),
             Err(_) if !self.client.leadership.is_held() => None,
             Err(status) => Some(Reachability::Unreachable(status.message().into())),
         }
@@ -111,10 +109,10 @@ impl Prober {
             }
             match &reachability {
                 Reachability::Unknown | Reachability::Reachable => {
-                    tracing::info!(%driver, "the driver can be reached");
+                    tracing::info!(%driver, "driver is reachable");
                 }
                 Reachability::Unreachable(why) => {
-                    tracing::warn!(%driver, %why, "the driver can't be reached");
+                    tracing::warn!(%driver, %why, "cannot reach the driver");
                 }
             }
             *last = reachability;

@@ -16,17 +16,17 @@ pub struct ConfiguredDrivers {
 
 /// Two drivers have the same name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("two drivers are called `{0}`")]
+#[error("several drivers have the name `{0}`: rename all but one in the drivers file")]
 pub struct DuplicateName(pub String);
 
 /// Why a machine gets no driver. Drivers that the namespace may not use are not reported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// The provider runs without a driver.
-    #[error("no driver is configured: name one in the drivers file of the provider")]
+    #[error("no driver is configured: add one to the drivers file of the provider")]
     NoneConfigured,
     /// There is no driver of this name for this namespace.
-    #[error("there is no driver `{name}` for namespace `{namespace}`, {}", choice(usable))]
+    #[error("no driver `{name}` serves namespace `{namespace}`: {}", choice(usable))]
     NotFound {
         /// The value of `spec.driver`.
         name: String,
@@ -36,21 +36,22 @@ pub enum ResolveError {
         usable: Vec<String>,
     },
     /// The driver that has the VM is no longer configured.
-    #[error(
-        "the driver `{name}`, which has the VM, is configured no more: put it back into the drivers file"
-    )]
+    #[error("driver `{name}`, which has the VM, is no longer configured: add it to the drivers file again")]
     Removed {
         /// The name of the driver.
         name: String,
     },
     /// No name was given, and the namespace may use no driver.
-    #[error("there is no driver for namespace `{namespace}`: name it at a driver in the drivers file")]
+    #[error("no driver serves namespace `{namespace}`: add the namespace to a driver in the drivers file")]
     NoneForNamespace {
         /// The namespace of the machine.
         namespace: String,
     },
     /// No name was given, and the namespace may use several drivers.
-    #[error("spec.driver has to say which driver to use: {}", names.join(", "))]
+    #[error(
+        "spec.driver is not set and several drivers are configured: set it to one of {}",
+        names.join(", ")
+    )]
     Ambiguous {
         /// The drivers that the namespace may use.
         names: Vec<String>,
@@ -60,9 +61,9 @@ pub enum ResolveError {
 /// Says what the author of an object that names a missing driver can do.
 fn choice(usable: &[String]) -> String {
     if usable.is_empty() {
-        return "which may use none: name it at a driver in the drivers file".to_owned();
+        return "add the namespace to a driver in the drivers file".to_owned();
     }
-    format!("which may use: {}", usable.join(", "))
+    format!("use one of {}", usable.join(", "))
 }
 
 /// The scope of a reconcile. When the reconcile ends, in whatever way, its object leaves the queues of all
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(two.resolve(Some("b"), "ns").unwrap().name(), "b");
         assert_eq!(
             two.resolve(None, "ns").unwrap_err().to_string(),
-            "spec.driver has to say which driver to use: a, b"
+            "spec.driver is not set and several drivers are configured: set it to one of a, b"
         );
     }
 
@@ -253,7 +254,7 @@ mod tests {
         );
         assert_eq!(
             absent.to_string(),
-            "there is no driver `absent` for namespace `team-b`, which may use: open"
+            "no driver `absent` serves namespace `team-b`: use one of open"
         );
         assert!(drivers.resolve(Some("secret"), "team-a").is_ok());
         assert!(drivers.named("secret").is_some());
@@ -264,10 +265,7 @@ mod tests {
         let drivers = ConfiguredDrivers::new(vec![configured_driver("a", &["team-a"])]).unwrap();
         assert_eq!(drivers.holder("a").unwrap().name(), "a");
         let removed = drivers.holder("b").unwrap_err().to_string();
-        assert!(
-            removed.starts_with("the driver `b`, which has the VM"),
-            "{removed}"
-        );
+        assert!(removed.starts_with("driver `b`, which has the VM"), "{removed}");
     }
 
     #[test]

@@ -443,10 +443,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
             .await,
     );
     assert_eq!(code, Code::Internal);
-    assert_eq!(
-        message,
-        "the driver panicked in CreateMachine; the log says where"
-    );
+    assert_eq!(message, "the driver panicked in CreateMachine; see its log");
     driver
         .acquire(Priority::Upkeep, "test")
         .await

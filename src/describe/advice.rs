@@ -128,8 +128,8 @@ fn of_vm(facts: &MachineReport) -> Option<String> {
         VmAnswer::Observed(ObservedVm::Absent) | VmAnswer::Listed(None)
             if is_up && !machine.has_vanished() =>
         {
-            let text = "The driver does not find the VM, and the status does not show that yet: two lists and \
-                a look-up must confirm it. Check again in a few minutes.";
+            let text = "The driver does not find the VM, and the status does not show that yet: two lists \
+                and a look-up must confirm it. Check again in a few minutes.";
             Some(text.to_owned())
         }
         VmAnswer::Observed(ObservedVm::Present(_)) if machine.has_vanished() => Some(

@@ -47,7 +47,7 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     } else {
         serde_json::from_str(text).map_err(|error| {
             format!(
-                "the annotation {} has to be a JSON object with the tags that the VM carries, of {}: {error}",
+                "annotation {} is not a JSON object with the tags that the VM carries, of {}: {error}",
                 annotations::ADOPT,
                 tags::RESERVED.join(", ")
             )
@@ -56,7 +56,7 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     let all = [&given.cluster, &given.role, &given.machine];
     if all.into_iter().flatten().any(|value| value.trim().is_empty()) {
         return Err(format!(
-            "the annotation {} has a tag without a value: leave out a tag that the VM does not carry",
+            "annotation {} has a tag without a value: omit tags that the VM does not carry",
             annotations::ADOPT
         ));
     }
@@ -98,8 +98,8 @@ pub fn adopted_tags(
     };
     carried.map(identified).ok_or_else(|| {
         format!(
-            "the VM was adopted, and the annotation {} has no tags where the driver wants them, at `{}`: \
-                nothing is changed, since the VM would get other tags; correct that annotation",
+            "annotation {} of an adopted VM has no tags at `{}`, where the driver expects them, so the VM \
+                is not changed: restore the tags in the annotation",
             annotations::APPLIED_PROVIDER_SPEC,
             capabilities.tag_path
         )

@@ -137,10 +137,7 @@ impl Context {
     /// every machine of a fleet that comes up at the pace of its driver would be written twice.
     pub fn waiting_for_a_permit(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
         let uid = machine.metadata.uid();
-        tracing::debug!(
-            name = machine.metadata.name,
-            "the driver is busy: waiting for a permit"
-        );
+        tracing::debug!(name = machine.metadata.name, "waiting for a permit of the driver");
         // The machine is woken when there is a permit, so a waiting fleet asks no more often than this.
         let requeue_after = LOST_WAKE_UP.mul_f64(1.0 - 0.5 * jitter(uid, 0));
         if driver.should_report_wait(uid) {

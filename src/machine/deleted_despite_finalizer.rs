@@ -75,15 +75,12 @@ async fn retry_until_deleted(ctx: &Context, last: InfraMachine, woken: &Notify) 
             Ok(Some(wait)) => wait,
             Err(error) => {
                 errors += 1;
-                tracing::warn!(machine = name, %error, "deleting the VM of an InfraMachine that is gone");
+                tracing::warn!(machine = name, %error, "retrying to delete the VM of a removed InfraMachine");
                 error.wait(errors)
             }
         };
         let Some(left) = MAX_RETRY_TIME.checked_sub(began.elapsed()) else {
-            tracing::error!(
-                machine = name,
-                "the VM of an InfraMachine that is gone could not be deleted"
-            );
+            tracing::error!(machine = name, "cannot delete the VM of a removed InfraMachine");
             ctx.states.forget(object.uid());
             return;
         };
@@ -126,8 +123,8 @@ async fn attempt(
         LiveObject::Another => {
             tracing::error!(
                 machine = full_name(&machine),
-                "another InfraMachine has the name of one that went with the finalizer on: the VM of the one \
-                    that went, if there is one, is left alone"
+                "an InfraMachine was removed despite its finalizer, and another one has its name: not \
+                    deleting its VM"
             );
             ctx.states.forget(object.uid());
             return Ok(None);
@@ -136,7 +133,7 @@ async fn attempt(
     if !std::mem::replace(is_reported, true) {
         tracing::warn!(
             machine = full_name(&machine),
-            "the InfraMachine went with the finalizer on: its VM is deleted"
+            "an InfraMachine was removed despite its finalizer: deleting its VM"
         );
     }
     let (gathered, plan) = gather_and_plan(ctx, &machine).await;

@@ -47,10 +47,10 @@ impl Execution<'_> {
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
     /// The secrets can't be put together, which has to be shown.
-    #[error("the secrets can't be put together")]
+    #[error("cannot assemble the secrets")]
     Secret(#[from] InvalidSecret),
     /// The reconcile could not be finished.
-    #[error("the reconcile could not be finished")]
+    #[error("the reconcile cannot continue")]
     Unfinished(#[from] Error),
 }
 
@@ -74,7 +74,7 @@ pub async fn execute<'a>(
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
         Plan::ReportInPlaceUpdate(done) => {
-            let action = "reporting that the VM was updated in place";
+            let action = "reporting the update in place as done";
             object
                 .patch_annotations(action, &[(annotations::IN_PLACE_UPDATE, done)])
                 .await?;
@@ -82,7 +82,9 @@ pub async fn execute<'a>(
         }
     };
     let Some(driver) = gathered.configured_driver() else {
-        return Ok(Execution::without_permit(Outcome::NoOp("it has no driver")));
+        return Ok(Execution::without_permit(Outcome::NoOp(
+            "the machine has no driver",
+        )));
     };
     let Some(mut permit) = ctx.permit(object.get(), driver, step.priority()) else {
         let outcome = ctx.waiting_for_a_permit(object.get(), driver);
@@ -123,7 +125,7 @@ async fn restore_finalizer(object: &mut Object<'_>, ownership: &Ownership) -> Re
     object.ensure_finalizer_and_identity(ownership).await?;
     tracing::warn!(
         name = object.name(),
-        "a machine that may have a VM has lost its finalizer; it is written again"
+        "the finalizer of a machine with a VM was removed; adding it again"
     );
     Ok(())
 }

@@ -38,7 +38,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
     let event = NewEvent::unreadable(&invalid.error);
     if ctx.events.record_once(&object, event).await {
-        tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
+        tracing::error!(name, error = invalid.error, "cannot read an InfraMachine");
     }
     if invalid.metadata.deletion_timestamp.is_none() {
         // The move of a paused object is unblocked, as for every machine whose VM only the status has
@@ -69,7 +69,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         }
     } else {
         let why = event.as_ref().map(|event| event.note.as_str());
-        tracing::warn!(name, why, "deleting an InfraMachine that can't be read");
+        tracing::warn!(name, why, "deleting an InfraMachine that cannot be read");
     }
     if let Some(event) = event {
         ctx.events.record(&*machine, event).await;
@@ -86,7 +86,7 @@ fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {
 /// Returns the live object, with the fields of the spec and of the status that can be read: the deletion may
 /// need the credentials and the id of the VM.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
-    let action = "reading an InfraMachine that can't be parsed";
+    let action = "reading an invalid InfraMachine";
     let namespace = invalid.metadata.namespace();
     let name = invalid.metadata.name();
     let request = Request::new(InfraMachine::url_path(&(), Some(namespace)))

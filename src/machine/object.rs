@@ -204,7 +204,7 @@ impl<'a> Object<'a> {
         }
         tracing::info!(
             name = self.name(),
-            "could not record that no VM was made, because of conflicting writes"
+            "cannot record that no VM was created, because of conflicting writes"
         );
         Ok(())
     }
@@ -347,7 +347,7 @@ impl<'a> Object<'a> {
         let say = async {
             if let Err(error) = self.try_patch_status(&wanted).await {
                 let name = self.name();
-                tracing::debug!(name, %operation, %error, "could not report that the call takes long");
+                tracing::debug!(name, %operation, %error, "cannot report a long call");
             }
         };
         let (answer, ()) = tokio::join!(call, say);
@@ -356,7 +356,7 @@ impl<'a> Object<'a> {
 
     /// Reads what the API server has by the object's name.
     pub async fn live(&self) -> Result<LiveObject, Error> {
-        let action = "reading the InfraMachine that has the name of one that is gone";
+        let action = "reading the InfraMachine with the name of a removed one";
         let found = self.api.get_metadata_opt(self.name()).await;
         let Some(found) = found.map_err(|error| Error::api(action, error))? else {
             return Ok(LiveObject::Absent);
@@ -382,7 +382,7 @@ impl<'a> Object<'a> {
             return Ok(());
         }
         Err(Error::Conflict {
-            action: "deleting the VM of an InfraMachine that is gone",
+            action: "deleting the VM of a removed InfraMachine",
         })
     }
 
@@ -411,7 +411,7 @@ impl<'a> Object<'a> {
         let is_known = known == Some(provider_id);
         if is_known && !was_named {
             return self
-                .try_patch_annotations("writing what the driver said of the VM", annotations)
+                .try_patch_annotations("writing the driver's answer about the VM", annotations)
                 .await;
         }
         let answered = self.ctx.states.get(self.uid()).answered;
@@ -424,7 +424,7 @@ impl<'a> Object<'a> {
                 name = self.name(),
                 named,
                 provider_id,
-                "the VM has another ProviderID than the driver named before the create; the VM's counts"
+                "the VM has another ProviderID than the driver named before the create; using the VM's"
             );
         }
         let id = if is_known {

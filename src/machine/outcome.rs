@@ -17,7 +17,7 @@ mod tests;
 
 /// Tells an operator how to end a wait for capacity whose end the provider can't see.
 pub const RETRY_NOW_HINT: &str =
-    "once there is capacity, change any annotation of this object to retry at once";
+    "when capacity is available, change any annotation of this object to retry immediately";
 
 /// The outcome of a plan.
 #[derive(Debug)]

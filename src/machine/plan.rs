@@ -115,11 +115,11 @@ pub fn plan(machine: &InfraMachine, observed: &Observed) -> Plan {
 fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     let owner = match &observed.owner {
         Owner::None => {
-            let why = "no Machine is the controller in `metadata.ownerReferences`";
+            let why = "metadata.ownerReferences names no Machine as controller";
             return plan_unowned(machine, observed, why);
         }
         Owner::Missing => {
-            let why = "the Machine that `metadata.ownerReferences` names as controller can't be found";
+            let why = "the controller Machine in metadata.ownerReferences does not exist";
             return plan_unowned(machine, observed, why);
         }
         Owner::Found(owner) => owner,
@@ -224,7 +224,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan 
     // Nothing else is written of a paused machine. clusterctl moves it with the rest, and waits for it.
     if let Some(paused) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(Blocked {
-            message: format!("{}; besides, {message}", paused.message),
+            message: format!("{}; also, {message}", paused.message),
             is_worth_an_event: true,
             ..paused
         })
@@ -255,7 +255,7 @@ fn plan_without_cluster(machine: &InfraMachine, observed: &Observed, owner: &Mac
 }
 
 fn cluster_is_missing(name: &str) -> String {
-    format!("the Cluster `{name}` can't be found")
+    format!("Cluster `{name}` does not exist")
 }
 
 /// Returns the condition that says why a machine is not looked after. Where the VM is up, this says nothing
@@ -277,9 +277,9 @@ fn grace_left(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
 /// matter from whether the machine was ever provisioned.
 fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
     match (machine.is_provisioned(), identity::vm_existence(machine)) {
-        (true, _) => "its VM is left as it is, and changes of its spec have no effect",
-        (false, VmExistence::MayExist) => "a VM that was made for it is left as it is",
-        (false, VmExistence::Refused | VmExistence::None) => "nothing is made for it",
+        (true, _) => "its VM is not touched, and spec changes have no effect",
+        (false, VmExistence::MayExist) => "a VM that was created for it is not touched",
+        (false, VmExistence::Refused | VmExistence::None) => "no VM is created",
     }
 }
 
@@ -296,8 +296,7 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
     let is_this = referred.is_to::<InfraMachine>() && Some(&referred.name) == machine.metadata.name.as_ref();
     (!is_this).then(|| {
         format!(
-            "spec.infrastructureRef of the Machine `{}` names the {} `{}` and not this object, and a Machine \
-                has one VM: delete this object",
+            "spec.infrastructureRef of Machine `{}` names {} `{}` instead of this object: delete this object",
             owner.metadata.name(),
             referred.kind,
             referred.name
@@ -312,7 +311,7 @@ fn plan_failed(machine: &InfraMachine) -> Plan {
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
         return Outcome::Waiting(None).into();
     }
-    Outcome::NoOp("failureReason is set; nothing is tried before the spec changes").into()
+    Outcome::NoOp("failureReason is set: no retry until the spec changes").into()
 }
 
 /// Returns the Secret with the bootstrap data, once a VM may be made; else the reason to wait, and its
@@ -340,14 +339,11 @@ fn bootstrap_of<'a>(
 /// each try, and a fleet waits for it.
 fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String {
     let Some(infra) = &cluster.spec.infrastructure_ref else {
-        return "waiting for spec.infrastructureRef of the Cluster, which names no infrastructure".to_owned();
+        return "waiting for spec.infrastructureRef of the Cluster: it is not set".to_owned();
     };
-    let waiting = format!(
-        "waiting for the {} `{}` to be provisioned",
-        infra.kind, infra.name
-    );
+    let waiting = format!("waiting for {} `{}` to be provisioned", infra.kind, infra.name);
     match why_not {
-        Some(reason) => format!("{waiting}, which says {reason}: see its conditions"),
+        Some(reason) => format!("{waiting}, which reports {reason}: check its conditions"),
         None => waiting,
     }
 }
@@ -473,7 +469,7 @@ fn blocked(
 fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolved: &ResolveError) -> Plan {
     let message = if machine.metadata.deletion_timestamp.is_some() {
         format!(
-            "{unresolved}; or delete the VM by hand, then set the annotation {}=true",
+            "{unresolved}; or delete the VM by hand, then set annotation {}=true",
             annotations::FORCE_DELETE
         )
     } else {
@@ -524,7 +520,7 @@ pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
             ..Blocked::new(
                 block.condition,
                 block.reason,
-                format!("{}; besides, {why}", block.message),
+                format!("{}; also, {why}", block.message),
             )
         })
         .into(),
@@ -542,8 +538,8 @@ pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
 
 fn foreign_provider_id(machine: &InfraMachine) -> String {
     format!(
-        "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine \
-            without a providerID, or have the VM adopted by the annotation {}",
+        "spec.providerID `{}` was not written by this provider, so the VM is not touched: create the \
+            machine without a providerID, or adopt the VM by annotation {}",
         machine.spec.provider_id.as_deref().unwrap_or_default(),
         annotations::ADOPT
     )

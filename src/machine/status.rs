@@ -168,8 +168,8 @@ pub fn with_secret_movability(
     match movability {
         SecretMovability::LeftBehind(name) => {
             let message = format!(
-                "clusterctl move leaves the Secret `{name}` behind, which no object of a Cluster owns: label \
-                    it {}=\"\"",
+                "`clusterctl move` does not move Secret `{name}`, because it has no owner: add the label \
+                    {}=\"\"",
                 labels::MOVE
             );
             draft.mark_false(type_, reason::MOVE_LABEL_MISSING, &message);
@@ -260,7 +260,7 @@ impl Draft<'_> {
     /// Reports a machine that waits for the driver calls of other machines. What was tried before, and for
     /// which generation, stays as it was reported.
     fn queued(&mut self) {
-        let message = "waiting for a permit to call the driver, which is busy with the calls of others";
+        let message = "waiting for a permit: all concurrent calls of the driver are in use";
         self.unpaused();
         if self.shows_result_of_call() {
             return;
@@ -317,7 +317,8 @@ impl Draft<'_> {
         self.clear_next_retry_time();
         self.driver_is_no_longer_missing();
         let message = format!(
-            "{CircuitOpen}; one of them tries every {} minutes, or when the driver said; {RETRY_NOW_HINT}",
+            "{CircuitOpen}; one machine retries every {} minutes, or when the driver requests it; \
+                {RETRY_NOW_HINT}",
             LONG_WAIT.as_secs() / 60
         );
         self.mark_false(READY, reason::WAITING_FOR_CAPACITY, &message);
@@ -412,7 +413,7 @@ impl Draft<'_> {
             self.succeeded(OperationType::Create, None);
         }
         if vm.power_state == Some(PowerState::Failed) {
-            let message = "the driver says that the VM will not run again";
+            let message = "the driver reports that the VM failed and will not run again";
             self.mark_false(READY, reason::VIRTUAL_MACHINE_FAILED, message);
         } else {
             self.mark_true(READY, reason::READY);
@@ -461,7 +462,7 @@ impl Draft<'_> {
             // time.
             StableReachability::Unreachable(_) if shown == Some(Code::Unavailable.name()) => {}
             StableReachability::Unreachable(why) => {
-                let message = format!("the driver can't be reached: {why}; the VM is left as it is");
+                let message = format!("the last probe failed: {why}; the VM is not affected");
                 let code = Code::Unavailable.name();
                 self.mark_false(DRIVER_REACHABLE, code, &message);
             }
@@ -481,8 +482,8 @@ impl Draft<'_> {
         } else {
             let places: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
             let differs = format!(
-                "spec.providerSpec differs from what the VM was made from in {}, which a living VM can't \
-                    change: replace the machine",
+                "spec.providerSpec differs from the VM in {}, which a running VM does not support: replace \
+                    the machine",
                 places.join(", ")
             );
             let message = match identity::changed_secret(self.machine) {
@@ -546,7 +547,7 @@ impl Draft<'_> {
     fn vanished(&mut self, id: &str) {
         self.working();
         let message = format!(
-            "the driver confirmed that the VM `{id}` is gone; it is not created again under this Machine"
+            "the driver confirmed that VM `{id}` no longer exists; it is not created again for this Machine"
         );
         self.status.power_state = None;
         self.reachable();
@@ -570,10 +571,7 @@ impl Draft<'_> {
         let is_shown = conditions::get(&self.status.conditions, DELETING)
             .is_some_and(|shown| shown.reason != reason::PAUSED);
         if !is_shown && lasted >= MOMENT {
-            self.deleting(
-                reason::DELETING,
-                "waiting until the driver is free for another call",
-            );
+            self.deleting(reason::DELETING, "waiting for a permit to call the driver");
         }
     }
 

@@ -78,40 +78,40 @@ fn condition(removal: &Removal, progress: &Progress) -> (ConditionStatus, &'stat
         Progress::RemovedBefore => (
             ConditionStatus::True,
             reason::NOT_READY_TAINT_REMOVED,
-            format!("the Node {node} was looked at before: a taint {key} that it has came later"),
+            format!("Node {node} was already initialized: taint {key} on it was added later"),
         ),
         Progress::NoNode => (
             ConditionStatus::False,
             reason::NODE_NOT_FOUND,
-            format!("the workload cluster has no Node {node}, which Cluster API found for the Machine"),
+            format!("Node {node} of the Machine does not exist in the workload cluster"),
         ),
         Progress::Refused(why) => (
             ConditionStatus::False,
             reason::WORKLOAD_CLUSTER_REFUSED,
-            format!("the taint {key} is still on the Node {node}: {why}"),
+            format!("cannot remove taint {key} from Node {node}: {why}"),
         ),
         Progress::Removed(_) => (
             ConditionStatus::True,
             reason::NOT_READY_TAINT_REMOVED,
-            format!("the taint {key} was removed from the Node {node}"),
+            format!("removed taint {key} from Node {node}"),
         ),
         Progress::NotTainted(_) => (
             ConditionStatus::True,
             reason::NOT_READY_TAINT_REMOVED,
-            format!("the Node {node} has no taint {key}"),
+            format!("Node {node} has no taint {key}"),
         ),
         Progress::ForeignNode(found) => {
             let found = found.as_ref();
-            let other = found.map_or_else(|| "no providerID".to_owned(), |id| format!("the providerID {id}"));
+            let other = found.map_or_else(|| "no providerID".to_owned(), |id| format!("providerID {id}"));
             let message = format!(
-                "the Node {node} has {other}, and the machine has {}: its taints are left alone",
+                "Node {node} has {other}, but the machine has {}: its taints are not touched",
                 removal.provider_id
             );
             (ConditionStatus::False, reason::FOREIGN_NODE, message)
         }
         Progress::Unreachable(cause) => {
             let message = format!(
-                "the taint {key} may still be on the Node {node}: {}",
+                "taint {key} may still be on Node {node}: {}",
                 ErrorChain(&**cause)
             );
             (ConditionStatus::False, cause.reason(), message)

@@ -26,18 +26,23 @@ pub async fn delete_orphan(
     match try_delete(ctx, driver, listed, vm, observation, policy).await {
         Ok(Deletion::Deleted) => {
             let text = format!(
-                "VM {} of machine `{}` was an orphan and is deleted",
+                "deleted orphan VM {} of machine `{}`",
                 vm.provider_id, vm.machine_name
             );
-            tracing::warn!(cluster = %listed.scope.cluster, driver = driver.name(), "{text}");
+            tracing::warn!(
+                cluster = %listed.scope.cluster,
+                driver = driver.name(),
+                vm = %vm.provider_id,
+                machine = vm.machine_name,
+                "deleted an orphan"
+            );
             record_event(ctx, &listed.scope, reason::ORPHAN_DELETED, text).await;
         }
         Ok(Deletion::Kept) => {
-            tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
+            tracing::info!(vm = %vm.provider_id, "the VM no longer qualifies as an orphan; not deleting it");
         }
         Err(why) => {
-            tracing::warn!(vm = %vm.provider_id, why, "an orphan is not deleted; trying again at the next \
-                scan");
+            tracing::warn!(vm = %vm.provider_id, why, "cannot delete an orphan; retrying at the next scan");
         }
     }
 }
@@ -65,11 +70,11 @@ async fn try_delete(
         .map_err(|status| status.message().to_owned())?;
     let class = listed
         .class_of(vm.provider_id.as_str())
-        .ok_or("the class that it was listed with is not known")?;
+        .ok_or("the class of its list is unknown")?;
     let namespace = listed.scope.cluster.namespace();
     let class = listing::machine_class(&ctx.client, driver, namespace, class);
     let class = class.await.map_err(|error| error.message())?;
-    let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
+    let class = tagged(class, &capabilities, vm).ok_or("cannot set the tags in its provider spec")?;
     // These steps come last before the call: nothing is waited for in between but the driver's rate.
     let live = live::read(&ctx.client, ctx.namespace.as_deref())
         .await

@@ -78,14 +78,14 @@ impl fmt::Display for KeepReason {
             Self::ReportOnly => f.write_str("the provider runs with --orphans=report"),
             Self::NoIdentity => f.write_str("the driver does not list the VM's tag capcmi.io/machine"),
             Self::NoCluster => f.write_str("the driver does not list the VM's tag kubernetes.io/cluster"),
-            Self::NoName => f.write_str("the back end has lost the VM's name"),
+            Self::NoName => f.write_str("the VM has no name at the back end"),
             Self::TooYoung { least } => write!(f, "it is younger than {} s", least.as_secs()),
             Self::DeletionUnseen => f.write_str(
-                "this process has not seen the deletion of its InfraMachine while identities were guarded, \
-                    and it may be missing because a backup was restored",
+                "this process did not observe the deletion of its InfraMachine while identities were \
+                    guarded, so a restore of an old backup may have removed it",
             ),
             Self::NameInUse(key) => write!(f, "InfraMachine {key} has its name"),
-            Self::Unreadable(key) => write!(f, "InfraMachine {key} can't be read and may be its owner"),
+            Self::Unreadable(key) => write!(f, "InfraMachine {key} cannot be read and may be its owner"),
             Self::OtherNamespaces => {
                 f.write_str("the provider may not list the InfraMachines of all namespaces")
             }

@@ -113,8 +113,7 @@ impl ReportState {
                 }
                 Finding::Duplicate(key) => {
                     let text = format!(
-                        "{} is a second VM of InfraMachine {key}: delete the one that its Node does not run \
-                            on",
+                        "{} is a second VM of InfraMachine {key}: delete the one that no Node runs on",
                         described(vm)
                     );
                     Some((OrphanReason::Duplicate, text))
@@ -140,7 +139,7 @@ impl ReportState {
 
 fn described(vm: &ListedMachine) -> String {
     match vm.machine_name.as_str() {
-        "" => format!("VM {}, which has lost its name,", vm.provider_id),
+        "" => format!("VM {} without a name", vm.provider_id),
         name => format!("VM {} of machine `{name}`", vm.provider_id),
     }
 }
@@ -155,15 +154,15 @@ fn orphan(
             machine,
             at,
             during: _,
-        }) => format!("its InfraMachine {machine} is gone since {at:.0}"),
-        None => "no InfraMachine has it".to_owned(),
+        }) => format!("its InfraMachine {machine} was deleted at {at:.0}"),
+        None => "it has no InfraMachine".to_owned(),
     };
     let vm = described(vm);
     if keep_reasons.is_empty() {
         return format!("{vm} is an orphan: {why}; it will be deleted");
     }
     let kept: Vec<_> = keep_reasons.iter().map(ToString::to_string).collect();
-    format!("{vm} is an orphan: {why}. It is not deleted: {}", kept.join("; "))
+    format!("{vm} is an orphan: {why}; it is not deleted: {}", kept.join("; "))
 }
 
 /// Reports what is new of the VMs of a Cluster.
@@ -177,7 +176,13 @@ pub async fn report(
     let mut new_reports = known.new_reports(classified, |id| ctx.observed_deletion(id), Instant::now());
     for Report { reason, text } in &new_reports {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
-        tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
+        tracing::warn!(
+            cluster,
+            driver,
+            reason = reason.name(),
+            why = text,
+            "found a VM without an InfraMachine"
+        );
     }
     let left = new_reports.len().saturating_sub(MAX_EVENTS);
     new_reports.truncate(MAX_EVENTS);
@@ -185,7 +190,7 @@ pub async fn report(
         record_event(ctx, scope, event_reason(reason), text).await;
     }
     if left > 0 {
-        let text = format!("{left} more VMs are orphans or duplicates: see `capcmi orphans list`");
+        let text = format!("{left} more VMs are orphans or duplicates: run `capcmi orphans list`");
         record_event(ctx, scope, event_reason(OrphanReason::Orphan), text).await;
     }
 }
@@ -211,10 +216,15 @@ pub async fn record_abandoned_list(
         Some(name) => format!("the credentials of Secret `{name}`"),
     };
     let text = format!(
-        "The VMs that deleted InfraMachines had with {account} are not looked for any more: {why}. Look at \
-            the back end yourself for what they may have left behind"
+        "orphans of deleted InfraMachines with {account} are no longer detected: {why}; look for remaining \
+            VMs at the back end"
     );
-    tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
+    tracing::warn!(
+        cluster = %scope.cluster,
+        driver = driver.name(),
+        why = text,
+        "orphan detection is incomplete"
+    );
     record_event(ctx, scope, reason::ORPHAN_SCAN_INCOMPLETE, text).await;
 }
 
@@ -366,13 +376,13 @@ mod tests {
                 Some(&deletion),
                 &[KeepReason::ReportOnly, KeepReason::NoCluster]
             ),
-            "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It \
-                is not deleted: the provider runs with --orphans=report; the driver does not list the VM's \
-                tag kubernetes.io/cluster"
+            "VM p of machine `n` is an orphan: its InfraMachine ns/n was deleted at 1970-01-01T00:00:00Z; \
+                it is not deleted: the provider runs with --orphans=report; the driver does not list the \
+                VM's tag kubernetes.io/cluster"
         );
         assert_eq!(
             orphan(&vm(), None, &[]),
-            "VM p of machine `n` is an orphan: no InfraMachine has it; it will be deleted"
+            "VM p of machine `n` is an orphan: it has no InfraMachine; it will be deleted"
         );
     }
 }

@@ -237,10 +237,7 @@ fn vm(name: &str) -> ListedMachine {
 /// ones will ever be made again.
 #[tokio::test]
 async fn a_list_that_no_scan_can_make_is_reported_once_and_keeps_no_orphan_of_another_list() {
-    for (refused, secret, why) in [
-        (None, "gone", "`gone` that"),
-        (Some("old"), "there", "no size old"),
-    ] {
+    for (refused, secret, why) in [(None, "gone", "`gone` in"), (Some("old"), "there", "no size old")] {
         let cloud = Cloud {
             refused,
             ..Cloud::default()

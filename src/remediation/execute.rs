@@ -166,7 +166,7 @@ fn not_sent(status: &Status) -> RemediationState {
 /// The driver says that nothing was restarted: it is asked again by the table of codes.
 fn not_made(status: &Status) -> RemediationState {
     let message = format!(
-        "{}; no restart was made, and none counts for it",
+        "{}; the VM was not restarted, and the attempt does not count",
         message_of(status)
     );
     not_done(

@@ -94,7 +94,7 @@ pub async fn machine_of(
     name: &str,
     uid: &str,
 ) -> Result<Option<RemediatedMachine>, Error> {
-    let action = "reading the Machine that is remediated";
+    let action = "reading the remediated Machine";
     let api = machines(ctx, namespace);
     let found = api
         .get_opt(name)

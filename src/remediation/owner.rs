@@ -143,7 +143,7 @@ impl RemediatedMachine {
                 now,
             );
             if self.condition(HEALTH_CHECK_SUCCEEDED).is_none() {
-                let message = "a MachineHealthCheck has asked for a remediation";
+                let message = "a MachineHealthCheck requested a remediation";
                 set(
                     &mut all,
                     HEALTH_CHECK_SUCCEEDED,

@@ -129,13 +129,13 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
         Owner::None => {
             return waiting(
                 reason::WAITING_FOR_OWNER,
-                "no Machine owns it: remediations are made by MachineHealthChecks alone",
+                "no Machine owns the remediation: only MachineHealthChecks create remediations",
             );
         }
         Owner::Missing => {
             return waiting(
                 reason::WAITING_FOR_OWNER,
-                "the Machine that owns it can't be found",
+                "the Machine that owns the remediation does not exist",
             );
         }
     };
@@ -143,8 +143,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     let (own, of) = (&remediation.metadata.name, &machine.metadata.name);
     if own != of {
         let message = format!(
-            "it is owned by the Machine `{}` and has another name: MachineHealthChecks give a remediation \
-                the name of its Machine, and nothing is restarted for any other",
+            "the owner Machine `{}` has another name than the remediation, so no VM is restarted: only \
+                MachineHealthChecks create remediations",
             of.as_deref().unwrap_or_default()
         );
         return waiting(reason::WAITING_FOR_OWNER, &message);
@@ -168,8 +168,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     if infra.is_some_and(is_to_be_adopted) {
         return waiting(
             reason::WAITING_FOR_VIRTUAL_MACHINE,
-            "the driver has not confirmed yet that the VM is there which the InfraMachine adopts: nothing is \
-                restarted or replaced before",
+            "the driver has not confirmed the VM that the InfraMachine adopts: no restart or replacement \
+                until then",
         );
     }
     let vm = match vm_of(machine, infra) {
@@ -190,7 +190,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     let driver = match &observed.driver {
         Some(Ok(DriverState::Known(driver))) => driver,
         Some(Ok(DriverState::Unknown(status))) => {
-            let message = format!("nothing is known of the driver: {}", status.message());
+            let message = format!("cannot get the capabilities of the driver: {}", status.message());
             return refused(status.code().name(), message, Requeue::BackOff(Duration::ZERO));
         }
         Some(Ok(DriverState::Pending)) | None => return Plan::Later(Requeue::After(PERMIT_WAIT)),
@@ -201,7 +201,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     };
     if !driver.capabilities.supports(Operation::RestartMachine) {
         return if driver.is_current {
-            let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
+            let message = format!("driver `{}` does not implement RestartMachine", driver.name);
             unless_healthy(remediation, machine, observed.now, || {
                 Plan::Publish(hand_over(reason::RESTART_NOT_POSSIBLE, message))
             })
@@ -225,7 +225,7 @@ pub fn hand_over(reason: &'static str, message: String) -> RemediationState {
         phase: RemediationPhase::Replacing,
         ready: ConditionStatus::True,
         reason: reason.to_owned(),
-        message: format!("{message}; the Machine is left to its owner, which replaces it"),
+        message: format!("{message}; the owner of the Machine replaces it"),
         owner_remediation: Some(OwnerRemediation {
             owner_must_remediate: true,
             reason,
@@ -302,7 +302,7 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
         phase: RemediationPhase::Replacing,
         ready: ConditionStatus::True,
         reason: reason::LEFT_TO_OWNER.to_owned(),
-        message: "the Machine's owner replaces it, or it is being deleted".to_owned(),
+        message: "the owner of the Machine replaces it, or the Machine is being deleted".to_owned(),
         owner_remediation: None,
         requeue: Requeue::OnChange,
     })
@@ -335,8 +335,8 @@ fn without_vm(
 fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine, now: Timestamp) -> Plan {
     unless_healthy(remediation, machine, now, || {
         let message = format!(
-            "the VM was restarted as often as it may be ({}), and the Machine is not healthy {} s after the \
-                last time",
+            "the VM was restarted {} times, the limit, and the Machine is still unhealthy {} s after the \
+                last restart",
             remediation.spec.retry_limit(),
             remediation.spec.timeout().as_secs()
         );
@@ -378,8 +378,8 @@ fn unless_healthy(
     if !machine.is_unhealthy() {
         return waiting(
             reason::WAITING_FOR_HEALTH_CHECK,
-            "its Node is healthy, and no MachineHealthCheck says that the Machine is not: a check that finds \
-                it healthy deletes this remediation; where there is none, delete it by hand",
+            "the Node is healthy, and no MachineHealthCheck marks the Machine as unhealthy: a \
+                MachineHealthCheck deletes this remediation; without one, delete it by hand",
         );
     }
     let since = resumed_at(remediation).map_or(since, |resumed| since.max(resumed));
@@ -413,7 +413,7 @@ fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timesta
 /// The restarts that are written down, of which nothing else is known.
 fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> RemediationState {
     let message = format!(
-        "{}, and its answer is not known; {}",
+        "{}, and the answer is unknown; {}",
         number(remediation, record),
         until(remediation, record)
     );
@@ -429,7 +429,7 @@ fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration
 
 fn number(remediation: &InfraMachineRemediation, record: Record) -> String {
     format!(
-        "RestartMachine was called {} of at most {} times",
+        "called RestartMachine {} of at most {} times",
         record.count,
         remediation.spec.retry_limit()
     )
@@ -442,8 +442,8 @@ fn until(remediation: &InfraMachineRemediation, record: Record) -> String {
             .ok()
     });
     match until {
-        Some(until) => format!("the Node has until {until:.0} to come back"),
-        None => "the Node has no time to come back".to_owned(),
+        Some(until) => format!("waiting for the Node until {until:.0}"),
+        None => "the Node has no time left to become ready".to_owned(),
     }
 }
 
@@ -472,25 +472,25 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     if !reference.is_to::<InfraMachine>() {
         return Err("spec.infrastructureRef of the Machine names no InfraMachine");
     }
-    let infra = infra.ok_or("the InfraMachine that the Machine refers to can't be found")?;
+    let infra = infra.ok_or("the InfraMachine of the Machine does not exist")?;
     let owner = machine_owner(&infra.metadata).map(|owner| owner.uid.as_str());
     if owner != machine.metadata.uid.as_deref() {
-        return Err("the InfraMachine that the Machine refers to is another Machine's");
+        return Err("another Machine owns the InfraMachine that spec.infrastructureRef names");
     }
     if infra.metadata.deletion_timestamp.is_some() {
         return Err("the InfraMachine is being deleted");
     }
     let provider_id = identity::provider_id(infra).and_then(|id| id.parse().ok());
-    let provider_id = provider_id.ok_or("the Machine has no VM yet that could be restarted")?;
+    let provider_id = provider_id.ok_or("the Machine has no VM to restart yet")?;
     // Cluster API manages an update in place and has not asked this provider for it: another extension may be
     // at work on the VM.
     if InPlaceUpdate::of(infra) == InPlaceUpdate::NotRequested {
-        return Err("another updates the VM in place, and may not be interrupted");
+        return Err("another extension updates the VM in place");
     }
     // A VM that is not the provider's own is left alone.
     if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
-        return Err("the VM was not made by this provider");
+        return Err("this provider did not create the VM");
     }
-    let spec = identity::applied_spec(infra).ok_or("it is not written down what the VM was made from")?;
+    let spec = identity::applied_spec(infra).ok_or("no applied provider spec is recorded")?;
     Ok(Vm { provider_id, spec })
 }

@@ -142,7 +142,7 @@ async fn write_conditions(
         "status": {"conditions": conditions},
     });
     let name = machine.metadata.name();
-    let action = "writing the conditions of the Machine that is remediated";
+    let action = "writing the conditions of the remediated Machine";
     machines(ctx, namespace)
         .patch_status(name, &patch_params(), &Patch::Merge(&body))
         .await

@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(plan(&template, &[]), Plan::Describe);
         assert_eq!(plan(&template, &[cluster(false)]), Plan::Describe);
         let by_cluster = "Cluster spec.paused is set to true";
-        let end = "; take that back to have it go on";
+        let end = "; remove the pause to resume";
         assert_eq!(
             plan(&template, &[cluster(false), cluster(true)]),
             Plan::Pause(format!("{by_cluster}{end}"))

@@ -47,7 +47,7 @@ fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     let schema = schema::quantities(&mut SchemaGenerator::default());
     let quantities = match jsonschema::validator_for(schema.as_value()) {
         Ok(quantities) => quantities,
-        Err(error) => return Some(format!("the schema of quantities can't be used: {error}")),
+        Err(error) => return Some(format!("invalid schema of quantities: {error}")),
     };
     let capacity = json!(capacity);
     let error = quantities.iter_errors(&capacity).next()?;
@@ -55,7 +55,7 @@ fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     Some(if place.is_empty() {
         format!("the driver's capacity: {error}")
     } else {
-        format!("the driver's capacity{place} is no quantity of at most 64 characters, such as 4 or 16Gi")
+        format!("the driver's capacity{place} is not a quantity of at most 64 characters, such as 4 or 16Gi")
     })
 }
 

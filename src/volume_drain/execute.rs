@@ -51,15 +51,19 @@ pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Resul
     let (_, name, uid) = observed.machine_names();
     // Not even a refused status holds the deletion up.
     if let Err(error) = publish::publish(observed, ctx, status::ended(end).as_ref()).await {
-        tracing::warn!(machine = name, %error, "how the drain ended is not shown");
+        tracing::warn!(machine = name, %error, "cannot publish the end of the drain");
     }
     if publish::write_hook(observed, ctx, &Value::Null).await? {
         ctx.outages.end(uid);
-        tracing::info!(machine = name, ?end, "the hook was taken away");
+        tracing::info!(machine = name, ?end, "drain hook removed");
         return Ok(Requeue::OnChange);
     }
     let report = status::hook_not_permitted(name, false);
-    tracing::error!(machine = name, "{}", report.message);
+    tracing::error!(
+        machine = name,
+        why = report.message,
+        "cannot remove the drain hook"
+    );
     publish::publish(observed, ctx, Some(&report)).await?;
     Ok(Requeue::After(LONG_WAIT))
 }
@@ -87,7 +91,9 @@ pub async fn drain(
     ctx.outages.end(uid);
     match observation {
         DrainObservation::Raced => Ok(Requeue::BackOff(Duration::ZERO)),
-        DrainObservation::NoNode => remove_hook(observed, ctx, &End::Skipped("the Node is gone")).await,
+        DrainObservation::NoNode => {
+            remove_hook(observed, ctx, &End::Skipped("the Node does not exist")).await
+        }
         DrainObservation::SilentNode => {
             remove_hook(observed, ctx, &End::Skipped("the Node is unreachable")).await
         }
@@ -161,7 +167,7 @@ async fn evict_next(
 
 /// Ensures that the InfraMachine is as the plan saw it: a cache that is behind lacks the last eviction.
 async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
-    let action = "reading which pod was evicted last";
+    let action = "reading the last evicted pod";
     let namespace = infra.metadata.namespace();
     let name = infra.metadata.name();
     let found = Api::<InfraMachine>::namespaced(ctx.client.clone(), namespace)
@@ -242,7 +248,7 @@ async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, sp
             tracing::warn!(
                 machine = name,
                 %error,
-                "no driver names the volumes: they are looked for by their own names"
+                "no driver resolves volume ids; matching volumes by their own names"
             );
             return Ids::Known(Vec::new());
         }
@@ -272,7 +278,7 @@ async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, sp
                 driver = driver.name(),
                 code = status.code().name(),
                 error = status.message(),
-                "the driver does not name a volume: it is looked for by its own name"
+                "the driver does not resolve a volume id; matching the volume by its own name"
             ),
         }
     }

@@ -84,7 +84,7 @@ async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<Infra, Error>
     let found = Api::<InfraMachine>::namespaced(ctx.client.clone(), &namespace)
         .get_metadata_opt(&infra.name)
         .await
-        .map_err(|error| Error::api("looking for the InfraMachine of a Machine with a hook", error))?;
+        .map_err(|error| Error::api("looking up the InfraMachine of a Machine with a hook", error))?;
     Ok(match found {
         Some(_) => Infra::Unknown,
         None => Infra::Gone,
@@ -96,7 +96,7 @@ fn is_forbidden(error: &kube::Error) -> bool {
 }
 
 async fn live(ctx: &Context, machine: &Machine) -> Result<Option<DrainedMachine>, Error> {
-    let action = "reading the Machine that is drained";
+    let action = "reading the Machine to drain";
     let namespace = machine.namespace().unwrap_or_default();
     let api = Api::<Machine>::namespaced(ctx.client.clone(), &namespace);
     let request = Request::new(api.resource_url())
@@ -135,8 +135,8 @@ async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -
         Err(kube::Error::Api(refusal)) if refusal.code == 403 => {
             tracing::error!(
                 namespace,
-                "the provider may not list MachineDrainRules, so that no pod is evicted one by one: install \
-                 config/components/volume-drain"
+                "the provider may not list MachineDrainRules, so no pod is evicted individually: install \
+                    config/components/volume-drain"
             );
             Ok(DrainRules::unknown())
         }

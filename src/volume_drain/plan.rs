@@ -222,7 +222,7 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
     let infra = match &observed.infra {
         Infra::Unknown => return remove_hook_in_the_end(observed),
         Infra::Unreadable if is_leaving => {
-            return remove_hook_if(has_hook, End::Skipped("the InfraMachine can't be read"));
+            return remove_hook_if(has_hook, End::Skipped("the InfraMachine cannot be read"));
         }
         Infra::Unreadable => return Plan::NoOp,
         Infra::Gone => return remove_hook_if(has_hook, End::NoInfraMachine),
@@ -322,7 +322,7 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
         return if awaits_vm(infra) {
             Plan::Wait(until(deadline, observed.now))
         } else {
-            Plan::RemoveHook(End::Skipped("the VM is gone"))
+            Plan::RemoveHook(End::Skipped("the VM no longer exists"))
         };
     }
     let Some(provider_id) = provider_id.filter(|_| !node.is_empty()) else {

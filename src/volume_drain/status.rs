@@ -52,8 +52,7 @@ pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
         return None;
     };
     let message = format!(
-        "the annotation {} has the value {value:?}, which is no time from 1s to 1h such as 90s or 5m; {} s \
-            are taken",
+        "annotation {} has the value {value:?}: set a duration from 1s to 1h, such as 90s or 5m; using {} s",
         annotations::VOLUME_DRAIN,
         DEFAULT_TIMEOUT.as_secs()
     );
@@ -64,14 +63,14 @@ pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
 pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
     let message = if is_to_be_set {
         format!(
-            "the provider may not write Machines, so that {machine} is drained as without the annotation {}: \
-             install config/components/volume-drain",
+            "the provider may not write Machines, so {machine} is drained without annotation {}: install \
+                config/components/volume-drain",
             annotations::VOLUME_DRAIN
         )
     } else {
         format!(
             "the provider may not write Machines, and the deletion of {machine} waits for its hook: run \
-             `kubectl annotate machine {machine} {}-`",
+                `kubectl annotate machine {machine} {}-`",
             annotations::VOLUME_DRAIN_HOOK
         )
     };
@@ -82,13 +81,12 @@ pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
 pub fn waiting(waiting: &Waiting) -> DrainCondition {
     let volumes = named(&waiting.volumes);
     let for_what = match (waiting.is_there, waiting.volumes.is_empty()) {
-        (true, true) => "for it to end".to_owned(),
-        (true, false) => format!("for it to end and for {volumes} to be detached"),
-        (false, _) => format!("for {volumes} to be detached"),
+        (true, true) => "the pod to end".to_owned(),
+        (true, false) => format!("the pod to end and {volumes} to be detached"),
+        (false, _) => format!("{volumes} to be detached"),
     };
     let message = format!(
-        "the pod {} was evicted: waiting {for_what}, until {:.0} at the latest; {} pods with volumes come \
-            after it",
+        "evicted pod {}: waiting for {for_what}, until {:.0} at the latest; {} more pods with volumes follow",
         waiting.pod, waiting.until, waiting.left
     );
     DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
@@ -96,14 +94,14 @@ pub fn waiting(waiting: &Waiting) -> DrainCondition {
 
 /// The condition when a pod is evicted now.
 pub fn evicting(pod: &str, left: usize) -> DrainCondition {
-    let message = format!("the pod {pod} is evicted; {left} pods with volumes are left, with it");
+    let message = format!("evicting pod {pod}; {left} pods with volumes remain, including this one");
     DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
 /// The condition when no pod may be evicted now.
 pub fn blocked(pod: &str, why: &str, left: usize) -> DrainCondition {
     let message =
-        format!("{left} pods with volumes are left, and none may be evicted; the first, {pod}: {why}");
+        format!("cannot evict any of the {left} remaining pods with volumes; the first, {pod}: {why}");
     DrainCondition::progress(reason::WAITING_FOR_DISRUPTION_BUDGET, message)
 }
 
@@ -116,7 +114,7 @@ pub fn driver_failed(code: &str, message: &str) -> DrainCondition {
 pub fn unreachable(cause: &Unreachable) -> DrainCondition {
     let minutes = MAX_OUTAGE.as_secs() / 60;
     let message = format!(
-        "the pods with volumes can't be evicted, which is tried for {minutes} min: {}",
+        "cannot evict pods with volumes; giving up after {minutes} min: {}",
         ErrorChain(cause)
     );
     DrainCondition::warning(cause.reason(), message)
@@ -125,7 +123,7 @@ pub fn unreachable(cause: &Unreachable) -> DrainCondition {
 /// The event when the drain stops waiting for the volumes of a pod.
 pub fn timed_out(waiting: &Waiting) -> NewEvent {
     let what = if waiting.volumes.is_empty() {
-        "it is still there".to_owned()
+        "the pod still exists".to_owned()
     } else {
         format!("{} is still attached", named(&waiting.volumes))
     };
@@ -133,7 +131,7 @@ pub fn timed_out(waiting: &Waiting) -> NewEvent {
         warning: true,
         reason: reason::VOLUME_DETACH_TIMED_OUT.to_owned(),
         action: "EvictPod",
-        note: format!("the pod {} is not waited for any longer: {what}", waiting.pod),
+        note: format!("stopped waiting for pod {}: {what}", waiting.pod),
     }
 }
 
@@ -145,28 +143,28 @@ pub fn ended(end: &End) -> Option<DrainCondition> {
         End::Drained => DrainCondition {
             state: ConditionStatus::True,
             reason: reason::VOLUMES_DRAINED.to_owned(),
-            message: "no pod with volumes is left to be evicted".to_owned(),
+            message: "no pod with volumes is left".to_owned(),
             is_warning: false,
         },
         End::Skipped(why) => DrainCondition::progress(reason::VOLUME_DRAIN_SKIPPED, (*why).to_owned()),
         End::TimedOut(limit) => DrainCondition::warning(
             reason::VOLUME_DRAIN_TIMED_OUT,
-            format!("there are pods with volumes after {} s: {left}", limit.as_secs()),
+            format!("pods with volumes remain after {} s: {left}", limit.as_secs()),
         ),
         End::Outage => DrainCondition::warning(
             reason::VOLUME_DRAIN_TIMED_OUT,
             format!(
-                "the workload cluster was away for {} min: {left}",
+                "the workload cluster did not answer for {} min: {left}",
                 MAX_OUTAGE.as_secs() / 60
             ),
         ),
         End::ForeignNode(found) => {
             let other = found
                 .as_ref()
-                .map_or_else(|| "no providerID".to_owned(), |id| format!("the providerID {id}"));
+                .map_or_else(|| "no providerID".to_owned(), |id| format!("providerID {id}"));
             DrainCondition::warning(
                 reason::FOREIGN_NODE,
-                format!("the Node of the Machine has {other}: its pods are left alone"),
+                format!("the Node of the Machine has {other}: its pods are not touched"),
             )
         }
     })

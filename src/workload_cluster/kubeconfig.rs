@@ -17,25 +17,25 @@ const MAX_BYTES: usize = 256 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidKubeconfig {
     /// Parsing it would take much memory.
-    #[error("it has {0} bytes; at most {MAX_BYTES} are read")]
+    #[error("the kubeconfig has {0} bytes; the limit is {MAX_BYTES}")]
     TooLarge(usize),
     /// An anchor that is referred to again and again would be copied each time.
-    #[error("it has a YAML anchor, and none is followed: write the value out wherever it is used")]
+    #[error("the kubeconfig has a YAML anchor, which is not supported: write the value out")]
     Anchor,
     /// It is not text.
-    #[error("it is not UTF-8")]
+    #[error("the kubeconfig is not UTF-8")]
     NotUtf8(#[source] Utf8Error),
     /// It is not a kubeconfig. A parser's message may quote the document, and the document has credentials,
     /// so this has no source.
-    #[error("it is not a kubeconfig in YAML")]
+    #[error("the kubeconfig is not valid YAML")]
     NotYaml,
     /// It names no usable cluster or credentials.
     #[error(transparent)]
     Unusable(BoxError),
     /// It refers to a resource of the provider's own machine.
     #[error(
-        "{0} is not allowed: the provider takes what is in the Secret alone; it reads no file, runs no \
-            program and uses no proxy that it names"
+        "{0} is not allowed in the kubeconfig: the provider reads no files, runs no programs and uses no \
+            proxy"
     )]
     NotAllowed(&'static str),
 }
@@ -183,10 +183,13 @@ mod tests {
         let users = "- {name: u, user: {token: *t}}\n".repeat(70);
         let expanding = format!("users:\n- {{name: u, user: {{token: &t {token}}}}}\n{users}");
         let refused = refusal(&expanding).await;
-        assert!(refused.starts_with("it has a YAML anchor"), "{refused}");
+        assert!(
+            refused.starts_with("the kubeconfig has a YAML anchor"),
+            "{refused}"
+        );
         let padding = MAX_BYTES + 1 - "# ".len();
         let refused = refusal(&format!("# {}", "x".repeat(padding))).await;
-        assert_eq!(refused, "it has 262145 bytes; at most 262144 are read");
+        assert_eq!(refused, "the kubeconfig has 262145 bytes; the limit is 262144");
     }
 
     #[tokio::test]

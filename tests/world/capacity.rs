@@ -166,13 +166,13 @@ async fn an_invalid_template_names_the_field_that_is_wrong() -> Result<()> {
             "driver",
             with("/driver", json!("nowhere"))?,
             "DriverNotConfigured",
-            "there is no driver `nowhere`",
+            "no driver `nowhere`",
         ),
         (
             "secret",
             with("/secretRef", json!({"name": "late"}))?,
             "InvalidSecret",
-            "the Secret `late` that spec.secretRef names does not exist",
+            "Secret `late` in spec.secretRef does not exist",
         ),
     ];
     for (name, spec, ..) in &cases {
@@ -249,7 +249,7 @@ async fn a_driver_that_does_not_serve_the_namespace_is_not_called() -> Result<()
             let all = machine.status.clone().unwrap_or_default().conditions;
             let shown = conditions::get(&all, conditions::READY).map(|ready| ready.message.clone());
             let expected = format!(
-                "there is no driver `{name}` for namespace `{}`, which may use: simulated",
+                "no driver `{name}` serves namespace `{}`: use one of simulated",
                 world.namespace
             );
             ensure!(

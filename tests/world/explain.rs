@@ -27,7 +27,7 @@ async fn a_machine_names_the_infra_cluster_it_waits_for_and_why() -> Result<()> 
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster_with("c", json!({"driver": "nowhere"})).await?;
     let machine = ByHand::new(&world, "c", "m").create().await?;
-    let waiting = "waiting for the InfraCluster `c` to be provisioned, which says DriverNotConfigured";
+    let waiting = "waiting for InfraCluster `c` to be provisioned, which reports DriverNotConfigured";
     machine
         .until("a machine that names what it waits for", |machine| {
             message(machine, conditions::READY).starts_with(waiting)
@@ -48,7 +48,7 @@ async fn a_machine_names_the_infra_cluster_it_waits_for_and_why() -> Result<()> 
     .await?;
     let page = page(&world, "m").await?;
     ensure!(
-        page.contains("Ready is False, DriverNotConfigured: there is no driver `nowhere`"),
+        page.contains("Ready is False, DriverNotConfigured: no driver `nowhere`"),
         "{page}"
     );
 

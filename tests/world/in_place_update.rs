@@ -230,7 +230,7 @@ async fn while_the_driver_is_away_no_question_is_answered() -> Result<()> {
     let gold = tier("gold");
     eventually(DEADLINE, "questions that are not answered", async || {
         for answer in in_place.can_update(&gold).await? {
-            failed_because(&answer, "the driver `simulated` can't be reached")?;
+            failed_because(&answer, "driver `simulated` is unreachable")?;
         }
         Ok(())
     })
@@ -260,10 +260,7 @@ async fn a_spec_that_no_machine_can_be_made_from_is_refused() -> Result<()> {
         .can_update(&json!({"vmPool": 7, "size": "small"}))
         .await?
     {
-        failed_because(
-            &answer,
-            "no machine can be made from the new spec: providerSpec/vmPool",
-        )?;
+        failed_because(&answer, "the driver rejects the new spec: providerSpec/vmPool")?;
     }
     in_place.is_untouched()
 }

@@ -54,8 +54,7 @@ async fn a_node_is_freed_of_its_taint_once_its_vm_is_initialized() -> Result<()>
     let freed = freed(&nodes, "m").await?;
     let recorded_machine = recorded(&machine, &freed).await?;
     ensure!(
-        message(&recorded_machine, NOT_READY_TAINT_REMOVED)
-            == format!("the taint {KEY} was removed from the Node m"),
+        message(&recorded_machine, NOT_READY_TAINT_REMOVED) == format!("removed taint {KEY} from Node m"),
         "{:?}",
         condition(&recorded_machine, NOT_READY_TAINT_REMOVED)
     );

@@ -154,7 +154,7 @@ async fn an_orphan_is_reported_and_not_deleted() -> Result<()> {
     let note = leak.event("VirtualMachineOrphaned", &vm.provider_id()).await?;
     ensure!(
         note.contains(&format!(
-            "its InfraMachine {}/gone is gone since",
+            "its InfraMachine {}/gone was deleted at",
             leak.world.namespace
         )) && note.contains("--orphans=report"),
         "{note}"
@@ -192,7 +192,7 @@ async fn in_delete_mode_only_the_orphan_is_deleted() -> Result<()> {
     leak.event("OrphanDeleted", &vm.provider_id()).await?;
     leak.event("VirtualMachineDuplicated", &second).await?;
     let note = leak.event("VirtualMachineOrphaned", &unseen).await?;
-    ensure!(note.contains("has not seen the deletion"), "{note}");
+    ensure!(note.contains("did not observe the deletion"), "{note}");
     leak.gauge("duplicate", Some(1)).await?;
     leak.gauge("orphan", Some(1)).await?;
     leak.lists(6).await?;

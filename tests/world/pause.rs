@@ -16,7 +16,7 @@ use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
 const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
-const END: &str = "; take that back to have it go on";
+const END: &str = "; remove the pause to resume";
 
 /// DRV-09: a machine that is paused before its creation gets neither ownership nor a VM.
 #[tokio::test(start_paused = true)]

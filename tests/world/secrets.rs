@@ -53,14 +53,14 @@ async fn a_missing_or_wrong_secret_is_named_and_heals() -> Result<()> {
             "missing" => says(
                 machine,
                 "InvalidSecret",
-                "the Secret `late` that spec.secretRef names does not exist",
+                "Secret `late` in spec.secretRef does not exist",
             ),
-            "clash" => says(machine, "InvalidSecret", "has the key `userData`"),
+            "clash" => says(machine, "InvalidSecret", "has key `userData`"),
             "wrong" => says(machine, "Unauthenticated", "does not know the token"),
             "no-boot" => says(
                 machine,
                 "InvalidSecret",
-                "the Secret `late-boot` that spec.bootstrap.dataSecretName",
+                "Secret `late-boot` in spec.bootstrap.dataSecretName",
             ),
             _ => provisioned(machine),
         }
@@ -185,7 +185,7 @@ async fn a_vm_is_not_treated_as_gone_without_its_credentials() -> Result<()> {
         .await?;
     let message = by_hand::message(&reported, conditions::DELETING);
     ensure!(
-        message.contains("`goes`") && message.contains("no proof"),
+        message.contains("`goes`") && message.contains("cannot confirm that the VM is deleted"),
         "{message}"
     );
     ensure!(
@@ -368,7 +368,7 @@ async fn a_forbidden_secret_is_reported_and_read_once_permitted() -> Result<()> 
         .await?;
     let message = by_hand::message(&reported, conditions::READY);
     ensure!(
-        message.contains("the Secret `locked` that spec.secretRef names can't be read"),
+        message.contains("cannot read Secret `locked` in spec.secretRef"),
         "{message}"
     );
     let last = reported.status.and_then(|status| status.last_operation);
@@ -442,7 +442,7 @@ async fn a_bootstrap_secret_with_an_invalid_name_is_reported() -> Result<()> {
         let status = machine.status.as_ref().context("no status")?;
         let ready = conditions::get(&status.conditions, conditions::READY).context("no Ready")?;
         ensure!(
-            ready.message.contains("not the name of a Secret"),
+            ready.message.contains("not a valid Secret name"),
             "{}",
             ready.message
         );

@@ -112,7 +112,7 @@ async fn a_machine_has_the_hook_while_it_opts_in_and_the_feature_is_on() -> Resu
         .await?;
     let text = message(&shown, VOLUMES_DRAINED);
     ensure!(
-        text.contains("\"soon\"") && text.contains("120 s are taken"),
+        text.contains("\"soon\"") && text.contains("using 120 s"),
         "{text}"
     );
     hook(&world, "o-1", true).await?;

@@ -23,63 +23,63 @@ use crate::api::{cluster_api::ApiEndpoint, conditions, schema};
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraCluster is what a Cluster needs of a CMI back end besides its machines.",
+    doc = "InfraCluster is the infrastructure of a Cluster at a CMI back end, except for its machines.",
     printcolumn(
         name = "Cluster",
         type_ = "string",
         json_path = ".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",
-        description = "Cluster this belongs to"
+        description = "Cluster that owns the object"
     ),
     printcolumn(
         name = "Endpoint",
         type_ = "string",
         json_path = ".spec.controlPlaneEndpoint.host",
-        description = "Host of the control plane"
+        description = "Host of the control plane endpoint"
     ),
     printcolumn(
         name = "Provisioned",
         type_ = "boolean",
         json_path = ".status.initialization.provisioned",
-        description = "Whether machines may be made"
+        description = "Whether machines may be created"
     ),
     printcolumn(
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether all is well"
+        description = "Whether the object is in the desired state"
     ),
     printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Why, or why not"
+        description = "Reason of the condition Ready"
     ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
-        description = "What exactly",
+        description = "Message of the condition Ready",
         priority = "1"
     ),
     printcolumn(
         name = "Reachable",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"DriverReachable\")].status",
-        description = "Whether the drivers of the Cluster can be reached",
+        description = "Whether the drivers of the Cluster are reachable",
         priority = "1"
     ),
     printcolumn(
         name = "Zones",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"FailureDomainsUpToDate\")].reason",
-        description = "Whether the failure domains are the driver's, or why not",
+        description = "Whether the failure domains match the driver's",
         priority = "1"
     ),
     printcolumn(
         name = "Paused",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Paused\")].status",
-        description = "Whether the provider does nothing for it",
+        description = "Whether reconciliation is paused",
         priority = "1"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -197,7 +197,7 @@ pub struct FailureDomain {
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraClusterTemplate is what a ClusterClass makes InfraClusters from. Its spec is immutable.",
+    doc = "InfraClusterTemplate is the template of a ClusterClass for InfraClusters. Its spec is immutable.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -24,26 +24,25 @@ use crate::api::{bounded, schema};
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraMachine is one VM of a back end that a CMI driver serves, on behalf of one Cluster API \
-        Machine.",
+    doc = "InfraMachine is one VM at the back end of a CMI driver, for one Cluster API Machine.",
     printcolumn(
         name = "Cluster",
         type_ = "string",
         json_path = ".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",
-        description = "Cluster this machine belongs to"
+        description = "Cluster of the machine"
     ),
     printcolumn(
         name = "Machine",
         type_ = "string",
         json_path = ".metadata.ownerReferences[?(@.kind==\"Machine\")].name",
-        description = "Machine that owns this machine",
+        description = "Machine that owns the object",
         priority = "1"
     ),
     printcolumn(
         name = "ProviderID",
         type_ = "string",
         json_path = ".spec.providerID",
-        description = "The driver's id of the VM, or the one that it will have"
+        description = "The driver's id of the VM, possibly before the VM exists"
     ),
     printcolumn(
         name = "Address",
@@ -62,13 +61,13 @@ use crate::api::{bounded, schema};
         name = "Power",
         type_ = "string",
         json_path = ".status.powerState",
-        description = "Whether the VM runs"
+        description = "Power state of the VM"
     ),
     printcolumn(
         name = "Provisioned",
         type_ = "boolean",
         json_path = ".status.initialization.provisioned",
-        description = "Whether the VM was handed to Cluster API"
+        description = "Whether the VM was handed over to Cluster API"
     ),
     printcolumn(
         name = "Ready",
@@ -80,34 +79,34 @@ use crate::api::{bounded, schema};
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Why, or why not"
+        description = "Reason of the condition Ready"
     ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
-        description = "What exactly",
+        description = "Message of the condition Ready",
         priority = "1"
     ),
     printcolumn(
         name = "Reachable",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"DriverReachable\")].status",
-        description = "Whether the driver can be reached",
+        description = "Whether the driver is reachable",
         priority = "1"
     ),
     printcolumn(
         name = "Paused",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Paused\")].status",
-        description = "Whether the provider does nothing for it",
+        description = "Whether reconciliation is paused",
         priority = "1"
     ),
     printcolumn(
         name = "Next Try",
         type_ = "string",
         json_path = ".status.lastOperation.nextRetryTime",
-        description = "When the driver is called again; RFC 3339",
+        description = "Time of the next driver call, RFC 3339",
         priority = "1"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -117,7 +116,7 @@ use crate::api::{bounded, schema};
     {
         "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == \
             oldSelf.driver)",
-        "message": "spec.driver can't change any more: the VM exists at that driver, or is being made there"
+        "message": "spec.driver is immutable once the VM exists or is being created"
     }
 ]))]
 pub struct InfraMachineSpec {
@@ -187,8 +186,7 @@ impl InfraMachine {
                 oldSelf.spec.providerID) || !has(oldSelf.status) || !has(oldSelf.status.initialization) || \
                 !has(oldSelf.status.initialization.provisioned) || \
                 !oldSelf.status.initialization.provisioned",
-            "message": "spec.providerID is set once: of a VM that was provisioned it can't be changed or \
-                removed, since it is the only link to it",
+            "message": "spec.providerID of a provisioned VM is immutable",
             "fieldPath": ".spec.providerID",
         })
     }
@@ -237,7 +235,7 @@ fn as_written(path: &str, written: &Value) -> String {
 fn is_small_enough(spec: &Map<String, Value>, _: &()) -> garde::Result {
     if spec.len() > schema::MAX_PROPERTIES {
         return Err(garde::Error::new(format!(
-            "has {} fields; at most {} are allowed",
+            "has {} fields; the limit is {}",
             spec.len(),
             schema::MAX_PROPERTIES
         )));
@@ -263,8 +261,8 @@ pub struct NotReadyTaint {
         )),
         extend("x-kubernetes-validations" = [{
             "rule": r"!self.matches('^([^/]+\\.)?(kubernetes\\.io|k8s\\.io|x-k8s\\.io)/')",
-            "message": "taints of kubernetes.io, k8s.io and x-k8s.io belong to Kubernetes and Cluster API, \
-                which remove them; name one of your own"
+            "message": "Kubernetes and Cluster API own the taints of kubernetes.io, k8s.io and x-k8s.io and \
+                remove them: use your own domain"
         }])
     )]
     #[garde(length(bytes, min = 1, max = 317), custom(is_not_kubernetes_own))]
@@ -292,7 +290,7 @@ fn is_not_kubernetes_own(key: &str, _: &()) -> garde::Result {
         .any(|own| domain == *own || domain.ends_with(&format!(".{own}")));
     if is_own {
         return Err(garde::Error::new(format!(
-            "is {key}, a taint of Kubernetes or Cluster API; name one of your own"
+            "is {key}, a taint of Kubernetes or Cluster API: use your own domain"
         )));
     }
     Ok(())
@@ -490,7 +488,7 @@ mod tests {
         ];
         assert_eq!(places, expected, "{violations:?}");
         assert!(
-            violations[4].contains("257 fields; at most 256"),
+            violations[4].contains("257 fields; the limit is 256"),
             "{violations:?}"
         );
         assert_eq!(InfraMachineSpec::default().violations(), Vec::<String>::new());

@@ -28,14 +28,14 @@ const TIMEOUT_SECONDS: i32 = 300;
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraMachineRemediation is made by a MachineHealthCheck for a Machine that it finds unhealthy, \
-        and deleted by it when the Machine is healthy: the VM is restarted, and the Machine replaced when \
-        that does not help.",
+    doc = "InfraMachineRemediation restarts the VM of a Machine that a MachineHealthCheck finds unhealthy, \
+        and lets the Machine be replaced when restarts do not help. The MachineHealthCheck creates and \
+        deletes it.",
     printcolumn(
         name = "Cluster",
         type_ = "string",
         json_path = ".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",
-        description = "Cluster the Machine belongs to"
+        description = "Cluster of the Machine"
     ),
     printcolumn(
         name = "Phase",
@@ -47,31 +47,31 @@ const TIMEOUT_SECONDS: i32 = 300;
         name = "Restarts",
         type_ = "integer",
         json_path = ".status.retryCount",
-        description = "How often the VM was restarted"
+        description = "Number of restarts"
     ),
     printcolumn(
         name = "Last Restart",
         type_ = "date",
         json_path = ".status.lastRemediated",
-        description = "When it was restarted last"
+        description = "Time of the last restart"
     ),
     printcolumn(
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether the remediation goes on"
+        description = "Whether the remediation proceeds"
     ),
     printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Why, or why not"
+        description = "Reason of the condition Ready"
     ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
-        description = "What exactly",
+        description = "Message of the condition Ready",
         priority = "1"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -177,25 +177,25 @@ pub enum RemediationPhase {
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     label("clusterctl.cluster.x-k8s.io/move", ""),
-    doc = "InfraMachineRemediationTemplate is what a MachineHealthCheck makes InfraMachineRemediations from: \
-        its spec.remediation.templateRef names one.",
+    doc = "InfraMachineRemediationTemplate is the template of a MachineHealthCheck for \
+        InfraMachineRemediations, named by its spec.remediation.templateRef.",
     printcolumn(
         name = "Type",
         type_ = "string",
         json_path = ".spec.template.spec.strategy.type",
-        description = "What is done"
+        description = "Remediation strategy"
     ),
     printcolumn(
         name = "Limit",
         type_ = "integer",
         json_path = ".spec.template.spec.strategy.retryLimit",
-        description = "How often"
+        description = "Maximum number of restarts"
     ),
     printcolumn(
         name = "Timeout",
         type_ = "integer",
         json_path = ".spec.template.spec.strategy.timeoutSeconds",
-        description = "Seconds that a Node has to come back"
+        description = "Seconds for a Node to become ready after a restart"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]

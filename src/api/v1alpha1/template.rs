@@ -23,8 +23,8 @@ use crate::api::schema;
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
-    doc = "InfraMachineTemplate is what Cluster API makes InfraMachines from. Its spec is immutable: make a \
-        new template to roll machines out.",
+    doc = "InfraMachineTemplate is the template of Cluster API for InfraMachines. Its spec is immutable: \
+        create a new template to roll out changes.",
     printcolumn(
         name = "Driver",
         type_ = "string",
@@ -47,19 +47,19 @@ use crate::api::schema;
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether machines can be made from it"
+        description = "Whether machines can be created from the template"
     ),
     printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Why, or why not"
+        description = "Reason of the condition Ready"
     ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
-        description = "What exactly",
+        description = "Message of the condition Ready",
         priority = "1"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -73,8 +73,8 @@ pub struct InfraMachineTemplateSpec {
 /// The InfraMachine to be made.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "!has(self.spec.providerID)", "message": "a template can't have a providerID: every machine \
-        gets its own"}
+    {"rule": "!has(self.spec.providerID)", "message": "spec.template.spec.providerID must not be set: every \
+        machine gets its own"}
 ]))]
 pub struct InfraMachineTemplateResource {
     /// Labels and annotations of the InfraMachine.

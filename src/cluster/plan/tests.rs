@@ -150,7 +150,7 @@ fn a_driver_that_cannot_be_asked_for_failure_domains_is_news_once_for_each_reaso
         news
     };
     let failed = |code| Zones::Failed(Status::new(code, "no"));
-    let gone = || Zones::NotConfigured("there is no driver `a`".to_owned());
+    let gone = || Zones::NotConfigured("no driver `a`".to_owned());
     assert_eq!(news(gone()).as_deref(), Some(reason::DRIVER_NOT_CONFIGURED));
     assert_eq!(news(gone()), None);
     assert_eq!(news(failed(Code::Unavailable)).as_deref(), Some("Unavailable"));
@@ -178,7 +178,7 @@ fn an_outage_of_a_driver_is_reported_when_it_has_lasted_and_then_once() {
         (shown.map(|shown| (shown.status, shown.message)), transition)
     };
     let failed = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
-    let lost = Connectivity::Lost("the driver `a` can't be reached: refused".to_owned());
+    let lost = Connectivity::Lost("cannot reach driver `a`: refused".to_owned());
     let reachable = || Some(("True".to_owned(), String::new()));
     for connectivity in [Connectivity::Unsettled, Connectivity::Kept] {
         assert_eq!(
@@ -187,7 +187,7 @@ fn an_outage_of_a_driver_is_reported_when_it_has_lasted_and_then_once() {
             "{connectivity:?}"
         );
     }
-    let message = "the driver `a` can't be reached: refused".to_owned();
+    let message = "cannot reach driver `a`: refused".to_owned();
     let unreachable = Some(("False".to_owned(), message.clone()));
     // A driver without zones is not called, and is away all the same.
     let first = reported(Zones::None, &lost);
@@ -272,7 +272,7 @@ fn a_driver_is_unreachable_when_it_does_not_answer_and_not_when_it_refuses() {
 #[test]
 fn a_driver_that_is_not_configured_any_more_is_not_called_reachable() {
     let infra = zoned();
-    let gone = Zones::NotConfigured("there is no driver `a`".to_owned());
+    let gone = Zones::NotConfigured("no driver `a`".to_owned());
     let after = status(&infra, &provision(), &gone, Timestamp::UNIX_EPOCH).conditions;
     let shown = conditions::get(&after, conditions::DRIVER_REACHABLE).unwrap();
     assert_eq!(

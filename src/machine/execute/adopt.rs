@@ -46,10 +46,9 @@ impl Executor<'_, '_, '_> {
 
 fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
     let message = format!(
-        "the driver sees no VM of the name `{name}` with the providerID `{provider_id}` and the tags that \
-            the machine says it carries; it is looked for again, and none is made: correct \
-            spec.providerSpec, the credentials or the annotation {}, or where spec.providerID is wrong or \
-            the VM is not to be adopted, delete the InfraMachine, and only then its Machine",
+        "no VM matches name `{name}`, providerID `{provider_id}` and the expected tags; no VM is created: \
+            correct spec.providerSpec, the credentials or annotation {}; to change spec.providerID or \
+            cancel the adoption, delete the InfraMachine first, and then its Machine",
         crate::api::annotations::ADOPT
     );
     Blocked {

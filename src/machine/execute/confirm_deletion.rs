@@ -44,7 +44,7 @@ impl Executor<'_, '_, '_> {
                 self.ctx.states.clear_absence(self.object.uid());
                 Outcome::Deleting {
                     reason: reason::DELETING,
-                    message: "the driver accepted the deletion and still sees the VM".to_owned(),
+                    message: "the driver accepted the deletion, and the VM still exists".to_owned(),
                     requeue_after: plan.requeue_after,
                 }
             }
@@ -91,8 +91,7 @@ impl Executor<'_, '_, '_> {
             tracing::warn!(
                 name = self.object.name(),
                 code = %failure.status.code(),
-                "the driver does not delete by name alone: a VM of a create that was never answered may be \
-                    left"
+                "the driver does not delete by name: a VM of an unanswered create may remain"
             );
         }
         if let Some(named) = &plan.named
@@ -130,7 +129,7 @@ impl Executor<'_, '_, '_> {
         }
         Ok(Outcome::Deleting {
             reason: reason::DELETING,
-            message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
+            message: "the driver accepted the deletion, and still lists a VM of the machine".to_owned(),
             requeue_after: plan.requeue_after,
         })
     }
@@ -163,7 +162,7 @@ impl Executor<'_, '_, '_> {
             tracing::warn!(
                 name = self.object.name(),
                 provider_id = named.as_str(),
-                "another InfraMachine has the ProviderID that was named for this one: its VM is left alone"
+                "another InfraMachine has the reserved ProviderID: not deleting its VM"
             );
         }
         is_anothers
@@ -177,7 +176,7 @@ impl Executor<'_, '_, '_> {
         tracing::warn!(
             name = self.object.name(),
             stray = stray.as_ref().map(ProviderId::as_str),
-            "a create that was never answered has made a VM: deleting it"
+            "an unanswered create made a VM: deleting it"
         );
         self.remove_vm(stray, class).await
     }
@@ -191,12 +190,11 @@ fn after_absence(
 ) -> Outcome {
     match (pending_create, behind) {
         (Some(pending_create), _) => {
-            awaiting_create("the driver does not see the VM", pending_create, requeue_after)
+            awaiting_create("the driver does not find the VM", pending_create, requeue_after)
         }
         (None, Some(requeue_after)) => Outcome::Deleting {
             reason: reason::CONFIRMING_DELETION,
-            message: "the driver no longer sees the VM; waiting for its consistency window to pass"
-                .to_owned(),
+            message: "the driver does not find the VM: waiting for its consistency window to end".to_owned(),
             requeue_after,
         },
         (None, None) => Outcome::Gone,

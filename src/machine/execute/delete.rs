@@ -109,8 +109,9 @@ impl Executor<'_, '_, '_> {
             Ok(VmPresence::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
             Err(mut failure) => {
                 let said = failure.status.message();
-                let message =
-                    format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");
+                let message = format!(
+                    "Secret `{name}` does not exist, and the driver requires its credentials: {said}"
+                );
                 failure.status = failure.status.with_message(message);
                 return Ok(Some(failure));
             }
@@ -147,7 +148,7 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
             if refuses {
                 tracing::info!(
                     code = %failure.status.code(),
-                    "the driver refuses to delete what it has refused to make: nothing is left to be done"
+                    "the driver rejects the delete as it rejected the create: nothing left to delete"
                 );
                 Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
             } else {

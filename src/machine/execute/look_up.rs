@@ -152,16 +152,13 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
         (Some((id, _)), _) if own.len() == 1 => LookUpResult::Listed(id.clone()),
         (Some(_), _) => failed(
             Code::OutOfRange,
-            format!(
-                "the driver lists several VMs of the machine `{name}`: {}",
-                ids(&own)
-            ),
+            format!("the driver lists several VMs of machine `{name}`: {}", ids(&own)),
         ),
         (None, false) => failed(
             Code::AlreadyExists,
             format!(
-                "the driver lists VM {} under the name `{name}`, and none was made for this machine: it is \
-                    another's; delete that VM, or replace the machine by one of another name",
+                "the driver lists VM {} with name `{name}`, which belongs to another machine: delete that \
+                    VM, or replace the machine by one with another name",
                 ids(&others)
             ),
         ),
@@ -177,9 +174,8 @@ pub fn another_vm(
 ) -> Option<Failure> {
     let (known, answered) = (known?, answered?);
     (known != answered).then(|| {
-        let message = format!(
-            "the driver answered providerID `{answered}` for the machine whose providerID is `{known}`"
-        );
+        let message =
+            format!("the driver returned providerID `{answered}` for the machine with providerID `{known}`");
         Failure::new(stage, Status::new(Code::Internal, message))
     })
 }

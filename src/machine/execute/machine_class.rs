@@ -11,8 +11,7 @@ use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
 /// Where the name of a Secret stands, as an error says it.
-static SECRET_ANNOTATION: LazyLock<String> =
-    LazyLock::new(|| format!("the annotation {}", annotations::SECRET));
+static SECRET_ANNOTATION: LazyLock<String> = LazyLock::new(|| format!("annotation {}", annotations::SECRET));
 
 impl Executor<'_, '_, '_> {
     /// Returns the class for every call but a create: the spec, and the credentials that the VM was made with

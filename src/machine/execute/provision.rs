@@ -204,7 +204,7 @@ impl Executor<'_, '_, '_> {
         tracing::warn!(
             name = self.object.name(),
             provider_id = named.as_str(),
-            "the driver names the ProviderID of another InfraMachine before the create: it is not written"
+            "the driver reserved the ProviderID of another InfraMachine: ignoring it"
         );
         None
     }
@@ -265,7 +265,8 @@ impl Executor<'_, '_, '_> {
 /// such VM.
 fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     let message = format!(
-        "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
+        "waiting to create the VM from the changed spec, because a VM of the previous spec may still \
+            appear: {}",
         pending_create.in_words()
     );
     Blocked {

@@ -138,7 +138,7 @@ fn after_acceptance(
             Some(shutting_down(&observation, deadline, requeue_after))
         }
         None => Some(shutting_down(
-            "the driver does not say whether it runs",
+            "the driver reports no power state",
             deadline,
             requeue_after,
         )),
@@ -148,7 +148,7 @@ fn after_acceptance(
 /// Returns the outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no
 /// time.
 fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
-    let message = format!("reading whether the guest has stopped: {}", status.message());
+    let message = format!("cannot read whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
         (Disposition::Delete, Code::NotFound) => None,
@@ -160,7 +160,7 @@ fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duratio
 fn shutting_down(observation: &str, deadline: ShutDownDeadline, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
-        message: format!("the guest has accepted to stop, and {observation}; {deadline}"),
+        message: format!("the guest accepted the shutdown, and {observation}; {deadline}"),
         requeue_after,
     }
 }
@@ -176,7 +176,8 @@ fn after_shut_down(
     requeue_after: Duration,
 ) -> Option<Outcome> {
     if failure.disposition == Disposition::Delete {
-        tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
+        tracing::info!(code = %failure.status.code(), "the driver cannot shut down the guest; deleting its \
+            VM");
         return None;
     }
     if failure.status.code() == Code::Aborted {
@@ -192,15 +193,14 @@ fn after_shut_down(
     if asking.last_try && !failure.status.is_never_sent() {
         tracing::warn!(
             code = %failure.status.code(),
-            "the guest could not be shut down, however often the driver was asked; deleting its VM"
+            "shutdown failed too often; deleting the VM"
         );
         return None;
     }
     let ends = match asking.accepted {
         Some(_) => deadline.to_string(),
         None => format!(
-            "after {SHUT_DOWN_TRIES} failures in a row and {} s of the deletion, the VM is deleted without a \
-                shut-down",
+            "after {SHUT_DOWN_TRIES} failures in a row and {} s, the VM is deleted without a shutdown",
             asking.grace.as_secs()
         ),
     };

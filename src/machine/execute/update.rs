@@ -37,7 +37,7 @@ impl Executor<'_, '_, '_> {
             let failure = Failure::new(Stage::Update, status);
             return Ok(Outcome::Failed(Box::new(failure)));
         }
-        let action = "noting the applied provider spec";
+        let action = "recording the applied provider spec";
         let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
         let mut notes = vec![
             (annotations::APPLIED_PROVIDER_SPEC, Some(json)),

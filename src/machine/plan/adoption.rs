@@ -77,7 +77,7 @@ pub(super) fn plan_adoption(
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
-        return Outcome::NoOp("the providerID can't be read").into();
+        return Outcome::NoOp("providerID is not valid").into();
     };
     if !driver.capabilities.supports(Operation::GetMachineStatus) {
         return Outcome::Blocked(cannot_look_up(&driver.name)).into();
@@ -123,41 +123,40 @@ fn too_late(machine: &InfraMachine) -> String {
     // A providerID can be neither changed nor removed by hand.
     let remedy = match machine.spec.provider_id {
         Some(_) => {
-            "delete this one, and only then its Machine, or remove the annotation if spec.providerID is that \
-                of its own VM"
+            "delete this InfraMachine first and then its Machine, or remove the annotation if \
+                spec.providerID is that of its own VM"
         }
         None => "remove the annotation from this one",
     };
     format!(
-        "the annotation {} asks to adopt a VM, and the object may have one of its own: a create was issued \
-            for it, or a VM with another providerID was confirmed; make another InfraMachine for the VM that \
-            is to be adopted, and {remedy}",
+        "annotation {} asks to adopt a VM, but this InfraMachine may have its own: a create was issued, or \
+            a VM with another providerID was confirmed; create another InfraMachine to adopt the VM, and \
+            {remedy}",
         annotations::ADOPT
     )
 }
 
 fn provider_id_missing() -> String {
     format!(
-        "the annotation {} asks to adopt a VM, and spec.providerID does not say which: set it to the id of \
-            the VM, or remove the annotation to have one made",
+        "annotation {} asks to adopt a VM, but spec.providerID is not set: set it to the id of the VM, or \
+            remove the annotation to create a new VM",
         annotations::ADOPT
     )
 }
 
 fn contested(machine: &InfraMachine, other: &str) -> String {
     format!(
-        "the InfraMachine `{other}` has spec.providerID `{}` as well, and a VM has one machine: delete the \
-            InfraMachine that is not to have it, and only then its Machine: the other way round Cluster API \
-            drains and deletes the Node of the VM",
+        "InfraMachine `{other}` has the same spec.providerID `{}`: delete the InfraMachine that is not to \
+            own the VM first, and then its Machine; in the other order, Cluster API drains and deletes the \
+            Node of the VM",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }
 
 fn contested_by_a_create(machine: &InfraMachine, other: &str) -> String {
     format!(
-        "the driver has named spec.providerID `{}` for the VM that it makes for the InfraMachine `{other}`, \
-            and has not said yet that there is one: if that VM is meant, it is that InfraMachine's, so \
-            delete this one, and only then its Machine",
+        "the driver reserved spec.providerID `{}` for a VM of InfraMachine `{other}` and has not confirmed \
+            it yet: if both mean the same VM, delete this InfraMachine first, and then its Machine",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }
@@ -165,8 +164,8 @@ fn contested_by_a_create(machine: &InfraMachine, other: &str) -> String {
 /// Returns the wait for a driver that can look up a single VM.
 pub fn cannot_look_up(driver: &str) -> Blocked {
     let message = format!(
-        "the driver `{driver}` does not offer GetMachineStatus, so it can't confirm the VM that is to be \
-            adopted: use one that does"
+        "driver `{driver}` does not implement GetMachineStatus, which adoption requires: use a driver that \
+            does"
     );
     Blocked {
         requeue_after: Some(LONG_WAIT),

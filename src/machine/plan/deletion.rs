@@ -48,8 +48,8 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
     if MachineId::of(machine).is_none() {
         let message = format!(
-            "the identity annotations are gone or belong to another object, so no VM can be deleted safely; \
-                delete it by hand, then set the annotation {}=true",
+            "the identity annotations are missing or belong to another object, so no VM can be deleted \
+                safely: delete it by hand, then set annotation {}=true",
             annotations::FORCE_DELETE
         );
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
@@ -79,8 +79,8 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(
-            "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand \
-                and set {}=true",
+            "annotation {} is missing, so no VM can be deleted safely: restore it, or delete the VM by hand \
+                and set annotation {}=true",
             annotations::APPLIED_PROVIDER_SPEC,
             annotations::FORCE_DELETE
         );
@@ -113,10 +113,10 @@ fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
         .is_some_and(|status| !status.conditions.is_empty());
     let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
     if !has_said_something || holders.is_empty() || paused(machine, observed.cluster.as_deref()).is_some() {
-        return Outcome::NoOp("it is being deleted and does not wait for this provider").into();
+        return Outcome::NoOp("the object is being deleted, and this provider holds no finalizer").into();
     }
     let message = format!(
-        "this provider does not hold the object; it goes when the finalizers of others are removed: {}",
+        "waiting for the finalizers of other controllers: {}",
         holders.join(", ")
     );
     blocked(
@@ -138,8 +138,8 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
     let (mark, force) = (annotations::DELETE_FOR_MOVE, annotations::FORCE_DELETE);
     let message = format!(
-        "the annotation {mark} says that the machine was moved to another management cluster, so its VM is \
-            left alone; if it was moved, set {force}=true; if not, remove {mark}"
+        "annotation {mark} marks the machine as moved to another management cluster, so its VM is not \
+            touched: if it was moved, set {force}=true; otherwise remove {mark}"
     );
     blocked(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }

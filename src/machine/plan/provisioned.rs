@@ -22,7 +22,8 @@ pub fn plan_provisioned(
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
-        return Outcome::NoOp("provisioned, and the providerID has not been seen yet").into();
+        return Outcome::NoOp("the machine is provisioned, and its providerID is not in the cache yet")
+            .into();
     };
     let offers = |operation| driver.capabilities.supports(operation);
     let applied = identity::applied_spec(machine);
@@ -106,8 +107,8 @@ pub fn plan_provisioned(
 /// Blocks an update that Cluster API manages and that an extension is to carry out, which may not be this
 /// provider's.
 fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
-    let message = "Cluster API updates the machine in place, and has not asked this provider to change the \
-        VM: it is left to the extension that is registered for UpdateMachine";
+    let message = "Cluster API updates the machine in place and has not asked this provider to change the \
+        VM: another extension that is registered for UpdateMachine must update it";
     Outcome::Blocked(Blocked {
         requeue_after,
         ..Blocked::new(

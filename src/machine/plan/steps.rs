@@ -275,12 +275,12 @@ impl PendingCreate {
         let seconds = self.time.as_secs_f64();
         match self.issued {
             Some((issued, latest)) => format!(
-                "CreateMachine of {issued:.0} was never answered and may still be carried out, until the VM \
-                    has been absent for {seconds} s, or until {latest:.0}"
+                "CreateMachine at {issued:.0} was never answered and may still complete: waiting until the \
+                    VM has been absent for {seconds} s, or until {latest:.0}"
             ),
             None => format!(
-                "a CreateMachine may have been issued that was never answered and may still be carried out, \
-                    until the VM has been absent for {seconds} s"
+                "a CreateMachine may never have been answered and may still complete: waiting until the VM \
+                    has been absent for {seconds} s"
             ),
         }
     }

@@ -249,7 +249,7 @@ fn of_a_vm_that_is_up_and_has_no_owner_any_more_ready_is_kept() {
         (missing.condition, missing.reason),
         (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::WAITING_FOR_OWNER)
     );
-    assert!(missing.message.contains("can't be found"), "{}", missing.message);
+    assert!(missing.message.contains("does not exist"), "{}", missing.message);
 }
 
 /// A move and a restore put objects back one after the other, each a moment before what owns it.
@@ -282,7 +282,7 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
             (conditions::PAUSED, reason::PAUSED)
         );
         assert!(
-            block.message.contains("take that back") && block.message.contains("ownerReferences"),
+            block.message.contains("remove the pause") && block.message.contains("ownerReferences"),
             "{}",
             block.message
         );
@@ -303,16 +303,16 @@ fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
         (conditions::READY, reason::CLUSTER_NOT_FOUND, None)
     );
     assert!(
-        new.message.contains("the Cluster `c` can't be found"),
+        new.message.contains("Cluster `c` does not exist"),
         "{}",
         new.message
     );
-    assert!(new.message.ends_with("nothing is made for it"), "{}", new.message);
+    assert!(new.message.ends_with("no VM is created"), "{}", new.message);
     let begun = blocked(late().plan(machine().identified()));
     assert!(
         begun
             .message
-            .ends_with("a VM that was made for it is left as it is"),
+            .ends_with("a VM that was created for it is not touched"),
         "{}",
         begun.message
     );
@@ -327,7 +327,7 @@ fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
     );
     assert_eq!(unowned.reason, reason::WAITING_FOR_OWNER);
     assert!(
-        unowned.message.contains("the Cluster `c` can't be found"),
+        unowned.message.contains("Cluster `c` does not exist"),
         "{}",
         unowned.message
     );
@@ -437,12 +437,12 @@ fn a_machine_that_waits_for_the_infrastructure_names_it_and_the_reason_that_it_g
     let message = |world: World| blocked(world.plan(machine())).message;
     assert_eq!(
         message(world().infra_cluster_not_ready(Some("DriverNotConfigured"))),
-        "waiting for the InfraCluster `c` to be provisioned, which says DriverNotConfigured: see its \
+        "waiting for InfraCluster `c` to be provisioned, which reports DriverNotConfigured: check its \
             conditions"
     );
     assert_eq!(
         message(world().infra_cluster_not_ready(None)),
-        "waiting for the InfraCluster `c` to be provisioned"
+        "waiting for InfraCluster `c` to be provisioned"
     );
     assert!(message(world().cluster_not_ready()).contains("spec.infrastructureRef"));
 }
@@ -460,14 +460,14 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
     );
     assert_eq!(
         block.message,
-        "Cluster spec.paused is set to true; InfraMachine has the cluster.x-k8s.io/paused annotation; take \
-            that back to have it go on"
+        "Cluster spec.paused is set to true; InfraMachine has the cluster.x-k8s.io/paused annotation; \
+            remove the pause to resume"
     );
     assert_eq!(block.ownership, None, "a pause writes no ownership");
     let by_annotation = blocked(world().plan(machine().annotated(annotations::PAUSED, "")));
     assert_eq!(
         by_annotation.message,
-        "InfraMachine has the cluster.x-k8s.io/paused annotation; take that back to have it go on"
+        "InfraMachine has the cluster.x-k8s.io/paused annotation; remove the pause to resume"
     );
 }
 

@@ -38,7 +38,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         ),
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Failed) => {
             let text = format!(
-                "the driver says that the VM {} will not run again",
+                "the driver reports that VM {} failed and will not run again",
                 vm.provider_id
             );
             (
@@ -47,7 +47,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             )
         }
         Outcome::Provisioned(vm) if before.is_provisioned() => {
-            let text = format!("the VM {} is back", vm.provider_id);
+            let text = format!("VM {} is running again", vm.provider_id);
             let was_lost = matches!(
                 ready_reason(before),
                 Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
@@ -55,15 +55,15 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             (was_lost, normal(reason::READY, "GetMachineStatus", text))
         }
         Outcome::Provisioned(vm) if Adoption::of(before) != Adoption::None => {
-            let text = format!("the VM {} is adopted", vm.provider_id);
+            let text = format!("adopted VM {}", vm.provider_id);
             (true, normal(reason::PROVISIONED, "GetMachineStatus", text))
         }
         Outcome::Provisioned(vm) => {
-            let text = format!("the VM {} is provisioned", vm.provider_id);
+            let text = format!("provisioned VM {}", vm.provider_id);
             (true, normal(reason::PROVISIONED, "CreateMachine", text))
         }
         Outcome::Updated => {
-            let text = "the VM has the wanted provider spec".to_owned();
+            let text = "updated the VM to the provider spec".to_owned();
             (true, normal(reason::UP_TO_DATE, "UpdateMachine", text))
         }
         Outcome::Failed(failure) => {
@@ -78,7 +78,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             warning(reason::INVALID_SECRET, "ReadSecrets", cause.to_string()),
         ),
         Outcome::Vanished(id) => {
-            let text = format!("the VM {id} is gone, though its machine was not deleted");
+            let text = format!("VM {id} no longer exists, although its machine was not deleted");
             (
                 is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
                 warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text),
@@ -86,17 +86,13 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         }
         Outcome::Gone => (
             true,
-            normal(
-                reason::DELETED,
-                "DeleteMachine",
-                "the VM is gone".to_owned(),
-            ),
+            normal(reason::DELETED, "DeleteMachine", "deleted the VM".to_owned()),
         ),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => {
             let id = before.spec.provider_id.as_deref();
-            let vm = id.unwrap_or("with this machine's name, if there is one,");
+            let vm = id.unwrap_or("with the name of this machine");
             let text = format!(
-                "released by the annotation {}; the VM {vm} may be left at the driver",
+                "released by annotation {} without a confirmation: VM {vm} may still exist at the back end",
                 annotations::FORCE_DELETE
             );
             (true, warning(reason::FORCE_DELETED, "ForceDelete", text))

@@ -39,8 +39,8 @@ pub fn failure(
         next_try,
         "{}",
         match outcome {
-            Outcome::RemoveFinalizer(_) => "the finalizer is removed by force, and the VM may still be there",
-            _ => "a machine has failed",
+            Outcome::RemoveFinalizer(_) => "finalizer removed by force: the VM may still exist",
+            _ => "machine failed",
         }
     );
 }
@@ -105,7 +105,7 @@ mod tests {
             assert_eq!(condition(before, &outcome), expected, "{outcome:?}");
         }
         let Plan::Outcome(blocked) = world().driver_not_configured().plan(machine()) else {
-            panic!("it has no driver");
+            panic!("the machine has no driver");
         };
         assert_eq!(condition(&new, &blocked), conditions::READY);
     }

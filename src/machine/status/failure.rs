@@ -104,7 +104,7 @@ impl Draft<'_> {
             .as_ref()
             .map_or(0, |created| self.now.as_second() - created.0.as_second());
         if age > i64::from(limit) {
-            let message = format!("not provisioned after {limit} s; {reason}: {message}");
+            let message = format!("not provisioned after {limit} s: {reason}: {message}");
             self.mark_false(READY, reason::CREATION_TIMED_OUT, &message);
         } else {
             self.mark_false(READY, reason, message);

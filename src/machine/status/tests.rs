@@ -477,7 +477,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_reported_of_a_machine_that_is_up(
     let shown = |status: &InfraMachineStatus| state_of(status, conditions::DRIVER_REACHABLE).0.to_owned();
     assert_eq!(shown(lost.status.as_ref().unwrap()), "False");
     let message = |status: &InfraMachineStatus| message_of(status, conditions::DRIVER_REACHABLE).to_owned();
-    let expected = "the driver can't be reached: refused; the VM is left as it is";
+    let expected = "the last probe failed: refused; the VM is not affected";
     assert_eq!(message(lost.status.as_ref().unwrap()), expected);
     let later = Outcome::UpToDate {
         reachability: StableReachability::Unreachable("timed out".into()),
@@ -554,7 +554,7 @@ fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     );
     assert_eq!(
         condition(&status, conditions::READY).message,
-        format!("not provisioned after 1200 s; ResourceExhausted: CreateMachine: no room; {RETRY_NOW_HINT}")
+        format!("not provisioned after 1200 s: ResourceExhausted: CreateMachine: no room; {RETRY_NOW_HINT}")
     );
 }
 

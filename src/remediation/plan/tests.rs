@@ -252,8 +252,8 @@ fn whatever_pauses_it_keeps_its_vm_as_it_is() {
     thrice.cluster.as_mut().unwrap().spec.paused = Some(true);
     thrice.machine.as_mut().unwrap()["metadata"]["annotations"] = json!({annotations::PAUSED: ""});
     let by_all = "Cluster spec.paused is set to true; InfraMachineRemediation has the \
-        cluster.x-k8s.io/paused annotation; Machine has the cluster.x-k8s.io/paused annotation; take that \
-        back to have it go on";
+        cluster.x-k8s.io/paused annotation; Machine has the cluster.x-k8s.io/paused annotation; remove the \
+        pause to resume";
     assert_eq!(thrice.plan(CREATED + 1), Plan::Pause(by_all.to_owned()));
 }
 

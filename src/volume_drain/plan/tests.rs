@@ -283,7 +283,7 @@ fn a_machine_that_was_restored_without_its_status_is_drained_once_its_vm_is_conf
             now(),
         );
     });
-    assert_eq!(gone.plan(), "release Skipped(\"the VM is gone\")");
+    assert_eq!(gone.plan(), "release Skipped(\"the VM no longer exists\")");
 }
 
 /// A user can make an InfraMachine unreadable, or give it another owner.
@@ -292,7 +292,7 @@ fn no_infra_machine_holds_a_deletion_up_for_ever() {
     let seen = Seen::new();
     assert_eq!(
         seen.plan_with(Infra::Unreadable),
-        "release Skipped(\"the InfraMachine can't be read\")"
+        "release Skipped(\"the InfraMachine cannot be read\")"
     );
     assert_eq!(seen.plan_with(Infra::Unknown), "wait 7140s");
     let later = Seen::with(|seen| {

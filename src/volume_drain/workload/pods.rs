@@ -149,7 +149,7 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
             return Ok(pods);
         }
     }
-    let too_many = format!("it has more than {MAX_PODS} pods for one Node");
+    let too_many = format!("the Node has more than {MAX_PODS} pods");
     Err(Unreachable::Failed(too_many.into()))
 }
 

@@ -52,7 +52,7 @@ async fn a_replica_answers_only_while_it_leads() -> Result<()> {
     let asked = question(&machine, &tier("gold")).await?;
     // As Cluster API does before it asks for the update.
     begin_update(&machine, tier("gold")).await?;
-    refuses(&hooks, &machine, "ask again").await?;
+    refuses(&hooks, &machine, "try again").await?;
 
     drop(first);
     eventually(DEADLINE, "an answer of the new leader", async || {
@@ -91,8 +91,8 @@ async fn a_provider_refuses_to_decide_outside_of_its_scope() -> Result<()> {
     machine.provisioned().await?;
     let foreign = ByHand::new(&elsewhere, "one", "m");
     foreign.create_infra().await?;
-    let why = "label cluster.x-k8s.io/watch-filter is `theirs`";
+    let why = "label cluster.x-k8s.io/watch-filter=`theirs`";
     refuses(&labelled.hooks().await?, &machine, why).await?;
-    let why = format!("the namespace `{}` alone", world.namespace);
+    let why = format!("only namespace `{}`", world.namespace);
     refuses(&here.hooks().await?, &foreign, &why).await
 }

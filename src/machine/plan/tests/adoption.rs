@@ -112,12 +112,12 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
         "{message}"
     );
     assert!(
-        message.contains("delete the InfraMachine that is not to have it, and only then its Machine"),
+        message.contains("delete the InfraMachine that is not to own the VM first, and then its Machine"),
         "{message}"
     );
     let message = blocked(world().rivalled_by_a_create_of("ns2/m7").plan(asked())).message;
     assert!(
-        message.contains("ns2/m7") && message.contains("has not said yet that there is one"),
+        message.contains("ns2/m7") && message.contains("has not confirmed it yet"),
         "{message}"
     );
     let unknown = world().not_cached_yet();
@@ -138,7 +138,7 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
             (annotated.clone(), "remove the annotation"),
             (
                 annotated.provider_id("sim://9"),
-                "delete this one, and only then its Machine",
+                "delete this InfraMachine first and then its Machine",
             ),
         ] {
             let block = blocked(world().plan(machine));

@@ -204,7 +204,7 @@ fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
             .provisioned()
             .condition(conditions::READY, ConditionStatus::False, gone);
         let (back, repeat) = events(gone, &vm());
-        assert_eq!(back.unwrap().note, "the VM sim://1 is back");
+        assert_eq!(back.unwrap().note, "VM sim://1 is running again");
         assert_eq!(repeat, None);
     }
 }
@@ -249,11 +249,14 @@ fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
     let forced = Outcome::RemoveFinalizer(RemovalReason::Forced);
     let event = of(&machine().provider_id("sim://1").build(), &forced, 1).unwrap();
     assert!(
-        event.warning && event.note.contains("sim://1 may be left"),
+        event.warning && event.note.contains("sim://1 may still exist"),
         "{event:?}"
     );
     let nameless = of(&machine().build(), &forced, 1).unwrap();
-    assert!(nameless.note.contains("with this machine's name"), "{nameless:?}");
+    assert!(
+        nameless.note.contains("with the name of this machine"),
+        "{nameless:?}"
+    );
 }
 
 #[test]
