@@ -117,7 +117,7 @@ impl AdmissionPolicies {
             enforcement: watch::Sender::new(Enforcement::NotInForce(
                 "the admission policies are not checked yet".into(),
             )),
-            installation: watch::Sender::new(Installation::NotYet("they are not checked yet".into())),
+            installation: watch::Sender::new(Installation::NotYet("not checked yet".into())),
             epoch: watch::Sender::default(),
             checks: Mutex::default(),
         }
@@ -214,11 +214,7 @@ impl AdmissionPolicies {
                 let why = advice(&error);
                 self.record_installation(Err(why.clone()));
                 Enforcement::NotInForce(
-                    format!(
-                        "the admission policies can't be checked, and nothing is done that trusts an \
-                        identity: {why}"
-                    )
-                    .into(),
+                    format!("cannot check the admission policies, so no identity is trusted: {why}").into(),
                 )
             }
         };
@@ -228,8 +224,9 @@ impl AdmissionPolicies {
         let before = self.enforcement.send_replace(enforcement.clone());
         if before != enforcement {
             match &enforcement {
-                Enforcement::InForce => tracing::info!("the admission policies are in force"),
-                Enforcement::NotInForce(why) => tracing::error!(%why, "identities are not guarded"),
+                Enforcement::InForce => tracing::info!("admission policies in force"),
+                Enforcement::NotInForce(why) => tracing::error!(%why, "admission policies not in force: no \
+                    identity is trusted"),
             }
         }
         enforcement
@@ -294,7 +291,7 @@ fn advice(error: &Error) -> String {
     let what = ErrorChain(error).to_string();
     if is_refused(error) {
         format!(
-            "{what}; bind the ClusterRole capcmi-admission-role of this version to the provider's \
+            "{what}; bind the ClusterRole `capcmi-admission-role` of this version to the provider's \
                 ServiceAccount"
         )
     } else {

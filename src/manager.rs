@@ -100,16 +100,16 @@ pub enum RuntimeExtension {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration of the client can't be used.
-    #[error("building the client of the API server failed")]
+    #[error("cannot create the client of the API server")]
     Client(#[source] kube::Error),
     /// Two drivers have the same name.
     #[error(transparent)]
     Drivers(#[from] DuplicateName),
     /// The certificate of the diagnostics could not be made.
-    #[error("making the certificate of the diagnostics address failed")]
+    #[error("cannot create the certificate of the diagnostics address")]
     Certificate(#[source] serve::TlsError),
     /// The lease could not be renewed in time, or another replica holds it.
-    #[error("leadership was lost: this replica ends, so that no two act at the same time")]
+    #[error("lost the leader election lease: this replica exits")]
     LeadershipLost,
     /// A task that should run as long as the process ended before it.
     #[error("{0} ended unexpectedly")]

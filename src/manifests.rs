@@ -116,12 +116,12 @@ pub fn policies() -> Result<Vec<serde_json::Value>, Error> {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The object can't be expressed as JSON.
-    #[error("a generated object can't be expressed as JSON; please report this with the version of capcmi")]
+    #[error("cannot encode a generated object as JSON: report this with the version of capcmi")]
     Json(#[from] serde_json::Error),
     /// The object can't be expressed as YAML.
-    #[error("a generated object can't be expressed as YAML; please report this with the version of capcmi")]
+    #[error("cannot encode a generated object as YAML: report this with the version of capcmi")]
     Yaml(#[from] serde_saphyr::ser::Error),
     /// The object can't be read as YAML.
-    #[error("a generated object can't be read as YAML; please report this with the version of capcmi")]
+    #[error("cannot read a generated object as YAML: report this with the version of capcmi")]
     Read(#[from] serde_saphyr::Error),
 }

@@ -202,13 +202,13 @@ impl Metrics {
         );
         self.registry.register_with_unit(
             "reconcile_time",
-            "How long a reconcile took",
+            "Duration of reconciles",
             Unit::Seconds,
             self.reconcile_seconds.clone(),
         );
         self.registry.register_with_unit(
             "machine_provisioning_duration",
-            "From the creation of an InfraMachine until its VM was provisioned",
+            "Time from the creation of an InfraMachine until its VM is provisioned",
             Unit::Seconds,
             self.provisioning_seconds.clone(),
         );
@@ -219,18 +219,18 @@ impl Metrics {
     fn register_driver(&mut self) {
         self.registry.register(
             "driver_calls",
-            "Calls that reached a driver, by operation and machine code (`OK` when it succeeded)",
+            "Driver calls by operation and machine code (`OK` on success)",
             self.calls.clone(),
         );
         self.registry.register_with_unit(
             "driver_call_duration",
-            "How long a driver call took",
+            "Duration of driver calls",
             Unit::Seconds,
             self.call_seconds.clone(),
         );
         self.registry.register(
             "driver_reachable",
-            "1 when the last probe found the driver ready, else 0; only the leader probes",
+            "1 if the last probe found the driver ready, else 0; only the leader probes",
             self.reachable.clone(),
         );
         for collector in [
@@ -246,17 +246,17 @@ impl Metrics {
     fn register_process(&mut self) {
         self.registry.register(
             "leader",
-            "1 when this replica is the leader, else 0",
+            "1 if this replica is the leader, else 0",
             self.leader.clone(),
         );
         self.registry.register(
             "admission_policies_in_force",
-            "1 when the last check found the admission policies in force that guard identities, else 0; only \
+            "1 if the last check found the admission policies that guard identities in force, else 0; only \
                 the leader checks",
             self.admission_policies_in_force.clone(),
         );
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        self.registry.register("build", "What runs here", build);
+        self.registry.register("build", "Version of the process", build);
     }
 
     /// Begins the count of reconciles at zero: a counter that appears with its first failure hides that
@@ -368,7 +368,7 @@ impl Metrics {
         let mut text = String::new();
         // Writing to a String does not fail; a metric that can't be encoded is missing rather than fatal.
         if let Err(error) = text::encode(&mut text, &self.registry) {
-            tracing::error!(%error, "encoding the metrics failed");
+            tracing::error!(%error, "cannot encode metrics");
         }
         text
     }

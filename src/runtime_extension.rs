@@ -145,15 +145,15 @@ fn unread(error: axum::Error) -> Unread {
 /// Why a request was not read.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
-    #[error("too many requests at a time: ask again")]
+    #[error("too many concurrent requests: try again")]
     TooMany,
-    #[error("the request took longer than {} s to come", BODY_TIMEOUT.as_secs())]
+    #[error("did not receive the request within {} s", BODY_TIMEOUT.as_secs())]
     TooSlow,
     #[error("the request has more than {MAX_BYTES} bytes")]
     TooLarge,
-    #[error("the request did not come whole")]
+    #[error("the request is incomplete")]
     Broken(#[source] axum::Error),
-    #[error("the request can't be read: {}", brief(.0))]
+    #[error("cannot parse the request: {}", brief(.0))]
     Unreadable(serde_json::Error),
 }
 
@@ -165,7 +165,7 @@ fn brief(error: &serde_json::Error) -> String {
 
 impl IntoResponse for Unread {
     fn into_response(self) -> Response {
-        tracing::warn!(error = %ErrorChain(&self), "a request of a runtime hook was refused");
+        tracing::warn!(error = %ErrorChain(&self), "rejected a runtime hook request");
         let status = match self {
             Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
@@ -188,18 +188,19 @@ async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>
     if !request.current.has_bootstrap_config() || !request.desired.has_bootstrap_config() {
         tracing::info!(
             kind = T::KIND, %namespace, %object,
-            "not updated in place: Cluster API ends no such update of Machines without bootstrap.configRef"
+            "no update in place: Cluster API never completes one for Machines without `bootstrap.configRef`"
         );
         return patched::<T>(&json_patch::Patch::default());
     }
     match changes::<T>(context, current, desired).await {
         Ok((changes, patch)) => {
-            tracing::info!(kind = T::KIND, %namespace, %object, %changes, "asked for an update in place");
+            tracing::info!(kind = T::KIND, %namespace, %object, %changes, "Cluster API asks for an update \
+                in place");
             patched::<T>(&patch)
         }
         Err(why) => {
             tracing::warn!(kind = T::KIND, %namespace, %object, %why,
-                "can't say whether it can be updated in place");
+                "cannot tell whether the change is possible in place");
             response(T::HOOK, Err(&why))
         }
     }
@@ -221,7 +222,7 @@ async fn changes<T: Objects>(
     // An answer that the change takes new machines would have Cluster API begin to replace machines, although
     // no new machine can be made.
     if let Some(why) = changes.refusal() {
-        return Err(format!("no machine can be made from the new spec: {why}"));
+        return Err(format!("the driver rejects the new spec: {why}"));
     }
     let patch = changes.patch(&old, &new, T::SPEC);
     Ok((changes, patch))
@@ -236,13 +237,14 @@ fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
         .filter(|only| **only != metadata.namespace)
     {
         return Err(format!(
-            "this provider looks at the namespace `{only}` alone: leave others out of the namespaceSelector"
+            "this provider watches only namespace `{only}`: exclude other namespaces by the \
+                namespaceSelector of the ExtensionConfig"
         ));
     }
     let wanted = context.watch_filter.as_ref();
     match wanted.filter(|wanted| metadata.labels.watch_filter.as_ref() != Some(wanted)) {
         Some(wanted) => Err(format!(
-            "this provider looks only at objects whose label {} is `{wanted}`",
+            "this provider watches only objects with label {}=`{wanted}`",
             labels::WATCH_FILTER
         )),
         None => Ok(()),
@@ -258,7 +260,7 @@ async fn capabilities(
     context
         .leadership
         .check()
-        .map_err(|error| format!("{error}: ask again, and another one may answer"))?;
+        .map_err(|error| format!("{error}: try again, so that another replica may answer"))?;
     let driver = context
         .drivers
         .resolve(name, namespace)
@@ -267,16 +269,16 @@ async fn capabilities(
     let reachability = driver.reachability().borrow().clone();
     match reachability {
         Reachability::Reachable => {}
-        Reachability::Unknown => return Err(format!("the driver `{name}` has not answered yet")),
-        Reachability::Unreachable(_) => return Err(format!("the driver `{name}` can't be reached")),
+        Reachability::Unknown => return Err(format!("driver `{name}` has not answered yet")),
+        Reachability::Unreachable(_) => return Err(format!("driver `{name}` is unreachable")),
     }
     match driver.state(REQUESTER, Waker::new(|| ())).await {
         DriverState::Known(known) if known.is_current => Ok(known.capabilities),
         DriverState::Known(_) | DriverState::Pending => {
-            Err(format!("the driver `{name}` is being asked what it can do"))
+            Err(format!("waiting for the capabilities of driver `{name}`"))
         }
         DriverState::Unknown(status) => Err(format!(
-            "the driver `{name}` does not say what it can do: {}",
+            "cannot get the capabilities of driver `{name}`: {}",
             status.code()
         )),
     }
@@ -286,7 +288,7 @@ async fn capabilities(
 async fn update(context: &Context, request: &UpdateMachineRequest) -> Value {
     let wanted = &request.desired.infrastructure_machine;
     if !wanted.is_ours::<CanUpdateMachineObjects>() {
-        let why = format!("`{}` is of no kind that this provider updates", wanted.kind);
+        let why = format!("this provider does not update objects of kind `{}`", wanted.kind);
         return updated(Err(&why));
     }
     match try_update(context, wanted).await {
@@ -294,7 +296,7 @@ async fn update(context: &Context, request: &UpdateMachineRequest) -> Value {
         Err(error) => {
             let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
             tracing::warn!(%namespace, %name, error = %ErrorChain(error.as_ref()),
-                "an update in place could not go on");
+                "update in place failed");
             updated(Err(&ErrorChain(error.as_ref()).to_string()))
         }
     }
@@ -316,9 +318,9 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
         context
             .leadership
             .check()
-            .context("ask again, and the one that leads may answer")?;
+            .context("try again, so that the leader may answer")?;
         request_update(&machines, &live).await?;
-        tracing::info!(%namespace, %name, "Cluster API has asked for an update in place");
+        tracing::info!(%namespace, %name, "Cluster API requests an update in place");
     }
     Ok(progress)
 }
@@ -332,7 +334,7 @@ async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine)
     }});
     match patch_metadata(machines, name, &body).await {
         Ok(_) => Ok(()),
-        Err(error) => match Error::api("asking for the update", error) {
+        Err(error) => match Error::api("requesting the update", error) {
             // Cluster API asks again, and the object is read anew then.
             Error::Conflict { .. } => Ok(()),
             error => Err(error),

@@ -27,11 +27,11 @@ macro_rules! ours {
 /// What is logged and how. The flags are those of Kubernetes components.
 #[derive(Clone, Debug, Args)]
 pub struct LogArgs {
-    /// Form of the logs.
+    /// Format of the logs.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     logging_format: LogFormat,
-    /// Verbosity. 0: info, or warnings alone of a command that ends by itself; 1-3: info; 4-5: also every
-    /// driver call; 6 and above: everything.
+    /// Verbosity. 0: info, or only warnings for a one-shot command; 1-3: info; 4-5: also every driver call; 6
+    /// and above: everything.
     #[arg(
         long = "v",
         short = 'v',
@@ -40,7 +40,7 @@ pub struct LogArgs {
         default_value_t = 0
     )]
     verbosity: u8,
-    /// Filter of the logs, `info,capcmi::machine=debug`; instead of --v.
+    /// Log filter, such as `info,capcmi::machine=debug`; overrides --v.
     #[arg(long, global = true, env = "RUST_LOG", value_name = "FILTER")]
     log_level: Option<String>,
 }
@@ -61,12 +61,12 @@ impl LogArgs {
     }
 }
 
-/// Form of the logs.
+/// Format of the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
-    /// A line for an operator.
+    /// One line of text.
     Text,
-    /// An object for a machine.
+    /// One JSON object.
     Json,
 }
 
@@ -74,7 +74,7 @@ enum LogFormat {
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter can't be parsed.
-    #[error("`{filter}` is no log filter")]
+    #[error("invalid log filter `{filter}`")]
     Filter {
         /// The filter as given.
         filter: String,
@@ -83,7 +83,7 @@ pub enum TelemetryError {
         source: tracing_subscriber::filter::ParseError,
     },
     /// Logging was started before.
-    #[error("logging was started before")]
+    #[error("logging is already initialized")]
     Started(#[source] Box<dyn Error + Send + Sync>),
 }
 
@@ -112,9 +112,9 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
 /// is logged, since the message may hold the secrets of the call (OPS-11).
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let message = if cmi_driver::is_in_call() {
-        "not shown: it may hold what the driver's call was given"
+        "withheld: may contain secrets of a driver call"
     } else {
-        panic.payload_as_str().unwrap_or("no text")
+        panic.payload_as_str().unwrap_or("no message")
     };
     let thread = std::thread::current();
     let backtrace = Backtrace::capture();
@@ -186,6 +186,6 @@ mod tests {
     #[test]
     fn what_is_no_filter_is_refused() {
         let error = filter_of(0, Some("capcmi=loud")).unwrap_err();
-        assert_eq!(error.to_string(), "`capcmi=loud` is no log filter");
+        assert_eq!(error.to_string(), "invalid log filter `capcmi=loud`");
     }
 }

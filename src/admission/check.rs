@@ -108,9 +108,7 @@ impl AdmissionPolicies {
         });
         let what = open.next();
         drop(open);
-        self.record_installation(
-            what.map_or(Ok(()), |what| Err(format!("{what}, and the leader installs it"))),
-        );
+        self.record_installation(what.map_or(Ok(()), |what| Err(format!("{what}; the leader installs it"))));
         for (expected, found) in &all {
             if let Some(found) = found {
                 record_version(&mut checks.seen, expected, found);
@@ -203,7 +201,7 @@ impl AdmissionPolicies {
         for what in reported.iter().filter(|what| !checks.reported.contains(*what)) {
             tracing::warn!(
                 what,
-                "an admission policy that guards no identity is not as this version has it"
+                "an admission policy that does not guard identities differs from this version"
             );
         }
         checks.reported = reported;
@@ -211,8 +209,8 @@ impl AdmissionPolicies {
         let enforcement = match (wrong, until) {
             (Some(wrong), _) => Enforcement::NotInForce(
                 format!(
-                    "the admission policies do not guard identities: {wrong}; an administrator has to \
-                    delete or repair it"
+                    "the admission policies do not guard identities: {wrong}; an administrator must delete \
+                        or repair them"
                 )
                 .into(),
             ),
@@ -259,11 +257,7 @@ impl AdmissionPolicies {
         found: Option<&DynamicObject>,
         annotation: UnconfirmedAnnotation<'_>,
     ) -> Result<DynamicObject, Error> {
-        tracing::info!(
-            name = expected.key(),
-            ?annotation,
-            "putting an admission policy in place"
-        );
+        tracing::info!(name = expected.key(), ?annotation, "applying an admission policy");
         let api = self.api(&expected.resource);
         let put = if let Some(found) = found {
             // A concurrent write of another provider is not overwritten unread.
@@ -283,7 +277,7 @@ impl AdmissionPolicies {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             api.patch(&expected.name, &params, &Patch::Apply(&object)).await
         };
-        put.map_err(|error| Error::api("putting an admission policy in place", error))
+        put.map_err(|error| Error::api("applying an admission policy", error))
     }
 
     fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
@@ -335,17 +329,17 @@ pub(super) fn fault(expected: &Expected, finding: &PolicyFinding) -> Option<Stri
     let key = expected.key();
     match finding {
         PolicyFinding::AsExpected | PolicyFinding::Unversioned | PolicyFinding::Newer => None,
-        PolicyFinding::Older => Some(format!("{key} is that of another version")),
+        PolicyFinding::Older => Some(format!("{key} is of an older version")),
         PolicyFinding::Missing => Some(format!("{key} is missing")),
-        PolicyFinding::Different(place) => Some(format!("{key} has another {place}")),
+        PolicyFinding::Different(place) => Some(format!("{key} differs in {place}")),
     }
 }
 
 fn unconfirmed_since(until: &str, unknown: Option<&str>) -> String {
     let unknown = unknown.map(|why| format!("; {why}")).unwrap_or_default();
     format!(
-        "until {until} the admission policies were not in force, so that identities and providerIDs may be \
-            forged, and none is trusted: an administrator compares them with the VMs, and then confirms them \
+        "the admission policies were not in force until {until}, so identities and providerIDs may be \
+            forged and none is trusted: an administrator must compare them with the VMs, then confirm them \
             with `kubectl annotate validatingadmissionpolicy {} {UNCONFIRMED}-`{unknown}",
         comparison::CARRIER
     )

@@ -47,7 +47,7 @@ async fn within(client: &Client, namespace: &str) -> Result<Identities, Error> {
         Ok(true) => Ok(Identities::Exist),
         Ok(false) => Ok(Identities::NotInNamespace),
         Err(error) if is_refused(&error) => {
-            let place = format!("in the namespace {namespace}");
+            let place = format!("in namespace {namespace}");
             Ok(Identities::Unknown(unlisted(&error, &place)))
         }
         Err(error) => Err(error),
@@ -56,7 +56,7 @@ async fn within(client: &Client, namespace: &str) -> Result<Identities, Error> {
 
 fn unlisted(error: &Error, place: &str) -> String {
     format!(
-        "whether there are any can't be found out ({}): grant the provider `list` on inframachines and \
+        "cannot check for existing identities ({}): grant the provider `list` on inframachines and \
             infraclusters {place}",
         ErrorChain(error)
     )

@@ -344,7 +344,7 @@ async fn a_provider_that_may_list_its_namespace_alone_looks_for_identities_there
 async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrator_confirms_instead() {
     for (namespace, forbidden, place) in [
         (None, &[LIST][..], "in the whole cluster"),
-        (Some("ns"), &[LIST, LIST_ONE][..], "in the namespace ns"),
+        (Some("ns"), &[LIST, LIST_ONE][..], "in namespace ns"),
     ] {
         let server = Arc::new(Server::default()).forbids(forbidden);
         let policies = policies_at(&server).within(namespace.map(str::to_owned));

@@ -36,10 +36,7 @@ fn spawn_deletion(
     deletions.spawn(async move {
         // The set would tell of a panic at the next deletion, which may never come.
         if AssertUnwindSafe(deletion).catch_unwind().await.is_err() {
-            tracing::error!(
-                machine,
-                "the deletion of the VM of an InfraMachine that is gone ended with a panic"
-            );
+            tracing::error!(machine, "deleting the VM of a removed InfraMachine panicked");
         }
     });
 }

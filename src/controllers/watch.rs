@@ -281,7 +281,7 @@ pub(super) async fn watch<K>(
             Ok(event) => {
                 if is_answer(&event) {
                     if own.answered() {
-                        tracing::info!(%kind, "watching again");
+                        tracing::info!(%kind, "watch restored");
                     }
                     outage_log::log_answered();
                 }
@@ -300,19 +300,21 @@ pub(super) async fn watch<K>(
                 let group = K::group(&());
                 if let Some(unreported) = own.failed() {
                     tracing::error!(
-                        "the API server does not serve the kind {kind} of {group}: install its definition, \
-                            as docs/install.md says; trying again{unreported}"
+                        %kind,
+                        %group,
+                        "the API server does not serve a kind: install its CRD as docs/install.md describes; \
+                            retrying{unreported}"
                     );
                 }
             }
             Err(error) => {
                 let is_unanswered = source(&error).is_some_and(outage_log::is_unanswered);
                 let error = &error as &dyn std::error::Error;
-                tracing::debug!(%kind, error, "watching failed; trying again");
+                tracing::debug!(%kind, error, "watch failed; retrying");
                 if is_unanswered {
                     outage_log::log_unanswered(error);
                 } else if let Some(unreported) = own.failed() {
-                    tracing::warn!(%kind, error, "watching failed; trying again{unreported}");
+                    tracing::warn!(%kind, error, "watch failed; retrying{unreported}");
                 }
             }
         }

@@ -172,18 +172,18 @@ where
         };
         match tokio::time::timeout(limit, self.events.next()).await {
             Ok(Some(Ok(Event::Init))) if self.progress == Progress::Begun => {
-                tracing::debug!(kind, "a list that was streamed broke off");
+                tracing::debug!(kind, "streamed list ended early");
                 Streamed::InPages
             }
             Ok(Some(Ok(event))) => Streamed::Event(event),
             Ok(Some(Err(error))) => {
                 let source = &error as &dyn std::error::Error;
-                tracing::debug!(kind, error = source, "the list is not streamed");
+                tracing::debug!(kind, error = source, "streamed list is not available");
                 self.after(error)
             }
             Ok(None) => Streamed::InPages,
             Err(_elapsed) => {
-                tracing::debug!(kind, "a list that was streamed stalls");
+                tracing::debug!(kind, "streamed list stalled");
                 Streamed::InPages
             }
         }

@@ -186,7 +186,7 @@ impl<R> Policy<Request<Body>, R, BoxError> for TransparentRetry {
         }
         self.0 = self.0.checked_sub(1)?;
         tracing::debug!(method = %request.method(), path = request.uri().path(),
-            "the API server closed the connection before it saw this request; sending it again");
+            "the API server closed the connection before it received the request; sending it again");
         Some(ready(()))
     }
 

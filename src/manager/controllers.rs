@@ -104,7 +104,7 @@ impl Prepared {
                 .synced(|kinds| self.caches.set_reason(kinds))
                 .await
             {
-                tracing::error!(%error, "a cache can't be filled");
+                tracing::error!(%error, "cannot fill a cache");
                 return false;
             }
             self.caches.ready();

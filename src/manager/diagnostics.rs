@@ -36,21 +36,15 @@ async fn review(State(reviewer): State<Arc<Reviewer>>, request: Request, next: N
         .map(str::trim)
         .filter(|token| !token.is_empty());
     let Some(token) = token else {
-        return (StatusCode::UNAUTHORIZED, "a bearer token is needed\n").into_response();
+        return (StatusCode::UNAUTHORIZED, "bearer token required\n").into_response();
     };
     match reviewer.review(token, request.uri().path()).await {
         Ok(Decision::Allowed) => next.run(request).await,
-        Ok(Decision::Unauthenticated) => {
-            (StatusCode::UNAUTHORIZED, "the token is not valid\n").into_response()
-        }
-        Ok(Decision::Forbidden) => (StatusCode::FORBIDDEN, "not allowed to get this path\n").into_response(),
+        Ok(Decision::Unauthenticated) => (StatusCode::UNAUTHORIZED, "invalid bearer token\n").into_response(),
+        Ok(Decision::Forbidden) => (StatusCode::FORBIDDEN, "access to this path is denied\n").into_response(),
         Err(error) => {
-            tracing::warn!(error = %ErrorChain(&error), "a request for diagnostics was not reviewed");
-            (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the request could not be reviewed\n",
-            )
-                .into_response()
+            tracing::warn!(error = %ErrorChain(&error), "cannot authorize a diagnostics request");
+            (StatusCode::SERVICE_UNAVAILABLE, "cannot authorize the request\n").into_response()
         }
     }
 }

@@ -67,16 +67,19 @@ pub struct Timing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimingError {
     /// Other replicas have to wait longer than the leader acts.
-    #[error("the lease duration has to be longer than the renew deadline")]
+    #[error("--leader-elect-lease-duration must be longer than --leader-elect-renew-deadline")]
     LeaseTooShort,
     /// The leader has to try a renewal before its deadline.
-    #[error("the renew deadline has to be longer than {JITTER_FACTOR} times the retry period")]
+    #[error(
+        "--leader-elect-renew-deadline must be longer than {JITTER_FACTOR} times \
+        --leader-elect-retry-period"
+    )]
     DeadlineTooShort,
     /// A pause of zero would flood the API server.
-    #[error("the retry period must be greater than zero")]
+    #[error("--leader-elect-retry-period must be greater than zero")]
     NoPause,
     /// A Lease counts whole seconds in 32 bits.
-    #[error("the lease duration has to be less than a day")]
+    #[error("--leader-elect-lease-duration must be less than one day")]
     LeaseTooLong,
 }
 
@@ -137,11 +140,11 @@ enum Attempt {
 
 #[derive(Debug, thiserror::Error)]
 enum ElectionError {
-    #[error("reading the lease failed")]
+    #[error("cannot read the lease")]
     Read(#[source] kube::Error),
-    #[error("creating the lease failed")]
+    #[error("cannot create the lease")]
     Create(#[source] kube::Error),
-    #[error("writing the lease failed")]
+    #[error("cannot write the lease")]
     Write(#[source] kube::Error),
     #[error("the API server did not answer in time")]
     TimedOut,
@@ -181,7 +184,7 @@ impl Elector {
         };
         leadership.renew(sent + self.election.timing.renew_deadline);
         let Election { identity, lease, .. } = &self.election;
-        tracing::info!(identity, lease, "this replica is the leader");
+        tracing::info!(identity, lease, "became leader");
         let asked_to_end = release
             .run_until_cancelled(self.renew_until_lost(&leadership, sent))
             .await
@@ -190,7 +193,7 @@ impl Elector {
         leadership.resign();
         if asked_to_end && is_ours {
             match timeout(RELEASE_TIMEOUT, self.hand_over()).await {
-                Ok(Ok(())) => tracing::info!("the lease was handed over"),
+                Ok(Ok(())) => tracing::info!("released the lease"),
                 Ok(Err(error)) => self.warn(&error),
                 Err(_elapsed) => self.warn(&ElectionError::TimedOut),
             }
@@ -247,7 +250,7 @@ impl Elector {
                                 leadership.renew(sent + renew_deadline);
                             }
                             Ok(Ok(Attempt::HeldBy(holder))) => {
-                                tracing::error!(holder, "the lease was taken");
+                                tracing::error!(holder, "lost the lease to another replica");
                                 return;
                             }
                             Ok(Err(error)) => self.warn(&error),
@@ -265,7 +268,7 @@ impl Elector {
                 }
             }
             if !leadership.is_held() {
-                tracing::error!("the lease was not renewed in time");
+                tracing::error!("lost the lease: it was not renewed in time");
                 return;
             }
         }
@@ -437,7 +440,7 @@ impl Elector {
 
     /// Logs an error; one that lasts is not logged each time.
     fn warn(&self, error: &ElectionError) {
-        tracing::debug!(error = %ErrorChain(error), "leader election");
+        tracing::debug!(error = %ErrorChain(error), "leader election failed");
         let is_unanswered = match error {
             ElectionError::Read(source) | ElectionError::Create(source) | ElectionError::Write(source) => {
                 outage_log::is_unanswered(source)
@@ -447,7 +450,7 @@ impl Elector {
         if is_unanswered {
             outage_log::log_unanswered(error);
         } else if let Some(unreported) = self.outage.failed() {
-            tracing::warn!(error = %ErrorChain(error), "leader election{unreported}");
+            tracing::warn!(error = %ErrorChain(error), "leader election failed{unreported}");
         }
     }
 

@@ -39,11 +39,11 @@ pub(super) enum Decision {
 /// Why a request could not be reviewed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReviewError {
-    #[error("reviewing a token failed")]
+    #[error("token review failed")]
     Token(#[source] kube::Error),
-    #[error("reviewing an access failed")]
+    #[error("access review failed")]
     Access(#[source] kube::Error),
-    #[error("reviewing a request took too long")]
+    #[error("review timed out")]
     TimedOut,
 }
 

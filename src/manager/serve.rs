@@ -46,7 +46,7 @@ pub enum TlsError {
     #[error("signing failed")]
     Sign(#[from] rcgen::Error),
     /// The certificate can't be served.
-    #[error("the certificate can't be served")]
+    #[error("invalid TLS certificate")]
     Serve(#[from] rustls::Error),
 }
 
@@ -83,9 +83,10 @@ pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
                 let (tls, router) = (tls.clone(), router.clone());
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = ticket.evicted() => tracing::debug!(%peer, "a connection made room for others"),
+                        () = ticket.evicted() => tracing::debug!(%peer, "closed an old connection to make \
+                            room"),
                         () = handshake(stream, tls, router, &ticket) => {}
-                        () = sleep(LIFETIME) => tracing::debug!(%peer, "a connection took too long"),
+                        () = sleep(LIFETIME) => tracing::debug!(%peer, "connection timed out"),
                     }
                 });
             }
@@ -104,7 +105,7 @@ async fn handshake(stream: TcpStream, tls: Option<Tls>, router: Router, ticket: 
             match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => answer(stream, router, ticket).await,
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-                Err(_elapsed) => tracing::debug!("TLS handshake took too long"),
+                Err(_elapsed) => tracing::debug!("TLS handshake timed out"),
             }
         }
     }
@@ -128,7 +129,7 @@ async fn answer(
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
         .await;
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection ended early");
+        tracing::debug!(%error, "connection ended early");
     }
 }
 

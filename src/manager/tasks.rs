@@ -34,7 +34,7 @@ impl Tasks {
         if timeout(grace, all).await.is_err() {
             tracing::warn!(
                 tasks = self.running.len(),
-                "not ended within the grace period; they are dropped"
+                "tasks did not end within the grace period"
             );
         }
     }
@@ -48,7 +48,7 @@ impl Tasks {
         let id = match ended {
             Ok((id, ())) => id,
             Err(error) => {
-                tracing::error!(%error, "a task failed");
+                tracing::error!(%error, "task failed");
                 error.id()
             }
         };

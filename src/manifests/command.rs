@@ -13,11 +13,11 @@ use super::{Part, stream};
 /// Prints what is to be installed beside the provider, ready for `kubectl apply --server-side -f -`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Manifests {
-    /// Which parts. Default: those of each installation, which is all but remediation and volume-drain.
+    /// Parts to generate. Default: all except remediation and volume-drain.
     #[arg(value_enum)]
     parts: Vec<Part>,
-    /// Writes the files into this folder, one subfolder for each part, instead of printing them; all
-    /// of them unless parts are named.
+    /// Write the files into this directory, with a subdirectory for each part, instead of printing them.
+    /// Default: all parts.
     #[arg(long, value_name = "FOLDER")]
     write: Option<PathBuf>,
 }
@@ -42,15 +42,15 @@ impl Manifests {
 
 fn print(parts: &[Part], out: &mut impl Write) -> Result<()> {
     out.write_all(stream(parts)?.as_bytes())
-        .context("printing the manifests")
+        .context("cannot print the manifests")
 }
 
 fn write(part: Part, folder: &Path) -> Result<()> {
     let folder = folder.join(part.folder());
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     for file in part.files()? {
         let path = folder.join(&file.name);
-        fs::write(&path, &file.text).with_context(|| format!("writing {}", path.display()))?;
+        fs::write(&path, &file.text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

@@ -89,16 +89,16 @@ fn templates() -> PolicySpec {
                     "oldObject == null || object.spec.template.spec == oldObject.spec.template.spec || \
                         variables.isTopologyDryRun",
                 "message":
-                    "spec.template.spec is immutable, because machines that exist would not follow a change: \
-                        create a new template and refer to it",
+                    "spec.template.spec is immutable, because existing machines would not follow: create a \
+                        new template and refer to it",
                 "reason": "Invalid",
             },
             {
                 "expression": "variables.added.size() == 0",
                 "messageExpression": quoted_list(
-                    "spec.template.metadata.annotations may not have ",
+                    "spec.template.metadata.annotations must not have ",
                     "variables.added",
-                    ": an identity belongs to one object, so no template can hand it out",
+                    ": an identity belongs to one object",
                 ),
                 "reason": "Invalid",
             },
@@ -127,9 +127,9 @@ fn reserved_annotations() -> PolicySpec {
             {
                 "expression": format!("variables.changed.size() == 0 || {}", may_identify()),
                 "messageExpression": quoted_list(
-                    "metadata.annotations may not be set, changed or removed: ",
+                    "metadata.annotations must not be set, changed or removed: ",
                     "variables.changed",
-                    &format!("; they say which VM is whose, and {}", who_may_identify("write them")),
+                    &format!("; they identify the VM, and {}", who_may_identify("write them")),
                 ),
                 "reason": "Forbidden",
             },
@@ -138,8 +138,8 @@ fn reserved_annotations() -> PolicySpec {
                     "!variables.isUp || !('{adopt}' in variables.after) || '{adopt}' in variables.before"
                 ),
                 "message": format!(
-                    "{adopt} may not be set on a machine that is up: it has its VM, and adopts no other; set \
-                        it when the InfraMachine is created"
+                    "{adopt} must not be set on a machine that is up, because it has its VM: set it when \
+                        the InfraMachine is created"
                 ),
                 "reason": "Invalid",
             },
@@ -171,7 +171,7 @@ fn provider_id() -> PolicySpec {
             {
                 "expression": format!("variables.after == variables.before || {}", may_identify()),
                 "message": format!(
-                    "spec.providerID may not be set, changed or removed: it says which VM is whose, and {}",
+                    "spec.providerID must not be set, changed or removed: it identifies the VM, and {}",
                     who_may_identify("write it")
                 ),
                 "reason": "Forbidden",
@@ -180,8 +180,8 @@ fn provider_id() -> PolicySpec {
                 "expression":
                     "variables.after == variables.before || variables.before == '' || variables.isNamed",
                 "message": format!(
-                    "spec.providerID is set once: only one that was named before its VM was made, as the \
-                        annotation {mark} says, gives way to another"
+                    "spec.providerID is immutable, unless annotation {mark} marks it as reserved before its \
+                        VM exists"
                 ),
                 "reason": "Invalid",
             },
@@ -191,7 +191,7 @@ fn provider_id() -> PolicySpec {
                     may_identify()
                 ),
                 "message": format!(
-                    "status.initialization.provisioned may not be changed: it says whether there is the VM, \
+                    "status.initialization.provisioned must not be changed: it records that the VM exists, \
                         and {}",
                     who_may_identify("write it")
                 ),
@@ -226,10 +226,9 @@ fn finalizer() -> PolicySpec {
         validations: json!([{
             "expression": format!("!variables.isTaken || !variables.mayHaveVM || {}", may_identify()),
             "message": format!(
-                "metadata.finalizers has to keep {MACHINE_FINALIZER} while a VM may exist: the provider \
-                    takes it away when the driver has confirmed that the VM is gone. If no driver can \
-                    confirm that, an administrator sets the annotation {}=true, which leaves the VM behind; \
-                    {}",
+                "metadata.finalizers must keep {MACHINE_FINALIZER} while a VM may exist: the provider \
+                    removes it when the driver confirms that the VM is deleted; if no driver can confirm \
+                    that, an administrator sets annotation {}=true, which may leave the VM behind; {}",
                 annotations::FORCE_DELETE,
                 who_may_identify("do either"),
             ),

@@ -38,28 +38,28 @@ pub const PROVIDER: &[Rule] = &[
         group: GROUP,
         resources: &["inframachines"],
         verbs: &["get", "list", "watch", "patch"],
-        why: "Finalizer, identity and providerID are merge patches, and what lost against another's write is \
-            repeated after a fresh read. The provider makes and deletes none of them.",
+        why: "Finalizer, identity and providerID are merge patches, repeated after a fresh read on \
+            conflict. The provider neither creates nor deletes InfraMachines.",
     },
     Rule {
         group: GROUP,
         resources: &["infraclusters"],
         verbs: &["list", "watch", "patch"],
-        why: "The id that drivers know the cluster by is a merge patch. The provider makes and deletes none \
-            of them.",
+        why: "The cluster id of drivers is a merge patch. The provider neither creates nor deletes \
+            InfraClusters.",
     },
     Rule {
         group: GROUP,
         resources: &["inframachines/identity"],
         verbs: &["update"],
-        why: "Asked for by the admission policies that reserve the identity annotations and the providerID; \
-            no such path is served.",
+        why: "The admission policies that reserve identity annotations and providerID check this \
+            permission; no such path is served.",
     },
     Rule {
         group: GROUP,
         resources: &["inframachinetemplates"],
         verbs: WATCH,
-        why: "What one machine has is computed from the template.",
+        why: "The capacity of one machine is computed from the template.",
     },
     Rule {
         group: GROUP,
@@ -81,7 +81,7 @@ pub const PROVIDER: &[Rule] = &[
         group: "events.k8s.io",
         resources: &["events"],
         verbs: &["create"],
-        why: "Events on the machine; each says something once.",
+        why: "Events about machines.",
     },
     Rule {
         group: "authentication.k8s.io",
@@ -93,7 +93,7 @@ pub const PROVIDER: &[Rule] = &[
         group: "authorization.k8s.io",
         resources: &["subjectaccessreviews"],
         verbs: &["create"],
-        why: "Whether they may.",
+        why: "The permissions of callers of /metrics.",
     },
 ];
 
@@ -102,9 +102,9 @@ pub const SECRETS: &[Rule] = &[Rule {
     group: "",
     resources: &["secrets"],
     verbs: &["get"],
-    why: "Bootstrap data, the driver's credentials and, for the not-ready taint and the drain of volumes, \
-        the kubeconfig of the workload cluster are read by name, on demand, from the machine's namespace. \
-          Nothing is listed, watched or written.",
+    why: "Bootstrap data, the driver's credentials and, for the not-ready taint and the volume drain, the \
+        kubeconfig of the workload cluster are read by name, on demand, in the machine's namespace. Nothing \
+        is listed, watched or written.",
 }];
 
 /// The provider, in its own namespace.
@@ -112,7 +112,7 @@ pub const LEADER_ELECTION: &[Rule] = &[Rule {
     group: "coordination.k8s.io",
     resources: &["leases"],
     verbs: &["get", "create", "update", "patch"],
-    why: "One lease says which replica works.",
+    why: "Leader election.",
 }];
 
 /// The provider, for the admission policies of this installation and no others:
@@ -121,8 +121,8 @@ pub const ADMISSION: &[Rule] = &[Rule {
     group: "admissionregistration.k8s.io",
     resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],
     verbs: &["get", "create", "patch"],
-    why: "The provider puts the policies that guard identities in place, and trusts no identity while they \
-        are not. It applies them by name, so that the names hold for create as well.",
+    why: "The provider installs the policies that guard identities, and trusts no identity without them. It \
+        applies them by name, so the names restrict create as well.",
 }];
 
 /// Cluster API's core controllers, by aggregation.
@@ -131,8 +131,8 @@ pub const CLUSTER_API: &[Rule] = &[
         group: GROUP,
         resources: KINDS,
         verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
-        why: "Core makes machines and, with ClusterClass, clusters and templates, and sets their owners and \
-            labels.",
+        why: "Core creates machines and, with ClusterClass, clusters and templates, and sets their owners \
+            and labels.",
     },
     Rule {
         group: GROUP,
@@ -143,8 +143,8 @@ pub const CLUSTER_API: &[Rule] = &[
             "infraclustertemplates/finalizers",
         ],
         verbs: &["update"],
-        why: "Needed where OwnerReferencesPermissionEnforcement is on and one of them owns another object \
-            with blockOwnerDeletion.",
+        why: "Required where OwnerReferencesPermissionEnforcement is on and one of these kinds owns another \
+            object with blockOwnerDeletion.",
     },
 ];
 
@@ -155,7 +155,7 @@ pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[
         group: GROUP,
         resources: &["inframachines"],
         verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
-        why: "A KubeadmControlPlane makes machines from a template, and updates them in place.",
+        why: "A KubeadmControlPlane creates machines from a template, and updates them in place.",
     },
     Rule {
         group: GROUP,
@@ -170,7 +170,7 @@ pub const VIEW: &[Rule] = &[Rule {
     group: GROUP,
     resources: KINDS,
     verbs: READ,
-    why: "Nothing in these objects is secret: credentials are in Secrets.",
+    why: "These objects hold no secrets: credentials are in Secrets.",
 }];
 
 /// The right to change (aggregated to `edit`, and by it to `admin`).
@@ -178,8 +178,8 @@ pub const EDIT: &[Rule] = &[Rule {
     group: GROUP,
     resources: KINDS,
     verbs: &["create", "delete", "deletecollection", "patch", "update"],
-    why: "Machines and templates of one's own clusters. Not inframachines/identity: a forged identity could \
-          claim the VM of another cluster.",
+    why: "Machines and templates of the user's clusters. Not inframachines/identity: a forged identity \
+        could claim the VM of another cluster.",
 }];
 
 const REMEDIATION_KINDS: &[&str] = &["inframachineremediations", "inframachineremediationtemplates"];
@@ -190,8 +190,8 @@ pub const REMEDIATION: &[Rule] = &[
         group: GROUP,
         resources: &["inframachineremediations"],
         verbs: &["list", "watch", "patch"],
-        why: "A restart is written down by a merge patch before the driver is called. The provider makes and \
-            deletes none of them.",
+        why: "A restart is recorded by a merge patch before the driver is called. The provider neither \
+            creates nor deletes remediations.",
     },
     Rule {
         group: GROUP,
@@ -203,14 +203,15 @@ pub const REMEDIATION: &[Rule] = &[
         group: cluster_api::GROUP,
         resources: &["machines"],
         verbs: &["get"],
-        why: "What core's controllers say of the Machine decides, and is not cached.",
+        why: "The remediation depends on conditions that core's controllers set on the Machine, which is \
+            not cached.",
     },
     Rule {
         group: cluster_api::GROUP,
         resources: &["machines/status"],
         verbs: &["patch"],
-        why: "The conditions ExternallyRemediated and OwnerRemediated, by which the Machine's owner knows \
-            when to replace it.",
+        why: "The conditions ExternallyRemediated and OwnerRemediated tell the Machine's owner when to \
+            replace it.",
     },
 ];
 
@@ -219,7 +220,7 @@ pub const REMEDIATION_CLUSTER_API: &[Rule] = &[Rule {
     group: GROUP,
     resources: REMEDIATION_KINDS,
     verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
-    why: "MachineHealthChecks read templates, and make and delete remediations.",
+    why: "MachineHealthChecks read templates, and create and delete remediations.",
 }];
 
 /// The right to look there (aggregated to `view`, and by it to `edit` and `admin`).
@@ -227,7 +228,7 @@ pub const REMEDIATION_VIEW: &[Rule] = &[Rule {
     group: GROUP,
     resources: REMEDIATION_KINDS,
     verbs: READ,
-    why: "Nothing in these objects is secret.",
+    why: "These objects hold no secrets.",
 }];
 
 /// The right to change there (aggregated to `edit`, and by it to `admin`).
@@ -235,7 +236,7 @@ pub const REMEDIATION_EDIT: &[Rule] = &[Rule {
     group: GROUP,
     resources: REMEDIATION_KINDS,
     verbs: &["create", "delete", "deletecollection", "patch", "update"],
-    why: "Templates for the MachineHealthChecks of one's own clusters. A remediation restarts no VM but that \
+    why: "Templates for the MachineHealthChecks of the user's clusters. A remediation only restarts the VM \
         of a Machine in its own namespace.",
 }];
 
@@ -245,14 +246,14 @@ pub const VOLUME_DRAIN: &[Rule] = &[
         group: cluster_api::GROUP,
         resources: &["machines"],
         verbs: &["get", "patch"],
-        why: "A hook on a Machine has Cluster API wait before it drains the Node. It is one annotation, set \
-            and taken away by a merge patch; what core says of a Machine that is deleted is read by name.",
+        why: "A hook on a Machine makes Cluster API wait before it drains the Node. It is one annotation, \
+            set and removed by a merge patch; a deleted Machine is read by name.",
     },
     Rule {
         group: cluster_api::GROUP,
         resources: &["machinedrainrules"],
         verbs: &["list"],
-        why: "Pods that a rule of the Machine's namespace may concern are left to Cluster API.",
+        why: "Pods that match a MachineDrainRule of the Machine's namespace are left to Cluster API.",
     },
 ];
 

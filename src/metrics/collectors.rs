@@ -92,12 +92,12 @@ pub(super) fn permits(permits: &Permits, mut encoder: DescriptorEncoder<'_>) -> 
     };
     encode(
         "driver_queue",
-        "Objects that wait for a permit to call a driver, by what the call is for",
+        "Objects that wait for a permit to call a driver, by kind of call",
         |count| count.waiting,
     )?;
     encode(
         "driver_permits_in_use",
-        "Permits to call a driver that are in use; maxConcurrentCalls is how many there are",
+        "Permits of a driver in use; maxConcurrentCalls is the limit",
         |count| count.in_use,
     )
 }
@@ -105,15 +105,15 @@ pub(super) fn permits(permits: &Permits, mut encoder: DescriptorEncoder<'_>) -> 
 pub(super) fn breakers(breakers: &Breakers, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
     let drivers = breakers.lock();
     let counts: Vec<_> = drivers.iter().map(|(driver, count)| (driver, count())).collect();
-    let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none is \
-        made, `half-open` where few are, to find out whether there is room";
+    let held_back = "VM classes whose creates are suspended for lack of capacity: `open` while none is \
+        sent, `half-open` while a few test for capacity";
     let mut family = encoder.encode_descriptor("driver_breakers", held_back, None, MetricType::Gauge)?;
     for (driver, count) in &counts {
         for (state, classes) in [("open", count.open), ("half-open", count.half_open)] {
             gauge(&mut family, [("driver", driver), ("state", state)], classes)?;
         }
     }
-    let waiting = "Machines that wait for capacity, behind the circuit breakers of a driver";
+    let waiting = "Machines that wait for capacity behind the circuit breakers of a driver";
     let mut family = encoder.encode_descriptor("driver_capacity_queue", waiting, None, MetricType::Gauge)?;
     for (driver, count) in &counts {
         gauge(&mut family, [("driver", driver)], count.waiting)?;
@@ -123,7 +123,7 @@ pub(super) fn breakers(breakers: &Breakers, mut encoder: DescriptorEncoder<'_>) 
 
 pub(super) fn drivers(drivers: &Drivers, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
     let drivers = drivers.lock();
-    let help = "What a driver says that it is";
+    let help = "Name and version that a driver reports";
     let mut family = encoder.encode_descriptor("driver", help, None, MetricType::Info)?;
     for (driver, [name, version]) in drivers.iter() {
         family.encode_info(&[("driver", driver), ("name", name), ("version", version)])?;
@@ -133,8 +133,8 @@ pub(super) fn drivers(drivers: &Drivers, mut encoder: DescriptorEncoder<'_>) -> 
 
 pub(super) fn orphans(orphans: &Orphans, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
     let orphans = orphans.lock();
-    let help = "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where \
-        there is no InfraMachine, `duplicate` where it has another VM";
+    let help = "VMs without an InfraMachine of their own, by namespace of their Cluster: `orphan` without \
+        an InfraMachine, `duplicate` if the InfraMachine has another VM";
     let mut family = encoder.encode_descriptor("orphans", help, None, MetricType::Gauge)?;
     for (driver, counts) in orphans.iter() {
         for ((namespace, reason), count) in counts {

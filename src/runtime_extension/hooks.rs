@@ -166,11 +166,9 @@ impl Infrastructure {
         let json = self.spec.get();
         if json.len() > MAX_SPEC_BYTES {
             let length = json.len();
-            return Err(format!(
-                "spec has {length} bytes; at most {MAX_SPEC_BYTES} are read"
-            ));
+            return Err(format!("spec has {length} bytes; the limit is {MAX_SPEC_BYTES}"));
         }
-        serde_json::from_str(json).map_err(|error| format!("spec can't be read: {}", brief(&error)))
+        serde_json::from_str(json).map_err(|error| format!("cannot read spec: {}", brief(&error)))
     }
 
     /// The spec of the InfraMachine that it is, or is a template of.
@@ -181,7 +179,9 @@ impl Infrastructure {
         let within = T::SPEC.as_str().trim_start_matches("/spec");
         let spec: Value = self.spec()?;
         let found = spec.pointer(within).and_then(Value::as_object);
-        found.cloned().ok_or_else(|| format!("{} is no object", T::SPEC))
+        found
+            .cloned()
+            .ok_or_else(|| format!("{} is not an object", T::SPEC))
     }
 }
 
@@ -329,7 +329,7 @@ pub struct UpdateMachineObjects {
 pub fn updated(progress: Result<&Progress, &str>) -> Value {
     let (result, retry_after) = match progress {
         Ok(Progress::Done) => (Ok(""), 0),
-        Ok(Progress::NotRequested) => (Ok("the VM is about to be updated"), 1),
+        Ok(Progress::NotRequested) => (Ok("the VM update is queued"), 1),
         Ok(Progress::Updating { message, retry_after }) => (Ok(&**message), retry_after.as_secs().max(1)),
         Err(why) => (Err(why), 0),
     };
@@ -354,7 +354,7 @@ mod tests {
         let large = json!({"metadata": {}, "spec": {"a": "x".repeat(MAX_SPEC_BYTES)}});
         let large: Infrastructure = serde_json::from_str(&large.to_string()).unwrap();
         let error = large.machine_spec::<CanUpdateMachineObjects>().unwrap_err();
-        assert!(error.contains("at most"), "{error}");
+        assert!(error.contains("the limit is"), "{error}");
     }
 
     /// `GVHToPath` of Cluster API's catalog.

@@ -47,7 +47,7 @@ pub fn progress(live: &InfraMachine, desired: &InfraMachineSpec) -> Progress {
         ),
         InPlaceUpdate::Requested => match hindrance(live) {
             Some(message) => in_progress(&message, LONG_POLL_INTERVAL),
-            None => in_progress("the VM is about to be updated", SHORT_POLL_INTERVAL),
+            None => in_progress("the VM update is queued", SHORT_POLL_INTERVAL),
         },
     }
 }
@@ -158,7 +158,7 @@ mod tests {
     fn what_holds_it_up_is_said_and_what_held_another_spec_up_is_not() {
         let requested = || machine("u/3/requested");
         let said = |machine| message(progress(&machine, &spec("gold")));
-        assert_eq!(said(requested()), "the VM is about to be updated");
+        assert_eq!(said(requested()), "the VM update is queued");
         let refused = |observed| {
             shows(
                 requested(),
@@ -168,13 +168,13 @@ mod tests {
             )
         };
         assert_eq!(said(refused(3)), "NotHotUpdatable: why");
-        assert_eq!(said(refused(2)), "the VM is about to be updated");
+        assert_eq!(said(refused(2)), "the VM update is queued");
         let waiting = shows(
             requested(),
             ConditionStatus::False,
             reason::WAITING_FOR_UPDATE_REQUEST,
             3,
         );
-        assert_eq!(said(waiting), "the VM is about to be updated");
+        assert_eq!(said(waiting), "the VM update is queued");
     }
 }

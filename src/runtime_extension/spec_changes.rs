@@ -179,9 +179,9 @@ fn of_field(field: &str) -> UpdateStrategy {
         return UpdateStrategy::InPlace;
     }
     UpdateStrategy::Replace(match field {
-        "driver" => "the VM is at its driver".to_owned(),
-        "secretRef" => "a VM keeps the credentials that it was made with".to_owned(),
-        "notReadyTaint" => "a Node registers with its taint once".to_owned(),
+        "driver" => "the driver of an existing VM cannot change".to_owned(),
+        "secretRef" => "a VM keeps its credentials".to_owned(),
+        "notReadyTaint" => "a Node registers with its taint only once".to_owned(),
         other => format!("{other} is not known to be updatable"),
     })
 }
@@ -194,7 +194,7 @@ fn of_provider_spec(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capab
         .into_iter()
         .map(|place| (place, UpdateStrategy::InPlace));
     let cold = changes.not_updatable.into_iter().map(|place| {
-        let why = "the driver can't change it on a living VM".to_owned();
+        let why = "the driver cannot change it on a running VM".to_owned();
         (place, UpdateStrategy::Replace(why))
     });
     let mut all: Vec<_> = hot

@@ -286,7 +286,7 @@ async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() ->
             refusal(api.patch(&name, &params, &Patch::Apply(&forged)).await)?
         };
         for message in [on_create, on_update, on_apply] {
-            ensure!(message.contains("spec.providerID may not be set"), "{message}");
+            ensure!(message.contains("spec.providerID must not be set"), "{message}");
             ensure!(message.contains("inframachines/identity"), "{message}");
         }
     }
@@ -340,7 +340,7 @@ async fn only_a_provider_id_that_was_named_before_its_vm_gives_way_to_another() 
     for api in [&administrator, &provider] {
         for other in &others {
             let message = refusal(merge(api, "m", json!({"spec": other})).await)?;
-            ensure!(message.contains("spec.providerID is set once"), "{message}");
+            ensure!(message.contains("is immutable"), "{message}");
         }
         // The mark is no way around it that comes with the change.
         let marked = json!({"metadata": {"annotations": {PROVIDER_ID: NAMED}}, "spec": others[0]});
@@ -381,7 +381,7 @@ async fn only_users_that_may_write_identities_say_that_a_vm_is_provisioned() -> 
     let refused = async |status: Value| {
         let message = refusal(write(&owner, status).await)?;
         ensure!(
-            message.contains("status.initialization.provisioned may not be changed"),
+            message.contains("status.initialization.provisioned must not be changed"),
             "{message}"
         );
         ensure!(message.contains("inframachines/identity"), "{message}");

@@ -39,7 +39,7 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     let unprovisioned = merge(&tenant, "m", json!({"spec": {"providerID": "cmi:///2"}})).await;
     let message = refusal(unprovisioned)?;
     ensure!(
-        message.contains("may not be set, changed or removed"),
+        message.contains("must not be set, changed or removed"),
         "{message}"
     );
     let provisioned = json!({"status": {"initialization": {"provisioned": true}}});
@@ -47,10 +47,10 @@ async fn the_provider_id_is_set_once() -> Result<()> {
         .patch_status("m", &PatchParams::default(), &Patch::Merge(provisioned))
         .await?;
     for (patch, why) in [
-        (json!({"providerID": "cmi:///2"}), "set once"),
-        (json!({"providerID": null}), "set once"),
-        (json!({"driver": "c"}), "the VM exists at that driver"),
-        (json!({"driver": null}), "the VM exists at that driver"),
+        (json!({"providerID": "cmi:///2"}), "is immutable"),
+        (json!({"providerID": null}), "is immutable"),
+        (json!({"driver": "c"}), "spec.driver is immutable"),
+        (json!({"driver": null}), "spec.driver is immutable"),
     ] {
         let message = refusal(merge(&machines, "m", json!({"spec": patch})).await)?;
         ensure!(message.contains(why), "{patch}: {message}");

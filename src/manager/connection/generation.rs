@@ -83,7 +83,7 @@ impl Connections {
         let mut current = self.current.write();
         if Arc::ptr_eq(&current, stalled) {
             *current = Arc::new(Generation::new(&self.connector));
-            tracing::warn!("the API server answers nothing over this connection; connecting anew");
+            tracing::warn!("the API server does not answer on this connection; reconnecting");
         }
     }
 }
