@@ -53,21 +53,21 @@ enum Command {
     /// Work with one driver.
     #[command(subcommand)]
     Driver(driver::DriverCommand),
-    /// Look after the drivers' configuration.
+    /// Check the drivers file.
     #[command(subcommand)]
     Drivers(drivers::DriversCommand),
-    /// Look for VMs that no InfraMachine has.
+    /// Find VMs without an InfraMachine.
     #[command(subcommand)]
     Orphans(orphans::OrphansCommand),
-    /// Print one page about a machine or a driver: what is known, and what to do next.
+    /// Print the state of a machine or a driver, and what to do next.
     #[command(subcommand)]
     Describe(describe::DescribeCommand),
-    /// Print what a new InfraMachineTemplate means for the machines of a MachineDeployment.
+    /// Forecast how a new InfraMachineTemplate changes the machines of a MachineDeployment.
     Plan(Box<plan::PlanArgs>),
     /// Migrate machines of machine-controller-manager to Cluster API, with their VMs.
     Migrate(Box<migrate::MigrateArgs>),
     Conformance(Box<conformance::ConformanceArgs>),
-    /// Print what is to be installed beside the provider, or write it to files.
+    /// Print the manifests of the provider, or write them to files.
     Manifests(Manifests),
     /// Print the version.
     Version,
@@ -166,8 +166,8 @@ fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
     let threads = threads.map(usize::from).with_context(|| {
         let wanted = wanted.display();
         format!(
-            "the environment variable {WORKER_THREADS} is `{wanted}`, and not a number of threads from 1: \
-             correct or unset it"
+            "environment variable {WORKER_THREADS} is `{wanted}`: set it to a number of threads from 1, or \
+                unset it"
         )
     });
     threads.misconfigured()
@@ -184,7 +184,7 @@ fn block_on(
         .worker_threads(threads)
         .enable_all()
         .build()
-        .context("starting the runtime failed")?;
+        .context("cannot start the runtime")?;
     let outcome = runtime.block_on(future);
     runtime.shutdown_background();
     outcome

@@ -18,7 +18,7 @@ impl FromStr for BindAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no address, such as `:8443` or `127.0.0.1:8443`");
+        let wrong = || format!("{text} is not an address such as :8443 or 127.0.0.1:8443");
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Ok(Self {
@@ -50,7 +50,7 @@ impl BindAddress {
         } else {
             TcpListener::bind((self.host.as_str(), self.port)).await
         };
-        bound.with_context(|| format!("listening on {self} failed"))
+        bound.with_context(|| format!("cannot listen on {self}"))
     }
 }
 

@@ -44,23 +44,23 @@ pub(super) struct ConformanceArgs {
     /// A built-in driver, in this process.
     #[arg(long, value_enum)]
     driver: Option<BuiltIn>,
-    /// What the suite has to know of the driver, as YAML. Built-in drivers bring their own.
+    /// YAML file that describes the driver to the suite. Built-in drivers bring their own.
     #[arg(long, value_name = "FILE", required_unless_present_any = ["driver", "list"])]
     config: Option<PathBuf>,
-    /// Run only the cases that prove these rows, or have these names.
+    /// Run only the cases with these names, or that prove these rows.
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     only: Vec<String>,
-    /// What exit code 0 takes: the published rules alone, this provider's as far as the configuration lets
-    /// them be tried, or all of them tried.
+    /// Level for exit code 0: the published rules, this provider's rules as far as the configuration allows
+    /// to test them, or all of them.
     #[arg(long, value_enum, default_value_t = Required::Basic, conflicts_with = "only")]
     require: Required,
-    /// Print the rules and the cases that prove them, and test nothing.
+    /// Print the rules and the cases that prove them, without testing.
     #[arg(long)]
     list: bool,
-    /// Write the cases as JUnit XML, too.
+    /// Also write the cases as JUnit XML.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Write cases and rules as JSON, too.
+    /// Also write cases and rules as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -104,7 +104,7 @@ impl Required {
         match top {
             // No binding rule is broken: the level asked for needs more than was tried.
             Some(top) => format!(
-                "{target} is `{}`, and --require asks for `{}`; that takes {}",
+                "{target} reaches level `{}`, but --require asks for `{}`; missing: {}",
                 report::compliance(top),
                 self.name(),
                 top.missing
@@ -113,8 +113,8 @@ impl Required {
                     .collect::<Vec<_>>()
                     .join(", ")
             ),
-            None if broken.is_empty() => format!("{target} was not shown to be compliant"),
-            None => format!("{target} breaks {}", report::rows(&broken)),
+            None if broken.is_empty() => format!("{target} is not proven compliant"),
+            None => format!("{target} violates {}", report::rows(&broken)),
         }
     }
 }
@@ -142,7 +142,7 @@ impl Progress for Lines {
     fn waits(&self, call: &Waiting) {
         let (time, limit) = (call.time.as_secs(), call.limit.as_secs_f64());
         print_line(&format!(
-            "{:>17}{call} for {time} s now; it may take {limit} s",
+            "{:>17}{call} running for {time} s; the limit is {limit} s",
             "... "
         ));
     }
@@ -214,7 +214,7 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, CommandError> {
             })
         }
         None => {
-            let config = configured.context("--config is missing: what makes a VM there?");
+            let config = configured.context("--config is required: it describes the VMs to create");
             plugin(&args.plugin, config.misconfigured()?)
         }
     }
@@ -253,8 +253,8 @@ fn commands(config: &Config) -> Option<Arc<dyn Hooks>> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Config> {
-    let yaml = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    Config::read(&yaml).with_context(|| format!("in {}", path.display()))
+    let yaml = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Config::read(&yaml).with_context(|| format!("cannot parse {}", path.display()))
 }
 
 /// Lists the rules with the cases that prove them, and the cases with their titles.

@@ -16,9 +16,9 @@ use crate::describe::{self, Scrape};
 /// Print what is known of a machine or a driver, and what to do next, on one page. Changes nothing.
 #[derive(Debug, Subcommand)]
 pub(super) enum DescribeCommand {
-    /// A machine: its owners, conditions, last operation and next try, its driver, its VM, its events.
+    /// Describe a machine: owners, conditions, last operation, next retry, driver, VM and events.
     Machine(MachineArgs),
-    /// A driver: what it offers, its machines and Clusters, its calls, queue, breakers and orphans.
+    /// Describe a driver: capabilities, machines, Clusters, calls, queue, breakers and orphans.
     Driver(DriverArgs),
 }
 
@@ -27,7 +27,7 @@ pub(super) struct MachineArgs {
     /// The InfraMachine, or its Machine.
     #[arg(value_name = "NAME")]
     name: String,
-    /// Its namespace; without it, that of the kubeconfig.
+    /// Namespace. Default: the namespace of the kubeconfig.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     #[command(flatten)]
@@ -36,13 +36,13 @@ pub(super) struct MachineArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct DriverArgs {
-    /// The driver, as spec.driver names it.
+    /// The driver, as in spec.driver.
     #[arg(value_name = "NAME")]
     name: String,
-    /// Look at the machines and Clusters of this namespace; without it, at all.
+    /// Include only machines and Clusters of this namespace. Default: all.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// File with what the leading replica shows at /metrics; `-` is the standard input.
+    /// File with the /metrics output of the leading replica; `-` for standard input.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
     #[command(flatten)]
@@ -52,10 +52,10 @@ pub(super) struct DriverArgs {
 /// Where what is printed is read.
 #[derive(Debug, Args)]
 struct Sources {
-    /// File with the drivers, to have the driver asked from here; without it, no driver is.
+    /// Drivers file, to call the driver from this command. Default: no driver is called.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: Option<PathBuf>,
-    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    /// Kubeconfig. Default: KUBECONFIG, ~/.kube/config or the pod's service account.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
@@ -106,6 +106,6 @@ fn scrape(path: &Path) -> Result<Scrape, CommandError> {
         };
         Ok(Scrape::read(&text)?)
     };
-    let what = || format!("the metrics of {} can't be used", path.display());
+    let what = || format!("cannot use the metrics of {}", path.display());
     read().with_context(what).misconfigured()
 }

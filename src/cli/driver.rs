@@ -10,7 +10,7 @@ use super::CommandError;
 /// Work with one driver.
 #[derive(Debug, Subcommand)]
 pub(super) enum DriverCommand {
-    /// Print what a driver says of itself.
+    /// Print name, version and capabilities of a driver.
     Info(info::InfoArgs),
     /// Serve a built-in driver over gRPC until SIGTERM or SIGINT.
     Serve(serve::ServeArgs),

@@ -18,16 +18,16 @@ use cmi_driver::{Driver, Operation, Readiness};
 /// Look after the drivers' configuration.
 #[derive(Debug, Subcommand)]
 pub(super) enum DriversCommand {
-    /// Check the drivers file, and ask each driver whether it is ready.
+    /// Check the drivers file and whether each driver is ready.
     Check(CheckArgs),
 }
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// File with the drivers.
+    /// Drivers file.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
-    /// Check the file alone, without asking the drivers.
+    /// Check only the file, without calling the drivers.
     #[arg(long)]
     offline: bool,
 }
@@ -70,7 +70,7 @@ pub(super) fn build(
     let (name, path) = (&settings.name, path.display());
     let built = with_credentials(settings, kind);
     built
-        .with_context(|| format!("the driver `{name}` of {path} can't be created"))
+        .with_context(|| format!("cannot create driver {name} of {path}"))
         .misconfigured()
 }
 
@@ -78,9 +78,7 @@ pub(super) fn build(
 /// before a machine waits for them.
 fn with_credentials(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver>> {
     if let Some(credentials) = &settings.credentials {
-        credentials
-            .read()
-            .context("`credentials.directory` can't be used")?;
+        credentials.read().context("cannot use credentials.directory")?;
     }
     kind.build(&settings.limits.timeouts)
 }
@@ -173,7 +171,7 @@ mod tests {
         };
         let message = format!("{error:#}");
         assert!(
-            message.contains("`ours`") && message.contains("credentials.directory"),
+            message.contains("driver ours") && message.contains("credentials.directory"),
             "{message}"
         );
         assert!(

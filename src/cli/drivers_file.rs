@@ -28,13 +28,13 @@ pub(super) struct DriverConfig {
 /// Why a file can't be used. No snippet of the file is shown: a secret may stand beside the mistake (OPS-11).
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DriversFileError {
-    #[error("reading the drivers file {} failed", path.display())]
+    #[error("cannot read drivers file {}", path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("the drivers file {} can't be used: {what}", path.display())]
+    #[error("invalid drivers file {}: {what}", path.display())]
     Invalid { path: PathBuf, what: String },
 }
 
@@ -113,7 +113,7 @@ impl TryFrom<String> for CallName {
             .map(Self::Call)
             .ok_or_else(|| {
                 let calls = Operation::ALL.map(Timeouts::key).join(", ");
-                format!("`{text}` is no call: expected default or one of {calls}")
+                format!("`{text}` is not a call: use default or one of {calls}")
             })
     }
 }
@@ -140,14 +140,14 @@ fn parse(text: &str) -> Result<Vec<DriverConfig>, String> {
         yaml::parse::<DriversFile>(text)?.drivers.unwrap_or_default()
     };
     if entries.is_empty() {
-        return Err("`drivers` has to list at least one driver, with its name and its kind".to_owned());
+        return Err("drivers: add at least one driver, with its name and kind".to_owned());
     }
     let mut names = BTreeSet::new();
     let mut drivers = Vec::new();
     for (index, entry) in entries.into_iter().enumerate() {
         if !names.insert(entry.name.clone()) {
             return Err(format!(
-                "drivers[{index}].name: `{}` is taken: every driver needs a name of its own",
+                "drivers[{index}].name: `{}` is already used: driver names must be unique",
                 entry.name
             ));
         }
@@ -194,11 +194,8 @@ impl DriverEntry {
         let kinds = || Self::KINDS.join(", ");
         match (given.next(), given.next()) {
             (Some(kind), None) => Ok(kind),
-            (None, _) => Err(format!(
-                "the kind of the driver is missing: add one of {}",
-                kinds()
-            )),
-            (Some(_), Some(_)) => Err(format!("it can't be of several kinds: keep one of {}", kinds())),
+            (None, _) => Err(format!("the kind is missing: add one of {}", kinds())),
+            (Some(_), Some(_)) => Err(format!("several kinds are set: keep one of {}", kinds())),
         }
     }
 
@@ -207,7 +204,7 @@ impl DriverEntry {
             None => Ok(Namespaces::All),
             Some(names) if *names == [ANY_NAMESPACE] => Ok(Namespaces::All),
             Some(names) if names.iter().any(|name| name == ANY_NAMESPACE) => Err(format!(
-                "namespaces: `{ANY_NAMESPACE}` is every namespace: remove it or the others"
+                "namespaces: `{ANY_NAMESPACE}` includes every namespace: remove it or the others"
             )),
             Some(names) => Ok(Namespaces::Only(names.iter().cloned().collect())),
         }
@@ -242,7 +239,7 @@ fn absolute<C>(path: &Path, _context: &C) -> garde::Result {
         Ok(())
     } else {
         Err(garde::Error::new(
-            "has to be an absolute path, such as /etc/capcmi/credentials/ours",
+            "must be an absolute path, such as /etc/capcmi/credentials/ours",
         ))
     }
 }
@@ -261,7 +258,7 @@ fn dns_label<C>(name: &str, _context: &C) -> garde::Result {
         Ok(())
     } else {
         Err(garde::Error::new(
-            "has to be 1 to 63 lower-case letters, digits and dashes, without a dash at either end",
+            "must be 1 to 63 lower case letters, digits and dashes, without a dash at either end",
         ))
     }
 }
@@ -417,7 +414,7 @@ mod tests {
     fn names_are_taken_once_and_a_driver_is_of_one_kind() {
         assert_refused(
             "drivers: [{name: a, simulated: {}}, {name: a, simulated: {}}]",
-            &["drivers[1].name", "`a` is taken"],
+            &["drivers[1].name", "`a` is already used"],
         );
         assert_refused("drivers: [{name: a}]", &["drivers[0]", "add one of simulated"]);
         assert_refused(
@@ -467,7 +464,7 @@ mod tests {
         let error = load(Path::new("/nowhere/drivers.yaml")).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "reading the drivers file /nowhere/drivers.yaml failed"
+            "cannot read drivers file /nowhere/drivers.yaml"
         );
     }
 }

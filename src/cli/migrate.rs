@@ -35,50 +35,50 @@ use cmi_driver::{
 #[derive(Debug, Args)]
 #[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub(super) struct MigrateArgs {
-    /// File with the drivers.
+    /// Drivers file.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
-    /// The driver that has the VMs; needed where the file has several.
+    /// Driver that has the VMs; required if the file has several.
     #[arg(long, value_name = "NAME")]
     driver: Option<String>,
-    /// The Cluster of Cluster API that the machines become part of. It has to be there.
+    /// Existing Cluster that the machines become part of.
     #[arg(long, value_name = "NAME")]
     cluster: String,
-    /// Kubeconfig of the management cluster; without it KUBECONFIG, ~/.kube/config, or the service account
-    /// of the pod.
+    /// Kubeconfig of the management cluster. Default: KUBECONFIG, ~/.kube/config or the pod's service
+    /// account.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The namespace of the Cluster.
+    /// Namespace of the Cluster.
     #[arg(short, long, default_value = "default", value_name = "NAMESPACE")]
     namespace: String,
-    /// Kubeconfig of the cluster with the objects of machine-controller-manager; without it they are in the
-    /// management cluster.
+    /// Kubeconfig of the cluster with the objects of machine-controller-manager. Default: the management
+    /// cluster.
     #[arg(long, value_name = "FILE", conflicts_with = "filename")]
     from_kubeconfig: Option<PathBuf>,
-    /// The namespace of these objects; without it that of the Cluster, and with --filename all of the files.
+    /// Namespace of these objects. Default: the namespace of the Cluster or, with --filename, all of the
+    /// files.
     #[arg(long, value_name = "NAMESPACE")]
     from_namespace: Option<String>,
-    /// Read these objects, and the Secrets that they name, from files in YAML or JSON. Can be repeated.
+    /// Read these objects and their Secrets from a YAML or JSON file. Can be repeated.
     #[arg(short, long, value_name = "FILE")]
     filename: Vec<PathBuf>,
-    /// The Secret in the namespace with the bootstrap data of machines that are made later, in place of
-    /// the `userData` of the classes.
+    /// Secret in the namespace with the bootstrap data of new machines, instead of `userData` of the classes.
     #[arg(long, value_name = "NAME")]
     bootstrap_secret: Option<String>,
-    /// Copy Secrets that a class names in another namespace than its own. The author of a class may have no
-    /// right to read them.
+    /// Copy Secrets that a class names in another namespace. The author of a class may not be allowed to read
+    /// them.
     #[arg(long)]
     secrets_of_other_namespaces: bool,
     /// Confirm that machine-controller-manager and its provider's controller are scaled to 0. Nothing is
-    /// written without it, nor where a Lease shows that one runs.
+    /// written without this flag, or while a Lease shows that one of them runs.
     #[arg(long)]
     machine_controller_manager_is_stopped: bool,
-    /// Take a migration back, with the flags that it was made with: its objects are deleted and the VMs stay,
-    /// so that machine-controller-manager can have them again. Nothing is undone where a machine is not as
-    /// the migration has left it. Files can't tell whether it still has them, so it reads its cluster.
+    /// Undo a migration, with the same flags: delete its objects and keep the VMs for
+    /// machine-controller-manager. Nothing is undone if a machine changed after the migration. Reads the
+    /// cluster of machine-controller-manager, not files.
     #[arg(long, conflicts_with = "filename")]
     undo: bool,
-    /// Print what would be done, and write nothing.
+    /// Print the plan and write nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -87,12 +87,12 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     let (driver_name, driver) = driver(&args)?;
     let declared = driver.get_plugin_capabilities().await;
     let declared =
-        declared.with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))?;
+        declared.with_context(|| format!("cannot get the capabilities of driver {driver_name}"))?;
     let capabilities = declared.capabilities;
     if !capabilities.supports(Operation::GetMachineStatus) {
         return Err(CommandError::Misconfigured(anyhow!(
-            "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the \
-                VMs that are to be adopted"
+            "driver {driver_name} does not implement GetMachineStatus, which is required to confirm the \
+                adopted VMs"
         )));
     }
     let client = client(args.kubeconfig.clone()).await?;
@@ -105,8 +105,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     };
     if source.machines.is_empty() && source.sets.is_empty() && source.deployments.is_empty() {
         return Err(CommandError::Misconfigured(anyhow!(
-            "there is nothing to migrate: {} has no Machine, MachineSet or MachineDeployment of \
-                machine.sapcloud.io",
+            "nothing to migrate: {} has no Machine, MachineSet or MachineDeployment of machine.sapcloud.io",
             from.in_words()
         )));
     }
@@ -121,7 +120,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     ensure_cluster_exists(&client, &target).await?;
     let migration = plan(&source, &target, &capabilities).map_err(|problems| {
         CommandError::Misconfigured(anyhow!(
-            "nothing was written, since this can't be migrated:{}",
+            "nothing was written, because the migration is not possible:{}",
             listed(&problems)
         ))
     })?;
@@ -144,7 +143,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
         return Ok(());
     }
     if progress.is_complete(&migration) {
-        print_line("\nEverything was migrated before.");
+        print_line("\nEverything was already migrated.");
     } else {
         let old = from.stopped(&args).await?;
         print_line("");
@@ -164,7 +163,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     }
     print_line(
         "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, \
-            and do not delete its objects before their finalizers are removed: docs/migration.md says how.",
+            and do not delete its objects before their finalizers are removed: see docs/migration.md.",
     );
     Ok(())
 }
@@ -190,8 +189,8 @@ impl Origin {
 
     fn in_words(&self) -> String {
         match self {
-            Self::Files(_) => "what --filename names".to_owned(),
-            Self::Cluster { namespace, .. } => format!("the namespace `{namespace}`"),
+            Self::Files(_) => "the input of --filename".to_owned(),
+            Self::Cluster { namespace, .. } => format!("namespace {namespace}"),
         }
     }
 
@@ -200,9 +199,8 @@ impl Origin {
     async fn stopped(&self, args: &MigrateArgs) -> Result<Option<Stopped>, CommandError> {
         if !args.machine_controller_manager_is_stopped {
             return Err(CommandError::Misconfigured(anyhow!(
-                "if machine-controller-manager runs, it deletes VMs that are migrated, and nothing proves \
-                    that it does not: scale it and its provider's controller to 0, and confirm that with \
-                    --machine-controller-manager-is-stopped"
+                "machine-controller-manager may be running and would delete the migrated VMs: scale it and \
+                    its provider's controller to 0, and confirm with --machine-controller-manager-is-stopped"
             )));
         }
         match self {
@@ -226,7 +224,7 @@ fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError>
         (None, [only]) => only.clone(),
         (None, _) => {
             return Err(CommandError::Misconfigured(anyhow!(
-                "say with --driver which one has the VMs: {}",
+                "several drivers are configured: choose the one that has the VMs with --driver: {}",
                 names.join(", ")
             )));
         }
@@ -235,7 +233,7 @@ fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError>
     let found = found.map(|(_, driver)| (wanted.clone(), driver));
     let file = args.drivers_config.display();
     found
-        .with_context(|| format!("{file} has no driver `{wanted}`"))
+        .with_context(|| format!("{file} has no driver {wanted}"))
         .misconfigured()
 }
 
@@ -250,11 +248,11 @@ async fn convert(
         let Some(own) = source.classes.get(&key).cloned() else {
             continue;
         };
-        let what = format!("{} `{}`", key.kind, key.name);
+        let what = format!("{} {}", key.kind, key.name);
         if !capabilities.supports(Operation::GenerateMachineClassForMigration) {
             return Err(CommandError::Misconfigured(anyhow!(
-                "{what} is a class of a provider's own kind, and the driver `{name}` does not offer \
-                    GenerateMachineClassForMigration: migrate it to a MachineClass first"
+                "driver {name} does not implement GenerateMachineClassForMigration, which {what} requires: \
+                    migrate it to a MachineClass first"
             )));
         }
         let mut fields = serde_json::Map::new();
@@ -269,7 +267,7 @@ async fn convert(
             },
         };
         let class = driver.generate_machine_class_for_migration(request).await;
-        let mut class = class.with_context(|| format!("the driver `{name}` can't convert {what}"))?;
+        let mut class = class.with_context(|| format!("driver {name} cannot convert {what}"))?;
         // The metadata stays as it was: the driver does not decide which object the class is.
         class.insert("metadata".to_owned(), metadata);
         source.classes.insert(key, class);
@@ -289,11 +287,11 @@ async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<
     );
     let what = format!("Cluster {}/{}", target.namespace, target.cluster);
     let found = api.get_opt(&target.cluster).await;
-    let found = found.with_context(|| format!("reading {what} failed"))?;
+    let found = found.with_context(|| format!("cannot read {what}"))?;
     let Some(found) = found else {
         return Err(CommandError::Misconfigured(anyhow!(
-            "there is no {what}: create it first, with an InfraCluster, the endpoint of the control plane, \
-                and the Secret `{}-kubeconfig`",
+            "{what} does not exist: create it first, with an InfraCluster, the endpoint of the control \
+                plane, and Secret {}-kubeconfig",
             target.cluster
         )));
     };
@@ -306,13 +304,11 @@ async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<
 /// Returns why a Cluster can't take machines; `None` where it can.
 fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
     if cluster.metadata.deletion_timestamp.is_some() {
-        Some("is being deleted, and would take the VMs with it")
+        Some("is being deleted, and would delete the VMs: use another Cluster")
     } else if cluster.data["spec"]["paused"] == Value::Bool(true) {
-        Some("is paused by spec.paused: the provider does nothing for its machines")
+        Some("is paused by spec.paused: resume it")
     } else if cluster.annotations().contains_key(annotations::PAUSED) {
-        Some(
-            "is paused by the annotation cluster.x-k8s.io/paused: the provider does nothing for its machines",
-        )
+        Some("is paused by annotation cluster.x-k8s.io/paused: remove it")
     } else {
         None
     }
@@ -340,7 +336,7 @@ mod tests {
         assert_eq!(unfit(json!({}), json!({"paused": false})), "nothing");
         assert!(unfit(json!({}), json!({"paused": true})).contains("spec.paused"));
         let annotated = json!({"annotations": {"cluster.x-k8s.io/paused": ""}});
-        assert!(unfit(annotated, json!({})).contains("the annotation"));
+        assert!(unfit(annotated, json!({})).contains("annotation"));
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
         assert!(unfit(deleted, json!({})).contains("being deleted"));
     }

@@ -18,31 +18,30 @@ use crate::orphans::{self, Found, Scan};
 /// Look for VMs that no InfraMachine has.
 #[derive(Debug, Subcommand)]
 pub(super) enum OrphansCommand {
-    /// List the VMs of all Clusters that no InfraMachine has, or that are the second one of an InfraMachine.
-    /// Changes nothing, and looks once: a VM that was just made or is just being deleted may be among them,
-    /// so look twice before you delete one.
+    /// List VMs without an InfraMachine, and second VMs of an InfraMachine, in all Clusters. The list may
+    /// include VMs that were just created or are being deleted: list twice before you delete one.
     List(ListArgs),
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
-    /// File with the drivers.
+    /// Drivers file.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
-    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    /// Kubeconfig. Default: KUBECONFIG, ~/.kube/config or the pod's service account.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Look at the Clusters of this namespace; without it, at all.
+    /// Include only Clusters of this namespace. Default: all.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Look only at classes of InfraMachines and InfraMachineTemplates whose label
+    /// Include only classes of InfraMachines and InfraMachineTemplates whose label
     /// cluster.x-k8s.io/watch-filter has this value.
     #[arg(long, value_name = "VALUE")]
     watch_filter: Option<String>,
-    /// List the VMs that have an InfraMachine, too.
+    /// Also list VMs that have an InfraMachine.
     #[arg(long)]
     all: bool,
-    /// How to print them.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
     output: Output,
 }
@@ -93,13 +92,13 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
         return Ok(());
     }
     let failures = failures.join("; ");
-    Err(anyhow::anyhow!("not everything could be looked at: {failures}").into())
+    Err(anyhow::anyhow!("the result is incomplete: {failures}").into())
 }
 
 /// The text that is printed where there are no rows.
 const fn none(all: bool) -> &'static str {
     if all {
-        "The drivers list no VM of the Clusters that are here."
+        "The drivers list no VM of the Clusters in this management cluster."
     } else {
         "No orphans."
     }

@@ -26,22 +26,22 @@ use cmi_driver::Capabilities;
 /// MachineDeployment would change, its bootstrap configuration or version, is not looked at.
 #[derive(Debug, Args)]
 pub(super) struct PlanArgs {
-    /// The InfraMachineTemplate that it would be pointed at.
+    /// The new InfraMachineTemplate.
     #[arg(long, value_name = "NAME")]
     template: String,
     /// The MachineDeployment.
     #[arg(long, value_name = "NAME")]
     machinedeployment: String,
-    /// Their namespace; without it, that of the kubeconfig.
+    /// Namespace of both. Default: the namespace of the kubeconfig.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// File with the drivers, of which the template's is asked what it can change.
+    /// Drivers file. The template's driver is called for its capabilities.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
-    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    /// Kubeconfig. Default: KUBECONFIG, ~/.kube/config or the pod's service account.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// How to print it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
     output: Output,
 }
@@ -60,7 +60,7 @@ pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
     let mut actions = forecast.fields.iter().map(|field| field.action);
     if forecast.refused.is_some() || actions.any(|action| action == Action::Refused) {
         return Err(anyhow::anyhow!(
-            "no machine can be made from the InfraMachineTemplate `{}`: see above",
+            "cannot create machines from InfraMachineTemplate {}: see above",
             args.template
         )
         .into());
@@ -79,10 +79,10 @@ async fn capabilities(
     let name = spec.and_then(|spec| spec.get("driver")?.as_str());
     let driver = drivers
         .resolve(name, namespace)
-        .with_context(|| format!("the driver of the InfraMachineTemplate `{template}` can't be found"))?;
+        .with_context(|| format!("cannot resolve the driver of InfraMachineTemplate {template}"))?;
     let permit = driver.acquire(Priority::Upkeep, "capcmi plan").await;
     permit
         .fetch_capabilities()
         .await
-        .with_context(|| format!("asking the driver `{}` what it can change failed", driver.name()))
+        .with_context(|| format!("cannot get the capabilities of driver {}", driver.name()))
 }

@@ -16,25 +16,25 @@ use cmi_grpc::client::{ConfigError, Connector, GrpcConfig, GrpcDriver, TlsConfig
 /// A plugin at an endpoint.
 #[derive(Debug, Args)]
 pub(super) struct PluginArgs {
-    /// Where the plugin listens: `unix:///path`, `tcp://host:port` or `tls://host:port`.
+    /// Endpoint of the plugin: `unix:///path`, `tcp://host:port` or `tls://host:port`.
     #[arg(long, value_name = "URI")]
     pub endpoint: Option<String>,
-    /// Certificates of the CAs that may vouch for a plugin behind `tls://`.
+    /// CA certificates for a plugin behind `tls://`.
     #[arg(long, value_name = "FILE", requires = "endpoint")]
     ca_file: Option<PathBuf>,
-    /// Our certificate.
+    /// Client certificate.
     #[arg(long, value_name = "FILE", requires = "ca_file")]
     cert_file: Option<PathBuf>,
-    /// The key of our certificate.
+    /// Key of the client certificate.
     #[arg(long, value_name = "FILE", requires = "ca_file")]
     key_file: Option<PathBuf>,
-    /// The name in the plugin's certificate, when it is not the host of the endpoint.
+    /// Name in the plugin's certificate, if it is not the host of the endpoint.
     #[arg(long, value_name = "NAME", requires = "ca_file")]
     server_name: Option<String>,
-    /// Take `tcp://` to another host: secrets travel in the clear.
+    /// Allow `tcp://` to another host, which sends secrets unencrypted.
     #[arg(long, requires = "endpoint")]
     insecure: bool,
-    /// Wait so long for a plugin that is not there yet, such as `30s`. Default: not at all.
+    /// Time to wait for the plugin to start, such as `30s`. Default: no wait.
     #[arg(long, value_name = "TIME", value_parser = duration::parse, requires = "endpoint")]
     wait: Option<Duration>,
 }
@@ -66,7 +66,7 @@ impl PluginArgs {
     pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<GrpcDriver, CommandError> {
         driver_kind::client(&self.config(), timeouts)
             .map_err(|error| anyhow!(with_flags(&error)))
-            .context("the plugin can't be called")
+            .context("cannot call the plugin")
             .misconfigured()
     }
 
@@ -78,7 +78,7 @@ impl PluginArgs {
         self.config()
             .connector()
             .map_err(|error| anyhow!(with_flags(&error)))
-            .context("the plugin can't be reached")
+            .context("cannot reach the plugin")
             .misconfigured()
     }
 
@@ -156,13 +156,13 @@ mod tests {
             ..args("tls://vms:1")
         };
         for (args, flag) in [
-            (args("tls://vms:1"), "--ca-file: it is missing"),
-            (of_a_socket, "--ca-file: it has no meaning"),
+            (args("tls://vms:1"), "--ca-file is missing"),
+            (of_a_socket, "--ca-file: has no effect"),
             (
                 half,
-                "--key-file: it is missing: --cert-file and --key-file belong together",
+                "--key-file is missing: --cert-file and --key-file are both required",
             ),
-            (args("tcp://vms:1"), "or say --insecure if"),
+            (args("tcp://vms:1"), "or set --insecure if"),
             (args("vms:1"), "--endpoint: "),
         ] {
             let Err(error) = args.driver(&Timeouts::default()) else {

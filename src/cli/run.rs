@@ -30,20 +30,20 @@ const LEASE: &str = "controller-leader-election-capcmi";
 /// Flags of `capcmi run`.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
-    /// File with the drivers.
+    /// Drivers file.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
-    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    /// Kubeconfig. Default: KUBECONFIG, ~/.kube/config or the pod's service account.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Speak HTTP/2 to the API server where it offers it, on few connections; without it, HTTP/1.1.
+    /// Use HTTP/2 to the API server if available, on few connections; otherwise HTTP/1.1.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = true, default_missing_value = "true", value_name = "BOOL")]
     kube_api_http2: bool,
-    /// The only namespace to look at; without it, all.
+    /// Watch only this namespace. Default: all namespaces.
     #[arg(long, value_name = "NAMESPACE", default_value = "", hide_default_value = true)]
     namespace: String,
-    /// Look only at InfraMachines, InfraMachineTemplates, InfraClusters and InfraMachineRemediations whose
+    /// Watch only InfraMachines, InfraMachineTemplates, InfraClusters and InfraMachineRemediations whose
     /// label cluster.x-k8s.io/watch-filter has this value.
     #[arg(long, value_name = "VALUE", default_value = "", hide_default_value = true)]
     watch_filter: String,
@@ -61,27 +61,27 @@ pub(super) struct RunArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Leader election")]
 struct ElectionArgs {
-    /// Act only while holding a Lease; needed where there may be two replicas. Those with the same
-    /// --namespace and --watch-filter share one.
+    /// Act only while holding a Lease; required with several replicas. Replicas with the same --namespace and
+    /// --watch-filter share a Lease.
     #[arg(long = "leader-elect", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
-    /// How long others wait for a leader that is silent.
+    /// Time until another replica may take over from a leader that stopped renewing the Lease.
     // A follower reads the Lease at intervals of the retry period and up to a fifth more, and counts from
     // when it saw the last renewal: with these times, it takes at most 14 s until another replica follows one
     // that was killed.
     #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "10s",
         value_name = "TIME")]
     lease_duration: Duration,
-    /// How long the leader acts without having renewed the Lease.
+    /// Time after which a leader stops if it cannot renew the Lease.
     #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "7s",
         value_name = "TIME")]
     renew_deadline: Duration,
-    /// The pause between two attempts to get or renew the Lease.
+    /// Interval between attempts to acquire or renew the Lease.
     #[arg(long = "leader-elect-retry-period", value_parser = duration::parse, default_value = "1.5s",
         value_name = "TIME")]
     retry_period: Duration,
-    /// Namespace of the Lease; without it, that of the pod or the kubeconfig.
+    /// Namespace of the Lease. Default: the namespace of the pod or the kubeconfig.
     #[arg(
         id = "lease_namespace",
         long = "leader-elect-resource-namespace",
@@ -91,102 +91,101 @@ struct ElectionArgs {
     namespace: Option<String>,
 }
 
-/// What is answered where.
+/// Flags of the HTTP servers.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Health and metrics")]
 struct ServerArgs {
-    /// Where /healthz and /readyz are answered, over HTTP.
+    /// Address of /healthz and /readyz, over HTTP.
     #[arg(long, default_value = ":9440", value_name = "ADDRESS")]
     health_addr: BindAddress,
-    /// Where /metrics is answered, over HTTPS, to callers that the API server allows to `get` it.
+    /// Address of /metrics, over HTTPS, for callers that the API server allows to `get` it.
     #[arg(long, default_value = ":8443", value_name = "ADDRESS")]
     diagnostics_address: BindAddress,
-    /// Answer /metrics over HTTP, and to every caller.
+    /// Serve /metrics over HTTP, to every caller.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     insecure_diagnostics: bool,
 }
 
-/// What Cluster API is answered that updates machines in place.
+/// Flags of the Runtime Extension.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Updates in place")]
 struct RuntimeExtensionArgs {
-    /// Where Cluster API's Runtime Extension is served, over HTTPS, by which MachineDeployments and
-    /// control planes update VMs in place; without it, it is not. config/components/in-place-updates
-    /// has what it needs.
+    /// Address of the Runtime Extension for updates in place of MachineDeployments and control planes, over
+    /// HTTPS. Default: not served. Requires config/components/in-place-updates.
     #[arg(
         id = "runtime_extension_address",
         long = "runtime-extension-address",
         value_name = "ADDRESS"
     )]
     address: Option<BindAddress>,
-    /// Folder with tls.crt and tls.key, the certificate of that address; it is read again when it changes.
+    /// Directory with tls.crt and tls.key for that address, reloaded on change.
     #[arg(
         long = "runtime-extension-cert-dir",
         value_name = "FOLDER",
         default_value = "/tmp/k8s-runtime-extension-server/serving-certs"
     )]
     cert_dir: PathBuf,
-    /// The CAs, as PEM, of the clients that may call it (core's
-    /// --runtime-extension-client-cert-file); without it, every client may.
+    /// PEM file with the CAs of clients that may call the Runtime Extension (core's
+    /// --runtime-extension-client-cert-file). Default: every client may.
     #[arg(long = "runtime-extension-client-ca-file", value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
 }
 
-/// How much is done at once.
+/// Flags of the controllers.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Work")]
 struct WorkArgs {
-    /// InfraMachines that are reconciled at the same time, besides those that a driver
-    /// works on (maxConcurrentCalls).
+    /// Number of InfraMachines that are reconciled concurrently, in addition to those in a driver call
+    /// (maxConcurrentCalls).
     #[arg(long, default_value = "32", value_name = "NUMBER")]
     inframachine_concurrency: NonZeroU16,
-    /// InfraMachineTemplates that are reconciled at the same time, besides those that a driver works on.
+    /// Number of InfraMachineTemplates that are reconciled concurrently, in addition to those in a driver
+    /// call.
     #[arg(long, default_value = "4", value_name = "NUMBER")]
     inframachinetemplate_concurrency: NonZeroU16,
-    /// InfraClusters that are reconciled at the same time, besides those that a driver works on.
+    /// Number of InfraClusters that are reconciled concurrently, in addition to those in a driver call.
     #[arg(long, default_value = "8", value_name = "NUMBER")]
     infracluster_concurrency: NonZeroU16,
-    /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.
+    /// Interval between lists of the VMs of a driver and class, which detect VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
-    /// For how long a driver has to be away, or back, before that is reported on InfraClusters
-    /// and on machines that are up.
+    /// Time that a driver must be unreachable, or reachable again, before InfraClusters and running machines
+    /// report it.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     driver_unreachable_grace: Duration,
-    /// Restart the VMs of unhealthy Machines as InfraMachineRemediations say, and have the Machines replaced
-    /// where that does not help. Needs the permissions of config/components/remediation.
+    /// Restart the VMs of unhealthy Machines as InfraMachineRemediations specify, and let the Machines be
+    /// replaced if restarts do not help. Requires config/components/remediation.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     enable_remediation: bool,
-    /// Evict the pods with volumes of a Node one after the other when its Machine is deleted, where a machine
-    /// has the annotation infrastructure.capcmi.io/volume-drain. Needs the permissions of
-    /// config/components/volume-drain.
+    /// When a Machine is deleted, evict the pods with volumes of its Node one at a time, if it has the
+    /// annotation infrastructure.capcmi.io/volume-drain. Requires config/components/volume-drain.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     enable_volume_drain: bool,
     #[command(flatten)]
     orphans: OrphanArgs,
-    /// How long running reconciles may take to end after SIGTERM.
+    /// Time for running reconciles to end after SIGTERM.
     #[arg(long, value_parser = duration::parse, default_value = "30s", value_name = "TIME")]
     graceful_shutdown_timeout: Duration,
 }
 
-/// What becomes of VMs that no InfraMachine has.
+/// Flags for VMs without an InfraMachine.
 #[derive(Debug, Args)]
 struct OrphanArgs {
-    /// What to do about VMs of a Cluster that no InfraMachine has: `report` them, or `delete` those that are
-    /// proven to be left over from an InfraMachine whose deletion this process has seen.
+    /// Handling of VMs without an InfraMachine: `report` them, or also `delete` those whose InfraMachine this
+    /// process saw being deleted.
     #[arg(long, value_enum, default_value_t = Orphans::Report, value_name = "MODE")]
     orphans: Orphans,
-    /// The pause between two scans for orphans; each takes a list for every driver and class, and
-    /// at most 512 for a driver.
+    /// Interval between scans for orphans. A scan makes one list call for each driver and class, at most 512
+    /// for a driver.
     #[arg(long, value_parser = duration::parse, default_value = "10m", value_name = "TIME")]
     orphans_interval: Duration,
-    /// How old a VM has to be before it is deleted as an orphan.
+    /// Minimum age of a VM that is deleted as an orphan.
     #[arg(long, value_parser = duration::parse, default_value = "1h", value_name = "TIME")]
     orphans_min_age: Duration,
-    /// The most orphans that one scan deletes at a driver.
+    /// Maximum number of orphans that one scan deletes at a driver.
     #[arg(long, default_value = "10", value_name = "NUMBER")]
     orphans_max_deletes: NonZeroU16,
 }
@@ -196,7 +195,7 @@ struct OrphanArgs {
 enum Orphans {
     /// Report them.
     Report,
-    /// And delete those that may be.
+    /// Report them, and delete those that are proven to be orphans.
     Delete,
 }
 
@@ -206,7 +205,7 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let api_server = api_server(args.kubeconfig).await?;
     let lease = lease(&args.namespace, &args.watch_filter);
     let election = args.election.election(&api_server.default_namespace, lease)?;
-    let stop = signals::asked_to_stop().context("listening for signals failed")?;
+    let stop = signals::asked_to_stop().context("cannot listen for signals")?;
     let setup = Setup {
         api_server: ApiServer::Network {
             config: Box::new(api_server),
@@ -235,10 +234,10 @@ pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Conf
     let Some(path) = kubeconfig else {
         return kube::Config::infer()
             .await
-            .context("finding out how to reach the API server failed: give --kubeconfig, or run in a pod")
+            .context("cannot find the API server: set --kubeconfig, or run in a pod")
             .misconfigured();
     };
-    let what = || format!("reading the kubeconfig {} failed", path.display());
+    let what = || format!("cannot read kubeconfig {}", path.display());
     let kubeconfig = Kubeconfig::read_from(&path).with_context(what).misconfigured()?;
     kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
@@ -272,7 +271,7 @@ fn lease(namespace: &str, watch_filter: &str) -> String {
 impl ElectionArgs {
     fn election(self, default_namespace: &str, lease: String) -> Result<Option<Election>, CommandError> {
         let timing = Timing::new(self.lease_duration, self.renew_deadline, self.retry_period)
-            .context("the times of --leader-elect-* do not fit together")
+            .context("invalid leader election flags")
             .misconfigured()?;
         if !self.wanted {
             return Ok(None);
@@ -311,7 +310,7 @@ impl RuntimeExtensionArgs {
             client_authorities: self.client_ca_file,
         });
         tls.check()
-            .context("the certificates of the Runtime Extension can't be used")
+            .context("cannot use the certificates of the Runtime Extension")
             .misconfigured()?;
         let listener = address.bind().await?;
         Ok(Some(RuntimeExtension::Https {
@@ -440,7 +439,7 @@ mod tests {
         let failure = args.election.election("ns", LEASE.to_owned()).unwrap_err();
         assert!(matches!(failure, CommandError::Misconfigured(_)));
         assert!(
-            failure.message().contains("renew deadline"),
+            failure.message().contains("renew-deadline"),
             "{}",
             failure.message()
         );

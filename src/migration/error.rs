@@ -12,14 +12,12 @@ pub enum WriteError {
         source: kube::Error,
     },
     /// Objects of others have the needed names.
-    #[error(
-        "objects of these names are there already, and no migration has made them: {0}; rename or delete them"
-    )]
+    #[error("objects with these names exist, and no migration created them: {0}; rename or delete them")]
     AlreadyExists(String),
     /// Cluster API does not take the Machines over.
     #[error(
-        "Cluster API's core manager has not made MachineSet `{set}` the owner of all its Machines; left are: \
-            {left}; check that it runs and the Cluster is not paused, and run the command again"
+        "Cluster API's core manager has not made MachineSet {set} the owner of all its Machines; missing: \
+            {left}; check that it runs and that the Cluster is not paused, then run the command again"
     )]
     MachinesNotAdopted {
         /// The MachineSet.
@@ -29,65 +27,63 @@ pub enum WriteError {
     },
     /// The old controller runs, and would delete what is migrated.
     #[error(
-        "machine-controller-manager runs: the Lease {0} is held or changes, and it would delete VMs that are \
-            migrated; scale it and its provider's controller to 0, wait a minute, and run the command again"
+        "machine-controller-manager is running, as Lease {0} is held or changes, and would delete migrated \
+            VMs: scale it and its provider's controller to 0, wait one minute, then run the command again"
     )]
     Running(String),
     /// The objects of an earlier run differ from what is planned now.
     #[error(
-        "what an earlier run has made differs from what is planned now, so that machines would be replaced \
-            or deleted, or be made from what is old: {0}; run the command with the flags and files of the \
-            earlier run; where a class or its Secrets have changed since, change the new objects in the same \
-            way; for machines that have come since, scale the new objects up to their number first"
+        "objects of an earlier run differ from the current plan, which would replace or delete machines, or \
+            create them from old data: {0}; run the command with the flags and files of the earlier run; if \
+            a class or its Secrets changed, change the new objects in the same way; for added machines, \
+            scale the new objects up to their number first"
     )]
     Differs(String),
     /// Machines that came after their group was migrated.
     #[error(
-        "machine-controller-manager has run since: these Machines are not marked as migrated, and what keeps \
-            them was migrated before without them: {0}; take their ownerReferences away to migrate each on \
-            its own, or mark one that Cluster API has deleted since with infrastructure.capcmi.io/migrated-to"
+        "machine-controller-manager ran after the migration, and these Machines of migrated owners are not \
+            marked as migrated: {0}; remove their ownerReferences to migrate each individually, or mark a \
+            Machine that Cluster API has deleted with infrastructure.capcmi.io/migrated-to"
     )]
     MachinesAddedSince(String),
     /// VMs that the provider has not adopted.
     #[error(
-        "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; \
-            check that it runs, repair what it says, and run the command again, which goes on from here"
+        "the provider has not adopted the VMs of these InfraMachines, so their group stays paused: {0}; \
+            check that it runs, resolve the reasons it reports, then run the command again to continue"
     )]
     VmsNotAdopted(String),
     /// An undo was begun and has not ended.
     #[error(
-        "a migration is being undone, of which these are left: {0}; end that with --undo, with which it goes \
-            on where it stopped, and then migrate again"
+        "an unfinished --undo exists, with these objects left: {0}; finish it with --undo, then migrate \
+            again"
     )]
     BeingUndone(String),
     /// Core has not paused the objects that are about to be deleted.
     #[error(
-        "Cluster API's core manager has not paused {0}; check that it runs and nothing takes the pause away, \
-            and run the command again, which goes on from here"
+        "Cluster API's core manager has not paused {0}; check that it runs and that nothing removes the \
+            pause, then run the command again to continue"
     )]
     NotPaused(String),
     /// Another deletes an object that is to be released.
     #[error(
-        "{0} is being deleted, and its VM with it: let that end, take the Machine of \
-            machine-controller-manager away whose VM has gone, and run the command again, which goes on from \
-            here"
+        "{0} is being deleted together with its VM; wait for that, remove the Machine of \
+            machine-controller-manager whose VM no longer exists, then run the command again to continue"
     )]
     BeingDeleted(String),
     /// A machine was changed between the read and the release.
-    #[error("{0}; change it back, and run the command again, which goes on from here")]
+    #[error("{0}; revert the change, then run the command again to continue")]
     Changed(String),
     /// Another keeps writing the object.
     #[error(
-        "InfraMachine {0} is written again and again by another, so that it can't be deleted as it was \
-            looked at; it may carry the annotation {annotation} by now; run the command again, which goes on \
-            from here",
+        "another client keeps writing InfraMachine {0}, so it cannot be deleted unchanged; it may have \
+            annotation {annotation}; run the command again to continue",
         annotation = crate::api::annotations::FORCE_DELETE
     )]
     Contended(String),
     /// An object owns Machines that the garbage collector would delete with it.
     #[error(
-        "{owner} has {dependents}, which no migration has made, and which would be deleted with it: delete \
-            them, or take their ownerReferences away, and run the command again, which goes on from here"
+        "{owner} has {dependents}, which no migration created and which would be deleted with it: delete \
+            them, or remove their ownerReferences, then run the command again to continue"
     )]
     HasOtherDependents {
         /// The object that is to be deleted.
@@ -97,19 +93,19 @@ pub enum WriteError {
     },
     /// Another refuses or removes the annotation that keeps the VM.
     #[error(
-        "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, \
-            so it was left; find out what takes the annotation away, and run the command again",
+        "annotation {annotation} was removed from InfraMachine {0}, and without it the VM would be deleted, \
+            so the object was kept; find out what removes the annotation, then run the command again",
         annotation = crate::api::annotations::FORCE_DELETE
     )]
     NotForced(String),
     /// Objects that were deleted and have not gone.
     #[error(
-        "these objects are deleted and have not gone, but no VM was touched: {0}; check that the provider \
-            runs and what holds them, and run the command again, which goes on from here"
+        "these objects are being deleted and still exist; no VM was changed: {0}; check that the provider \
+            runs and what holds the objects, then run the command again to continue"
     )]
     NotGone(String),
     /// An object that can't be encoded.
-    #[error("{name} can't be put together")]
+    #[error("cannot encode {name}")]
     Encode {
         /// Its name.
         name: String,

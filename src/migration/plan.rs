@@ -235,7 +235,7 @@ pub fn plan(
                 });
                 converted.insert(key, class);
             }
-            Err(problem) => problems.push(format!("{} `{}`: {problem}", key.kind, key.name)),
+            Err(problem) => problems.push(format!("{} {}: {problem}", key.kind, key.name)),
         }
     }
     problems.extend(marked_by_others(source, target));
@@ -245,18 +245,18 @@ pub fn plan(
     for group in groups {
         for machine in &group.machines {
             if let Some(problem) = unfit(machine) {
-                problems.push(format!("Machine `{}`: {problem}", name(&machine.metadata)));
+                problems.push(format!("Machine {}: {problem}", name(&machine.metadata)));
             }
             if !names.insert(name(&machine.metadata)) {
                 problems.push(format!(
-                    "Machine `{}` is there twice: migrate one namespace at a time",
+                    "Machine {} exists twice: migrate one namespace at a time",
                     name(&machine.metadata)
                 ));
             }
             let (own, of_group) = (key_of(&machine.spec), group.class());
             if of_group.as_ref().is_some_and(|class| *class != own) {
                 problems.push(format!(
-                    "Machine `{}` is of class `{}`, and its {} of `{}`: a rollout is under way; let \
+                    "Machine {} has class {}, but its {} has class {}: a rollout is in progress; let \
                         machine-controller-manager finish it first",
                     name(&machine.metadata),
                     own.name,
@@ -299,8 +299,8 @@ fn marked_by_others(source: &Source, target: &Destination) -> Vec<String> {
             let to = meta.annotations.as_ref()?.get(MIGRATED_TO)?;
             (*to != mark).then(|| {
                 format!(
-                    "{kind} `{}` was migrated to the Cluster {to} before, so its VMs are of that one: if \
-                        that was undone, take the annotation {MIGRATED_TO} away",
+                    "{kind} {} was already migrated to Cluster {to}, which owns its VMs: if that was \
+                        undone, remove annotation {MIGRATED_TO}",
                     name(meta)
                 )
             })

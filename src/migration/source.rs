@@ -255,7 +255,7 @@ pub fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
 
 fn read<T: DeserializeOwned>(object: Value, kind: &str) -> Result<T, String> {
     let name = text(&object, "/metadata/name");
-    serde_json::from_value(object).map_err(|error| format!("{kind} `{name}` can't be read: {error}"))
+    serde_json::from_value(object).map_err(|error| format!("cannot read {kind} {name}: {error}"))
 }
 
 fn secret(object: &Value) -> Result<SecretData, String> {
@@ -270,7 +270,7 @@ fn secret(object: &Value) -> Result<SecretData, String> {
         let encoded = value.as_str().unwrap_or_default();
         let decoded = BASE64_STANDARD
             .decode(encoded)
-            .map_err(|_| format!("Secret `{name}`: data.{key} is no base64"))?;
+            .map_err(|_| format!("Secret {name}: data.{key} is not valid base64"))?;
         values.insert(key.clone(), decoded);
     }
     let plain = object.get("stringData").and_then(Value::as_object);

@@ -197,7 +197,7 @@ fn what_can_not_be_migrated_is_named_with_what_to_do() {
                 all[2]["metadata"]["annotations"] =
                     json!({"infrastructure.capcmi.io/migrated-to": "default/other"});
             }),
-            &["Machine `m1`", "default/other", "take the annotation"],
+            &["Machine m1", "default/other", "remove annotation"],
         ),
         (
             refused(|all| {
@@ -210,7 +210,7 @@ fn what_can_not_be_migrated_is_named_with_what_to_do() {
                 all.push(machine);
             }),
             &[
-                "InfraMachineTemplate `small` would be made twice",
+                "InfraMachineTemplate small would be created for both",
                 "OldMachineClass small",
             ],
         ),
@@ -220,23 +220,23 @@ fn what_can_not_be_migrated_is_named_with_what_to_do() {
         ),
         (
             refused(|all| all[2]["spec"]["providerID"] = json!("")),
-            &["Machine `m1`", "spec.providerID"],
+            &["Machine m1", "spec.providerID"],
         ),
         (
             refused(|all| all[2]["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
-            &["Machine `m1`", "being deleted"],
+            &["Machine m1", "being deleted"],
         ),
         (
             refused(|all| all[2]["spec"]["class"]["name"] = json!("large")),
-            &["MachineClass `large`", "rollout is under way"],
+            &["class large", "rollout is in progress"],
         ),
         (
             refused(|all| drop(all.remove(3))),
-            &["MachineClass `small`", "give it as well"],
+            &["MachineClass small", "add it to the input"],
         ),
         (
             refused(|all| drop(all.remove(5))),
-            &["credentialsSecretRef", "shoot/cloud", "give it as well"],
+            &["credentialsSecretRef", "shoot/cloud", "add it to the input"],
         ),
         (
             refused(|all| all[4]["stringData"]["userData"] = json!("t: <<BOOTSTRAP_TOKEN>>")),
@@ -244,7 +244,7 @@ fn what_can_not_be_migrated_is_named_with_what_to_do() {
         ),
         (
             refused(|all| drop(all.remove(1))),
-            &["MachineSet `pool-1`", "give it as well"],
+            &["MachineSet pool-1", "add it to the input"],
         ),
     ];
     for (said, parts) in cases {
@@ -261,7 +261,7 @@ fn the_number_of_replicas_is_that_of_the_machines_and_a_difference_is_said() {
     let group = planned(all, None).unwrap().groups.remove(0);
     assert_eq!(group.deployment.unwrap().body["spec"]["replicas"], 1);
     assert!(
-        group.notes.concat().contains("spec.replicas was 3"),
+        group.notes.concat().contains("spec.replicas changes from 3 to 1"),
         "{:?}",
         group.notes
     );
@@ -284,10 +284,10 @@ fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_i
     assert_eq!(differences(&wanted, &live), Vec::<String>::new());
     live["spec"]["replicas"] = json!(2);
     let said = differences(&wanted, &live).concat();
-    assert_eq!(said, "MachineSet pool-migrated: spec.replicas is 2, not 1");
+    assert_eq!(said, "MachineSet pool-migrated: spec.replicas is 2, expected 1");
     let said = differences(&now.deployment.unwrap(), &before.deployment.unwrap().body).concat();
     assert!(
-        said.contains("bootstrap.dataSecretName is \"a\", not \"b\""),
+        said.contains("bootstrap.dataSecretName is \"a\", expected \"b\""),
         "{said}"
     );
     let mut other = now.machines[0].body.clone();
@@ -354,7 +354,7 @@ fn a_failure_domain_that_is_no_text_is_refused_and_not_dropped() {
     };
     let said = migrated(json!(["z1"])).unwrap_err().join("\n");
     assert!(
-        said.contains(tags::FAILURE_DOMAIN) && said.contains("has to be a text"),
+        said.contains(tags::FAILURE_DOMAIN) && said.contains("must be a string"),
         "{said}"
     );
     let group = migrated(json!("z1")).unwrap().groups.remove(0);
@@ -404,7 +404,7 @@ fn an_old_machine_set_without_machines_needs_no_class() {
         old["metadata"]["ownerReferences"] = json!([]);
         all.push(old);
     });
-    assert!(said.contains("MachineClass `gone`"), "{said}");
+    assert!(said.contains("MachineClass gone"), "{said}");
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn the_name_of_the_machine_set_of_a_long_machine_deployment_is_a_label_and_its_o
         all[0]["metadata"]["name"] = json!("x".repeat(64));
         all[1]["metadata"]["ownerReferences"][0]["name"] = json!("x".repeat(64));
     });
-    assert!(said.contains("at most 63 characters"), "{said}");
+    assert!(said.contains("limit of 63 characters"), "{said}");
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn a_secret_of_another_namespace_is_copied_where_that_is_allowed_and_the_plan_sa
     let notes: Vec<_> = class.objects.iter().map(|object| object.note.as_str()).collect();
     assert_eq!(
         notes[0],
-        "the credentials, token of kube-system/cloud and shoot/user-data"
+        "credentials token of kube-system/cloud and shoot/user-data"
     );
 }
 
@@ -461,7 +461,7 @@ fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() 
         not_adopted("m1", &waiting).unwrap(),
         "m1 (AdoptionUnconfirmed: no VM)"
     );
-    assert!(not_adopted("m1", &json!({})).unwrap().contains("not reported"));
+    assert!(not_adopted("m1", &json!({})).unwrap().contains("no status yet"));
 }
 
 /// What is known of MachineHealthChecks where the API server answers this to a list of them.

@@ -163,39 +163,39 @@ impl MigratedObjects {
         let mut all = Vec::new();
         for object in &self.foreign {
             all.push(format!(
-                "{object} was not made by this migration: rename or delete it"
+                "{object} was not created by this migration: rename or delete it"
             ));
         }
         for (machine, group) in &self.later {
             all.push(format!(
-                "Cluster API has made Machine {machine} for {group}, and machine-controller-manager does not \
-                    know its VM, which would be left, or deleted as an orphan: scale down, or delete it, \
-                    first"
+                "Cluster API created Machine {machine} for {group}, and machine-controller-manager does not \
+                    know its VM: scale down, or delete the Machine, first; otherwise the VM is left behind \
+                    or deleted as an orphan"
             ));
         }
         for (set, group) in &self.rolled_out {
             all.push(format!(
-                "MachineSet {set} of {group} makes machines that machine-controller-manager does not know: a \
-                    rollout is under way, or was made since; point the MachineDeployment at the template of \
-                    the migration, and wait for the end of the rollout"
+                "MachineSet {set} of {group} is from a rollout after the migration, and \
+                    machine-controller-manager does not know its machines: set the MachineDeployment to the \
+                    template of the migration, and wait for the end of the rollout"
             ));
         }
         for group in &migration.groups {
             let is_marked = group.originals.iter().any(|original| original.is_marked);
             if is_marked && !group.objects().any(|object| self.has(object)) {
                 all.push(format!(
-                    "{} is marked as migrated, and nothing of it is in this management cluster: look whether \
-                        it is the right one; if its machines were deleted in Cluster API, take the \
-                        finalizers of machine-controller-manager's objects away and delete them",
+                    "{} is marked as migrated, but nothing of it exists in this management cluster: check \
+                        that it is the right one; if its machines were deleted in Cluster API, remove the \
+                        finalizers of machine-controller-manager's objects and delete them",
                     group.from
                 ));
             }
         }
         for infra in &self.without_original {
             all.push(format!(
-                "the Machine of machine-controller-manager that InfraMachine {infra} was made for is not \
-                    there any more, so its VM would be left, or deleted as an orphan: delete its Machine of \
-                    Cluster API, or leave it by taking the annotation {MIGRATED_FROM} away from both"
+                "the Machine of machine-controller-manager for InfraMachine {infra} does not exist, so its \
+                    VM would be left behind or deleted as an orphan: delete its Machine of Cluster API, or \
+                    keep it by removing annotation {MIGRATED_FROM} from both"
             ));
         }
         for group in &migration.groups {
@@ -209,11 +209,11 @@ impl MigratedObjects {
             match vm {
                 Vm::Present => {}
                 Vm::Absent => all.push(format!(
-                    "the driver does not see the VM of Machine {name} of machine-controller-manager: if it \
-                        was deleted since, take the finalizers of that Machine away and delete it"
+                    "the driver does not find the VM of Machine {name} of machine-controller-manager: if it \
+                        was deleted, remove the finalizers of that Machine and delete it"
                 )),
                 Vm::Unknown(why) => all.push(format!(
-                    "the driver does not say whether the VM of Machine {name} is there: {why}"
+                    "cannot tell whether the VM of Machine {name} exists: {why}"
                 )),
             }
         }
@@ -232,39 +232,39 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     let mut all = Vec::new();
     if found.metadata.deletion_timestamp.is_some() && !is_ours {
         let vm = if object.kind == "InfraMachine" {
-            ", and its VM with it"
+            " (with its VM)"
         } else {
             ""
         };
-        all.push(format!("{what} is being deleted{vm}: let that end first"));
+        all.push(format!("{what}{vm} is being deleted: wait for that first"));
     }
     if object.kind != "InfraMachine" {
         return all;
     }
     if annotations.contains_key(annotations::PAUSED) {
         all.push(format!(
-            "{what} is paused, so the provider would not let go of its VM: take the annotation {} away",
+            "{what} is paused, so the provider does not release its VM: remove annotation {}",
             annotations::PAUSED
         ));
     }
     let differ = differences_at(&OF_INFRA_MACHINES, object, &found.data);
     all.extend(differ.into_iter().map(|difference| {
         format!(
-            "{difference}: machine-controller-manager has the VM as it was at the migration; change it back, \
-                and let the provider update the VM, or replace the Machine"
+            "{difference}, but machine-controller-manager knows the VM as of the migration: revert the \
+                change and let the provider update the VM, or replace the Machine"
         )
     }));
     let up_to_date = condition(&found.data, conditions::VIRTUAL_MACHINE_UP_TO_DATE);
     if let Some(behind) = up_to_date.filter(|up_to_date| up_to_date["status"] == "False") {
         all.push(format!(
-            "{what} has an update that is not done ({}: {}): let it end first",
+            "{what} has an unfinished update ({}: {}): wait for it first",
             text(behind, "/reason"),
             text(behind, "/message")
         ));
     }
     if annotations.contains_key(annotations::UPDATE_IN_PROGRESS) {
         all.push(format!(
-            "{what} is being updated in place by Cluster API: let that end first"
+            "Cluster API updates {what} in place: wait for that first"
         ));
     }
     all

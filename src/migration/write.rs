@@ -208,7 +208,11 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
             let text =
                 |value: Option<Value>| value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
             let place = place.trim_start_matches('/').replace('/', ".");
-            all.push(format!("{object}: {place} is {}, not {}", text(is), text(wanted)));
+            all.push(format!(
+                "{object}: {place} is {}, expected {}",
+                text(is),
+                text(wanted)
+            ));
         }
     }
     let labels = "/spec/template/metadata/labels";
@@ -221,7 +225,7 @@ pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> 
     {
         // Labels of others do not matter.
         if live.pointer(labels).and_then(|labels| labels.get(label)) != Some(wanted) {
-            all.push(format!("{object}: the template has no label {label}: {wanted}"));
+            all.push(format!("{object}: the template lacks label {label}: {wanted}"));
         }
     }
     all
@@ -308,7 +312,7 @@ async fn unchanged(client: &Client, group: &Group) -> Result<(), WriteError> {
     for object in group.deployment.iter().chain(&group.set) {
         match read(client, object).await? {
             Some(found) => differ.extend(differences(object, &found.data)),
-            None => differ.push(format!("{object} is gone")),
+            None => differ.push(format!("{object} does not exist")),
         }
     }
     if differ.is_empty() {
@@ -369,7 +373,7 @@ pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
         return None;
     }
     let why = condition(infra, "Ready").map_or_else(
-        || "the provider has not reported on it".to_owned(),
+        || "no status yet".to_owned(),
         |ready| format!("{}: {}", text(ready, "/reason"), text(ready, "/message")),
     );
     Some(format!("{name} ({why})"))
@@ -390,7 +394,7 @@ async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
     let patched = api(client, &head.body)
         .patch(&head.name, &params, &Patch::Merge(&body))
         .await;
-    let action = || format!("letting Cluster API work on {head}");
+    let action = || format!("resuming {head}");
     patched
         .map(drop)
         .map_err(|error| WriteError::api(action(), error))
@@ -439,7 +443,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
         }
         // The MachineDeployment would make another MachineSet before core has seen this one.
         if group.machines.is_empty() && !is_seen(client, set).await? {
-            left.push("the MachineSet itself, which it has not seen".to_owned());
+            left.push("the MachineSet itself, which has not been reconciled".to_owned());
         }
         if left.is_empty() {
             return Ok(());
@@ -559,7 +563,7 @@ async fn set_mark(
         .await;
     let action = match to {
         Some(_) => format!("marking {kind} {name} as migrated"),
-        None => format!("taking the annotation {MIGRATED_TO} of {kind} {name} away"),
+        None => format!("removing annotation {MIGRATED_TO} of {kind} {name}"),
     };
     patched.map(drop).map_err(|error| WriteError::api(action, error))
 }

@@ -36,7 +36,7 @@ impl ReportFile {
         };
         Ok(Self {
             path: path.to_owned(),
-            stream: open().with_context(|| format!("opening {} for the report", path.display()))?,
+            stream: open().with_context(|| format!("cannot open {} for the report", path.display()))?,
         })
     }
 
@@ -49,7 +49,7 @@ impl ReportFile {
             Some(mut stream) => stream.write_all(text.as_bytes()),
             None => fs::write(&self.path, text),
         };
-        written.with_context(|| format!("writing {}", self.path.display()))
+        written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 

@@ -38,8 +38,7 @@ impl Signals {
         let left = || ledger.get().map(|ledger| ledger.left()).unwrap_or_default();
         self.next().await;
         print_error(&format!(
-            "ending early: {} VMs may be there and are deleted first; a second signal does not wait for \
-                that, and names them",
+            "stopping early: deleting up to {} VMs first; a second signal skips that and prints their names",
             left().len()
         ));
         stop.cancel();

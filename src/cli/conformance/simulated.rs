@@ -53,7 +53,8 @@ impl Simulated {
     /// # Errors
     /// The files of the driver can't be made.
     pub fn new() -> Result<Self> {
-        let folder = TempDir::with_prefix("capcmi-conformance-").context("making a folder for faults")?;
+        let folder =
+            TempDir::with_prefix("capcmi-conformance-").context("cannot create a folder for faults")?;
         let mut cloud: SimulatedConfig = serde_saphyr::from_str(CLOUD)?;
         cloud.faults_file = Some(folder.path().join("faults"));
         cloud.call_log = Some(folder.path().join("calls"));
@@ -81,14 +82,14 @@ impl SimulatedHooks {
             self.folder.path().join("faults.new"),
             self.folder.path().join("faults"),
         );
-        fs::write(&new, yaml).context("writing the faults")?;
-        fs::rename(&new, &path).context("replacing the faults")
+        fs::write(&new, yaml).context("cannot write the faults")?;
+        fs::rename(&new, &path).context("cannot replace the faults")
     }
 
     fn vm(&self, call: &HookCall) -> Result<VmId> {
         self.console
             .look(|cloud, _| cloud.named(&call.cluster, &call.machine).next().map(|vm| vm.id))?
-            .with_context(|| format!("cluster `{}` has no VM `{}`", call.cluster, call.machine))
+            .with_context(|| format!("cluster {} has no VM {}", call.cluster, call.machine))
     }
 
     /// Returns what UpdateMachine can change, and the tags, which it can't change.
@@ -96,7 +97,7 @@ impl SimulatedHooks {
         let id = self.vm(call)?;
         let has = |vm: &Vm| json!({"labels": vm.labels, "tags": vm.tags});
         let has = self.console.look(|cloud, _| cloud.vm(id).map(has))?;
-        Ok(has.context("the VM is gone")?.to_string().into_bytes())
+        Ok(has.context("the VM does not exist")?.to_string().into_bytes())
     }
 
     fn user_data(&self, call: &HookCall) -> Result<Vec<u8>> {
@@ -104,7 +105,7 @@ impl SimulatedHooks {
         let data = self
             .console
             .look(|cloud, _| cloud.vm(id).map(|vm| vm.user_data.expose().to_vec()))?;
-        data.context("the VM is gone")
+        data.context("the VM does not exist")
     }
 }
 

@@ -21,10 +21,10 @@ use cmi_grpc::client::Connector;
 pub(in crate::cli) struct InfoArgs {
     #[command(flatten)]
     plugin: PluginArgs,
-    /// File with drivers, of which each is called.
+    /// Drivers file. Every driver in it is called.
     #[arg(long, value_name = "FILE")]
     drivers_config: Option<PathBuf>,
-    /// Ask this driver of the file alone.
+    /// Call only this driver of the file.
     #[arg(
         id = "driver_name",
         long = "driver",
@@ -97,7 +97,7 @@ fn chosen(args: &InfoArgs) -> Result<Vec<ChosenDriver>, CommandError> {
     if let Some(wanted) = &args.driver {
         all.retain(|driver| driver.settings.name == *wanted);
         if all.is_empty() {
-            let what = anyhow::anyhow!("{} has no driver `{wanted}`", file.display());
+            let what = anyhow::anyhow!("{} has no driver {wanted}", file.display());
             return Err(CommandError::Misconfigured(what));
         }
     }
@@ -176,7 +176,12 @@ impl std::fmt::Display for DriverInfo {
             ("hot-updatable", or_none(places.join(", "))),
             (
                 "names ids",
-                if *names_provider_ids { "beforehand" } else { "no" }.to_owned(),
+                if *names_provider_ids {
+                    "before the create"
+                } else {
+                    "no"
+                }
+                .to_owned(),
             ),
         ];
         let extension = extension.map(|calls| ("extension", calls));

@@ -16,8 +16,7 @@ pub(in crate::cli) struct ServeArgs {
     /// Driver to serve
     #[arg(value_enum)]
     kind: ServedKind,
-    /// File with the configuration of the driver: what stands under its kind in the
-    /// drivers file. Default: none.
+    /// File with the configuration of the driver, as under its kind in the drivers file. Default: none.
     #[arg(long, env = "CAPCMI_DRIVER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -27,7 +26,7 @@ pub(in crate::cli) struct ServeArgs {
 /// A driver that is part of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ServedKind {
-    /// A small cloud in the process, for trying things out
+    /// A small cloud in this process, for trials
     Simulated,
 }
 
@@ -39,7 +38,7 @@ impl ServedKind {
                 let config = match config {
                     None => SimulatedConfig::default(),
                     Some(path) => {
-                        let what = || format!("the driver's configuration {} can't be used", path.display());
+                        let what = || format!("cannot use driver configuration {}", path.display());
                         let text = std::fs::read_to_string(path).with_context(what)?;
                         yaml::parse(&text)
                             .map_err(anyhow::Error::msg)

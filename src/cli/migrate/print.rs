@@ -23,7 +23,7 @@ pub(super) fn described(
     );
     let line = |object: &Object| {
         let what = if progress.has(object) {
-            "is there"
+            "exists  "
         } else {
             "create  "
         };
@@ -37,12 +37,12 @@ pub(super) fn described(
     }
     for group in &migration.groups {
         if progress.is_done(group) {
-            let _infallible = writeln!(text, "\n{}: migrated before", printable(&group.from));
+            let _infallible = writeln!(text, "\n{}: already migrated", printable(&group.from));
             for machine in progress.unknown(group) {
                 let _infallible = writeln!(
                     text,
-                    "  note: Machine {} has no InfraMachine: it was deleted since, or came later and is not \
-                        migrated; in files no mark tells",
+                    "  note: Machine {} has no InfraMachine: it was deleted, or created after the \
+                        migration; files do not show which",
                     printable(machine)
                 );
             }
@@ -64,8 +64,8 @@ fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destin
         HealthChecks::Unknown(why) => {
             let _infallible = writeln!(
                 text,
-                "\nnote: let no MachineHealthCheck select these Machines before they are Running; whether \
-                    one does can't be seen: {}",
+                "\nnote: keep MachineHealthChecks from selecting these Machines until they are Running; \
+                    cannot check whether one does: {}",
                 printable(why)
             );
             return;
@@ -75,10 +75,10 @@ fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destin
         let name = printable(name);
         let _infallible = writeln!(
             text,
-            "\nwarning: MachineHealthCheck {name} selects Machines of this migration ({machines}) and is not \
-                paused: it may have one deleted, and its Node drained, before its VM is adopted. Pause it, \
-                and take the annotation away when all Machines are Running:\n  kubectl annotate \
-                machinehealthcheck --namespace {} {name} {}=",
+            "\nwarning: MachineHealthCheck {name} selects Machines of this migration ({machines}) and is \
+                not paused: it may delete one, and drain its Node, before its VM is adopted. Pause it, and \
+                remove the annotation when all Machines are Running:\n  kubectl annotate machinehealthcheck \
+                --namespace {} {name} {}=",
             printable(&target.namespace),
             annotations::PAUSED
         );

@@ -15,7 +15,7 @@ use crate::migration::source::{GROUP, Source, VERSION};
 pub(super) fn files(paths: &[PathBuf], namespace: Option<&str>) -> anyhow::Result<Source> {
     let mut source = Source::default();
     for path in paths {
-        file(path, namespace, &mut source).with_context(|| format!("reading {} failed", path.display()))?;
+        file(path, namespace, &mut source).with_context(|| format!("cannot read {}", path.display()))?;
     }
     Ok(source)
 }
@@ -45,8 +45,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
         let all = api.list(&ListParams::default()).await;
         let all = all.with_context(|| {
             format!(
-                "listing {kind}s of {GROUP} in namespace {namespace} failed: are its definitions \
-                installed there?"
+                "cannot list {kind}s of {GROUP} in namespace {namespace}: check that its CRDs are installed"
             )
         })?;
         for object in all {
@@ -55,7 +54,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
     }
     for key in source.used_classes() {
         let api = dynamic(client, namespace, GROUP, VERSION, &key.kind);
-        let what = || format!("reading {} {namespace}/{} failed", key.kind, key.name);
+        let what = || format!("cannot read {} {namespace}/{}", key.kind, key.name);
         // A missing object is reported with all other problems.
         if let Some(found) = api.get_opt(&key.name).await.with_context(what)? {
             source.add_class(&key.kind, serde_json::to_value(found)?);
@@ -79,7 +78,7 @@ pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> a
                 continue;
             }
             let api = dynamic(client, &place, "", "v1", "Secret");
-            let what = || format!("reading Secret {place}/{name} failed");
+            let what = || format!("cannot read Secret {place}/{name}");
             if let Some(found) = api.get_opt(&name).await.with_context(what)? {
                 add(&mut source, "Secret", found)?;
             }

@@ -34,11 +34,11 @@ impl Undo<'_> {
         let name = &self.target.driver;
         let driver = drivers.iter().find(|driver| driver.name() == name.as_str());
         let driver = driver
-            .with_context(|| format!("the drivers file has no driver `{name}`"))
+            .with_context(|| format!("the drivers file has no driver {name}"))
             .misconfigured()?;
-        let remains = self.examined(driver, "nothing was undone by this run").await?;
+        let remains = self.examined(driver, "nothing was undone").await?;
         if remains.is_nothing(self.migration) {
-            print_line("Nothing of this migration is there, so there is nothing to undo.");
+            print_line("Nothing of this migration exists, so there is nothing to undo.");
             return Ok(());
         }
         print_line(self.described(&remains).trim_end());
@@ -48,21 +48,21 @@ impl Undo<'_> {
         }
         let old = self.from.stopped(self.args).await?;
         let old = old
-            .context("the objects of machine-controller-manager are read from files")
+            .context("the objects of machine-controller-manager come from files")
             .misconfigured()?;
         print_line("");
         undo::pause(self.client, self.migration, &remains)
             .await
             .map_err(failed)?;
         // Cluster API may have worked on the objects until they were paused.
-        self.examined(driver, "all is paused, and this run has released no VM")
+        self.examined(driver, "all objects are paused, and no VM was released")
             .await?;
         undo::release(self.client, self.migration, self.target, &old, print_line)
             .await
             .map_err(failed)?;
         print_line(
-            "All VMs are machine-controller-manager's again. Look at the back end that they are there, and \
-                start machine-controller-manager and its provider's controller.",
+            "machine-controller-manager owns all VMs again. Check the VMs at the back end, then start \
+                machine-controller-manager and its provider's controller.",
         );
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Undo<'_> {
             return Ok(remains);
         }
         Err(CommandError::Misconfigured(anyhow!(
-            "{so_far}, since not all is as the migration has left it:{}",
+            "{so_far}, because objects changed since the migration:{}",
             listed(&problems)
         )))
     }
@@ -139,8 +139,7 @@ impl Undo<'_> {
             ..
         } = self.target;
         let mut text = format!(
-            "Cluster {namespace}/{cluster}, driver {driver}: {released} VMs are released, and stay as they \
-                are\n"
+            "Cluster {namespace}/{cluster}, driver {driver}: releases {released} VMs without changing them\n"
         );
         let line = |object: &Object| {
             let what = match (remains.has(object), object.kind) {
@@ -165,7 +164,7 @@ impl Undo<'_> {
 fn parsed(applied: &str) -> Result<ProviderSpec, String> {
     serde_json::from_str(applied).map_err(|error| {
         format!(
-            "the annotation {} can't be read: {error}",
+            "cannot read annotation {}: {error}",
             annotations::APPLIED_PROVIDER_SPEC
         )
     })
@@ -198,7 +197,7 @@ async fn observe(driver: &ConfiguredDriver, object: &Object, class: MachineClass
     if found.as_str() == id {
         Vm::Present
     } else {
-        Vm::Unknown(format!("it names the VM {found}, and not {id}"))
+        Vm::Unknown(format!("the driver reports VM {found}, expected {id}"))
     }
 }
 
@@ -212,7 +211,7 @@ mod tests {
         assert!(parsed(r#"{"cpus": 2}"#).is_ok());
         let why = parsed("{").unwrap_err();
         assert!(
-            why.starts_with("the annotation infrastructure.capcmi.io/applied-provider-spec can't be read: "),
+            why.starts_with("cannot read annotation infrastructure.capcmi.io/applied-provider-spec: "),
             "{why}"
         );
     }

@@ -29,9 +29,9 @@ pub(super) enum CoreGate {
 pub(super) async fn read(client: &Client) -> CoreGate {
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
     let read = deployments.get_opt(DEPLOYMENT).await;
-    match read.with_context(|| format!("reading the Deployment `{NAMESPACE}/{DEPLOYMENT}` failed")) {
+    match read.with_context(|| format!("cannot read Deployment {NAMESPACE}/{DEPLOYMENT}")) {
         Ok(Some(deployment)) => of(&arguments(deployment)),
-        Ok(None) => CoreGate::Unknown(format!("there is no Deployment `{NAMESPACE}/{DEPLOYMENT}`")),
+        Ok(None) => CoreGate::Unknown(format!("Deployment {NAMESPACE}/{DEPLOYMENT} does not exist")),
         Err(error) => CoreGate::Unknown(format!("{error:#}")),
     }
 }
@@ -52,9 +52,11 @@ fn of(arguments: &[String]) -> CoreGate {
         match last(arguments, gate).map(|value| (value, boolean(value))) {
             Some((_, Some(true))) => {}
             Some((_, Some(false))) => return CoreGate::Off(gate),
-            Some((value, None)) => unknown = Some(format!("core's flag has `{gate}={value}`")),
+            Some((value, None)) => {
+                unknown = Some(format!("Cluster API's core Deployment has {gate}={value}"));
+            }
             // The default depends on core's version.
-            None => unknown = Some(format!("core's Deployment does not set `{gate}`")),
+            None => unknown = Some(format!("Cluster API's core Deployment does not set {gate}")),
         }
     }
     unknown.map_or(CoreGate::On, CoreGate::Unknown)

@@ -136,7 +136,7 @@ pub(super) fn forecast(gathered: &Gathered, new: &str, capabilities: &Capabiliti
     };
     if let (CoreGate::Unknown(why), Rollout::InPlace) = (&gathered.core_gate, rollout) {
         notes.push(format!(
-            "it is unknown whether core's feature gates RuntimeSDK and InPlaceUpdates are on, and this plan \
+            "cannot tell whether core's feature gates RuntimeSDK and InPlaceUpdates are on; this plan \
                 assumes that they are: {why}"
         ));
     }
@@ -166,7 +166,9 @@ fn refusal(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Optio
         .try_parse::<InfraMachineTemplate>()
     {
         Ok(template) => template::violation(&template, capabilities),
-        Err(error) => Some(format!("it does not fit the schema of its CRD: {error}")),
+        Err(error) => Some(format!(
+            "the template does not match the schema of its CRD: {error}"
+        )),
     }
 }
 
@@ -175,26 +177,28 @@ fn notes(gathered: &Gathered) -> Vec<String> {
     let mut notes = Vec::new();
     if gathered.deployment.data["spec"]["rollout"]["strategy"]["type"] == "OnDelete" {
         notes.push(
-            "its strategy is OnDelete: a machine is replaced when it is deleted, and none is updated \
-            in place"
+            "strategy OnDelete: machines are replaced when they are deleted, and never updated in place"
                 .to_owned(),
         );
     }
     if gathered.deployment.data["spec"]["template"]["spec"]["bootstrap"]["configRef"]["name"].is_null() {
         notes.push(
-            "it has no bootstrap.configRef, without which Cluster API updates no machine in place".to_owned(),
+            "no bootstrap.configRef is set, which Cluster API requires to update machines in place"
+                .to_owned(),
         );
     }
     if let CoreGate::Off(gate) = gathered.core_gate {
         notes.push(format!(
-            "core's feature gate {gate} is off: Cluster API asks no extension and replaces every machine"
+            "core's feature gate {gate} is off: Cluster API replaces every machine without asking an \
+                extension"
         ));
         return notes;
     }
     if let Some(several) = gathered.extensions.filter(|count| *count > 1) {
         notes.push(format!(
-            "{several} extensions are registered for CanUpdateMachineSet, and Cluster API takes one for a \
-                namespace: it rolls nothing out before the others leave it out of their namespaceSelector"
+            "{several} extensions are registered for CanUpdateMachineSet, and Cluster API accepts only one \
+                for a namespace: exclude the namespace from the others with their namespaceSelector, \
+                otherwise nothing is rolled out"
         ));
     }
     if gathered.extensions == Some(0) {
@@ -229,9 +233,8 @@ fn of_another_shard(gathered: &Gathered, new: &str) -> impl Iterator<Item = Stri
         .collect();
     unlike.into_iter().map(|(name, filter)| {
         format!(
-            "the InfraMachineTemplate `{name}` has no label {}: {filter}, which machines have: a provider \
-                with --watch-filter={filter} answers no question about it, and Cluster API rolls nothing out \
-                until it is answered: label the template",
+            "InfraMachineTemplate {name} lacks label {}: {filter}, which its machines have: a provider with \
+                --watch-filter={filter} ignores it, and Cluster API waits for an answer; label the template",
             labels::WATCH_FILTER
         )
     })
@@ -263,12 +266,12 @@ fn row(
     let template = infra.and_then(template_of);
     let (action, why) = match template {
         _ if machine.metadata.deletion_timestamp.is_some() => {
-            (Action::Replaced, "it is being deleted".to_owned())
+            (Action::Replaced, "the machine is being deleted".to_owned())
         }
         None => (Action::Replaced, "its InfraMachine names no template".to_owned()),
-        Some(template) if template == new => (Action::Kept, "it is of this template".to_owned()),
+        Some(template) if template == new => (Action::Kept, "already from this template".to_owned()),
         Some(template) => match changes.get(template) {
-            None => (Action::Replaced, format!("the template `{template}` is gone")),
+            None => (Action::Replaced, format!("template {template} does not exist")),
             Some(changes) => outcome(machine, changes, rollout),
         },
     };
@@ -290,33 +293,30 @@ fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> 
     let refused = places(|strategy| matches!(strategy, UpdateStrategy::Refused(_)));
     let replaced = places(|strategy| matches!(strategy, UpdateStrategy::Replace(_)));
     if !refused.is_empty() {
-        return (Action::Refused, format!("no machine can have {refused}"));
+        return (Action::Refused, format!("the driver rejects {refused}"));
     }
     if !replaced.is_empty() {
         return (
             Action::Replaced,
-            format!("{replaced} can't change on a living VM"),
+            format!("{replaced} cannot change on a running VM"),
         );
     }
     match rollout {
         Rollout::InPlace => {}
-        Rollout::Replacing => return (Action::Replaced, "see below".to_owned()),
+        Rollout::Replacing => return (Action::Replaced, "see the notes".to_owned()),
         Rollout::GateOff(gate) => {
             return (Action::Replaced, format!("core's feature gate {gate} is off"));
         }
-        Rollout::Stuck => return (Action::Kept, "nothing is rolled out: see below".to_owned()),
+        Rollout::Stuck => return (Action::Kept, "nothing is rolled out: see the notes".to_owned()),
     }
     if machine
         .annotations()
         .contains_key(annotations::UPDATE_IN_PROGRESS)
     {
-        return (
-            Action::InPlace,
-            "once the update that goes on has ended".to_owned(),
-        );
+        return (Action::InPlace, "after the current update".to_owned());
     }
     if machine.data["status"]["nodeRef"]["name"].is_null() {
-        return (Action::InPlace, "once it has a Node".to_owned());
+        return (Action::InPlace, "when it has a Node".to_owned());
     }
     (Action::InPlace, String::new())
 }
@@ -439,7 +439,7 @@ mod tests {
         }
         label(gathered.templates.get_mut("older").unwrap());
         let said = notes(&gathered);
-        let named: Vec<_> = said.iter().map(|note| note.split('`').nth(1).unwrap()).collect();
+        let named: Vec<_> = said.iter().map(|note| note.split(' ').nth(1).unwrap()).collect();
         assert_eq!(named, ["new", "old"], "{said:?}");
         assert_eq!(actions(&gathered)[0].1, "in place");
         gathered.templates.values_mut().for_each(label);

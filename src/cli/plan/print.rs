@@ -32,7 +32,7 @@ pub(super) fn text(forecast: &Forecast) -> String {
     }));
     let mut text = String::new();
     if let Some(why) = &forecast.refused {
-        text = format!("No machine can be made from the new template: {why}\n\n");
+        text = format!("The driver rejects the new template: {why}\n\n");
     }
     text.push_str(&if forecast.fields.is_empty() {
         "No field differs.\n".to_owned()

@@ -25,21 +25,22 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
     let core = |kind| dynamic(client, namespace, cluster_api::GROUP, "v1beta2", kind);
     let ours = |kind| dynamic(client, namespace, GROUP, "v1alpha1", kind);
     let name = &args.machinedeployment;
-    let deployment = core("MachineDeployment").get(name).await.with_context(|| {
-        format!("reading the MachineDeployment `{name}` of namespace `{namespace}` failed")
-    })?;
+    let deployment = core("MachineDeployment")
+        .get(name)
+        .await
+        .with_context(|| format!("cannot read MachineDeployment {name} in namespace {namespace}"))?;
     let of_it = ListParams::default().labels(&format!("{DEPLOYMENT_NAME}={name}"));
     let all = core("Machine").list(&of_it).await;
     let infra_machines = ours("InfraMachine");
     let mut machines = Vec::new();
-    for machine in all.context("listing the Machines failed")?.items {
+    for machine in all.context("cannot list Machines")?.items {
         let reference = &machine.data["spec"]["infrastructureRef"];
         let is_ours = reference["apiGroup"] == GROUP && reference["kind"] == "InfraMachine";
         let infra = match reference["name"].as_str().filter(|_| is_ours) {
             Some(name) => infra_machines
                 .get_opt(name)
                 .await
-                .with_context(|| format!("reading the InfraMachine `{name}` failed"))?,
+                .with_context(|| format!("cannot read InfraMachine {name}"))?,
             None => None,
         };
         machines.push((machine, infra));
@@ -51,11 +52,11 @@ pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> a
     let mut templates = BTreeMap::new();
     for template in names {
         let found = ours("InfraMachineTemplate").get_opt(&template).await;
-        let found = found.with_context(|| format!("reading the InfraMachineTemplate `{template}` failed"))?;
+        let found = found.with_context(|| format!("cannot read InfraMachineTemplate {template}"))?;
         match found {
             Some(found) => drop(templates.insert(template, found)),
             None if template == args.template => anyhow::bail!(
-                "there is no InfraMachineTemplate `{template}` in namespace `{namespace}`: create it first, \
+                "InfraMachineTemplate {template} does not exist in namespace {namespace}: create it first, \
                     which changes no machine"
             ),
             None => {}
@@ -76,12 +77,11 @@ async fn extensions(client: &Client, namespace: &str) -> anyhow::Result<Option<u
     let kind = GroupVersionKind::gvk("runtime.cluster.x-k8s.io", "v1beta2", "ExtensionConfig");
     let configs = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
     let listed = permitted(configs.list(&ListParams::default()).await);
-    let Some(listed) = listed.context("listing the ExtensionConfigs failed")? else {
+    let Some(listed) = listed.context("cannot list ExtensionConfigs")? else {
         return Ok(None);
     };
     let found = permitted(Api::<Namespace>::all(client.clone()).get(namespace).await);
-    let Some(namespace) = found.with_context(|| format!("reading the namespace `{namespace}` failed"))?
-    else {
+    let Some(namespace) = found.with_context(|| format!("cannot read namespace {namespace}"))? else {
         return Ok(None);
     };
     let of_it = listed

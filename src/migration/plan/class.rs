@@ -20,18 +20,18 @@ pub fn class(
     let class = source
         .classes
         .get(key)
-        .ok_or("machines refer to it, and it is not there: give it as well")?;
+        .ok_or("the class does not exist: add it to the input")?;
     let class = Value::Object(class.clone());
     let mut spec = match class.get("providerSpec") {
         Some(Value::Object(spec)) => ProviderSpec(spec.clone()),
-        Some(_) | None => return Err("providerSpec has to be an object".to_owned()),
+        Some(_) | None => return Err("providerSpec is not an object".to_owned()),
     };
     let given = spec.clone();
     let carried = carried(&mut spec, capabilities)?;
     let failure_domain = failure_domain(&mut spec, capabilities)?;
     capabilities.check_spec(&spec).map_err(|status| {
         format!(
-            "the driver `{}` refuses providerSpec: {}",
+            "driver {} rejects providerSpec: {}",
             target.driver,
             status.message()
         )
@@ -60,7 +60,7 @@ pub fn class(
         objects.push(Object::new(
             "Secret",
             credentials.clone(),
-            format!("the credentials, {} of {places}", keys(&secrets)),
+            format!("credentials {} of {places}", keys(&secrets)),
             body,
         ));
     }
@@ -69,14 +69,13 @@ pub fn class(
         (None, Some(user_data)) => {
             let own = format!("{}-bootstrap", key.name);
             let mut made = bootstrap(target, &own, &from, &user_data)?;
-            made.note = format!("the bootstrap data, {USER_DATA} of {places}");
+            made.note = format!("bootstrap data {USER_DATA} of {places}");
             objects.push(made);
             own
         }
         (None, None) => {
             return Err(format!(
-                "its Secret has no `{USER_DATA}`, so machines that are made later would not boot: give \
-                    --bootstrap-secret"
+                "its Secret has no {USER_DATA}, so new machines would not boot: set --bootstrap-secret"
             ));
         }
     };
@@ -118,7 +117,7 @@ fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Resul
         None => Ok(None),
         Some(Value::String(zone)) => Ok(Some(zone)),
         Some(_) => Err(format!(
-            "providerSpec.{}: the failure domain has to be a text, else new machines would have none",
+            "providerSpec.{}: the failure domain must be a string",
             tags::FAILURE_DOMAIN
         )),
     }
@@ -128,7 +127,7 @@ fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Resul
 fn carried(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Map<String, Value>, String> {
     let mut with_tags = spec.clone();
     let all = with_tags.object_at(&capabilities.tag_path).map_err(|place| {
-        format!("providerSpec{place} has to be an object: the tags of the VM stand there")
+        format!("providerSpec{place} must be an object, because it holds the tags of the VM")
     })?;
     let mut carried = Map::new();
     for tag in tags::RESERVED {
@@ -139,7 +138,7 @@ fn carried(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Map<S
             }
             Some(_) => {
                 return Err(format!(
-                    "providerSpec{}: the tag {tag} has to be a text",
+                    "providerSpec{}: tag {tag} must be a string",
                     capabilities.tag_path
                 ));
             }

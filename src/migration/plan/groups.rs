@@ -43,7 +43,7 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Machine
                 of_set.entry(set).or_default().push(machine);
             }
             Some(set) => problems.push(format!(
-                "Machine `{}` belongs to MachineSet `{set}`, which is not there: give it as well",
+                "Machine {} belongs to MachineSet {set}, which does not exist: add it to the input",
                 name(&machine.metadata)
             )),
             None => alone.push(machine),
@@ -81,8 +81,8 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Machine
         match deployment {
             Some(deployment) if is_there(&deployment) => {}
             Some(deployment) => problems.push(format!(
-                "MachineSet `{}` belongs to MachineDeployment `{deployment}`, which is not there: give it as \
-                    well",
+                "MachineSet {} belongs to MachineDeployment {deployment}, which does not exist: add it to \
+                    the input",
                 name(&set.metadata)
             )),
             None => machine_groups.push(MachineGroup {
@@ -103,16 +103,16 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Machine
 /// Why a machine can't be migrated.
 pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
     if machine.metadata.deletion_timestamp.is_some() {
-        Some("it is being deleted: let machine-controller-manager finish that first")
+        Some("the Machine is being deleted: let machine-controller-manager finish that first")
     } else if machine.spec.provider_id.is_empty() {
         Some(
-            "it has no spec.providerID, so its VM is not known: let machine-controller-manager finish it, or \
-                delete it there, first",
+            "spec.providerID is not set, so the VM is not known: let machine-controller-manager finish the \
+                Machine, or delete it there, first",
         )
     } else if machine.spec.class.name.is_empty() {
-        Some("spec.class.name is empty: say which class it is of")
+        Some("spec.class.name is empty: set the class")
     } else if machine.status.last_known_state.len() > LastKnownState::MAX_BYTES {
-        Some("its status.lastKnownState is longer than the 4096 bytes that are kept for a driver")
+        Some("status.lastKnownState has more than 4096 bytes, the limit of the record for a driver")
     } else {
         None
     }
@@ -236,24 +236,21 @@ impl MachineGroup<'_> {
         let there = self.machines.len();
         if i64::try_from(there) != Ok(spec.replicas) {
             notes.push(format!(
-                "spec.replicas was {}, and there are {there} machines: it becomes {there}, so that none is \
-                    made or deleted",
+                "spec.replicas changes from {} to {there}, the number of machines, so that none is created \
+                    or deleted",
                 spec.replicas
             ));
         }
         if spec.paused {
-            notes.push("it was paused; the new one is not".to_owned());
+            notes.push("the old object was paused; the new one is not".to_owned());
         }
         if !["", "RollingUpdate"].contains(&spec.strategy.type_.as_str()) {
-            notes.push(format!(
-                "the strategy {} becomes RollingUpdate",
-                spec.strategy.type_
-            ));
+            notes.push(format!("strategy {} becomes RollingUpdate", spec.strategy.type_));
         }
         if spec.template.spec.node_template.is_some() {
             notes.push(
-                "nodeTemplate is not carried over: Nodes keep what they have; say in the bootstrap \
-                data what new ones register with"
+                "nodeTemplate is not migrated: existing Nodes keep its values; set them for new Nodes in \
+                    the bootstrap data"
                     .to_owned(),
             );
         }

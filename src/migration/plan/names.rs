@@ -25,8 +25,8 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
     for (object, from) in of_classes.chain(of_groups) {
         if let Some(other) = seen.get(&(object.kind, object.name.as_str())) {
             problems.push(format!(
-                "{} `{}` would be made twice, for `{other}` and `{from}`: migrate one namespace at a time, \
-                    or rename one of the two",
+                "{} {} would be created for both {other} and {from}: migrate one namespace at a time, or \
+                    rename one of them",
                 object.kind, object.name
             ));
         }
@@ -34,7 +34,7 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
         let is_label = ["MachineDeployment", "MachineSet"].contains(&object.kind);
         if is_label && object.name.len() > MAX_LABEL {
             problems.push(format!(
-                "{} `{}`: Cluster API takes names of at most {MAX_LABEL} characters",
+                "{} {}: the name exceeds Cluster API's limit of {MAX_LABEL} characters",
                 object.kind, object.name
             ));
         }

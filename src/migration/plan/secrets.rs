@@ -40,14 +40,14 @@ pub fn secrets(source: &Source, target: &Destination, class: &Value) -> Result<(
         let key = secret_key(class, field);
         if !target.secrets_of_other_namespaces && key.0 != text(class, "/metadata/namespace") {
             return Err(format!(
-                "{field} names the Secret `{}/{}` of another namespace, which its author may have no right \
-                    to read: if it may be copied, give --secrets-of-other-namespaces",
+                "{field} names Secret {}/{} in another namespace, which the author may not be allowed to \
+                    read: to copy it anyway, set --secrets-of-other-namespaces",
                 key.0, key.1
             ));
         }
         let found = source.secrets.get(&key).ok_or_else(|| {
             format!(
-                "{field} names the Secret `{}/{}`, which is not there: give it as well",
+                "{field} names Secret {}/{}, which does not exist: add it to the input",
                 key.0, key.1
             )
         })?;
@@ -93,8 +93,8 @@ pub fn bootstrap(target: &Destination, name: &str, from: &str, user_data: &[u8])
         .find(|placeholder| readable.contains(placeholder))
     {
         return Err(format!(
-            "`{USER_DATA}` has {placeholder}, which only machine-controller-manager replaces, so machines \
-                that are made later would not join: give --bootstrap-secret"
+            "{USER_DATA} contains {placeholder}, which only machine-controller-manager replaces, so new \
+                machines would not join: set --bootstrap-secret"
         ));
     }
     let format = if readable.trim_start().starts_with('{') {

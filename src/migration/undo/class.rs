@@ -46,7 +46,7 @@ async fn drop_unused(
         return Ok(());
     }
     if used.contains(&object.name) {
-        print_line(&format!("kept {object}: objects that were made since use it"));
+        print_line(&format!("kept {object}: newer objects use it"));
     } else if delete_found(client, object, &found).await? {
         print_line(&format!("deleted {object}"));
     }

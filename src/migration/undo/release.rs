@@ -238,7 +238,7 @@ async fn delete(
         .filter(|name| !CORE_FINALIZERS.contains(&name.as_str()))
         .collect();
     let body = json!({"metadata": {"uid": found.uid(), "finalizers": others}});
-    match patch(client, object, &body, "taking the finalizers away of").await {
+    match patch(client, object, &body, "removing the finalizers of").await {
         Ok(_) => gone(client, &[object]).await?,
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error),

@@ -81,7 +81,7 @@ fn a_vm_that_is_gone_or_unknown_is_refused() {
             .problems(&migration, &all)
             .join("\n")
     };
-    assert!(said(Vm::Absent).contains("does not see the VM of Machine m1"));
+    assert!(said(Vm::Absent).contains("does not find the VM of Machine m1"));
     assert!(said(Vm::Unknown("Unavailable: down".to_owned())).contains("Unavailable: down"));
 }
 
@@ -101,13 +101,13 @@ fn a_machine_whose_vm_is_not_what_its_class_says_is_refused() {
         }]);
     });
     assert!(
-        behind.contains("an update that is not done (UpdatePending: later)"),
+        behind.contains("an unfinished update (UpdatePending: later)"),
         "{behind}"
     );
     let in_place = said("InfraMachine", |live| {
         live["metadata"]["annotations"][annotations::UPDATE_IN_PROGRESS] = json!("");
     });
-    assert!(in_place.contains("updated in place"), "{in_place}");
+    assert!(in_place.contains("in place"), "{in_place}");
 }
 
 /// It would wait for the provider in vain, with all else paused.
@@ -131,7 +131,7 @@ fn a_machine_that_is_being_deleted_is_refused_unless_it_was_released() {
     };
     let infra = said("InfraMachine", deleted);
     assert!(
-        infra.contains("InfraMachine m1 is being deleted, and its VM with it"),
+        infra.contains("InfraMachine m1 (with its VM) is being deleted"),
         "{infra}"
     );
     let machine = said("Machine", deleted);
@@ -159,9 +159,9 @@ fn what_machine_controller_manager_does_not_know_or_another_has_made_is_refused(
     };
     let said = remains.problems(&migration, &BTreeMap::new()).join("\n");
     for part in [
-        "InfraMachine m1 was not made by this migration",
+        "InfraMachine m1 was not created by this migration",
         "Machine m2 for MachineSet pool",
-        "InfraMachine m3 was made for is not there any more",
+        "InfraMachine m3 does not exist",
     ] {
         assert!(said.contains(part), "no `{part}` in: {said}");
     }
