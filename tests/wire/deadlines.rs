@@ -98,7 +98,7 @@ async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
         .err()
         .context("the call was dropped")?;
     ensure!(status.code() == tonic::Code::Unavailable, "{status}");
-    ensure!(status.message().contains("stops"), "{status}");
+    ensure!(status.message().contains("is stopping"), "{status}");
     Ok(())
 }
 

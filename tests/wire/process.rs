@@ -81,7 +81,7 @@ async fn a_plugin_that_does_not_listen_yet_is_waited_for_as_long_as_is_said() ->
         let Output { status, stdout, .. } = info(&endpoint, more).output().await?;
         let said = String::from_utf8(stdout)?;
         ensure!(
-            status.code() == Some(1) && said.contains("can't be reached"),
+            status.code() == Some(1) && said.contains("cannot reach"),
             "{status}: {said}"
         );
         ensure!(begun.elapsed() >= Duration::from_secs(least), "it did not wait");
@@ -207,30 +207,26 @@ async fn a_mistake_ends_the_plugin_at_once_with_a_line_that_names_it() -> Result
     let config = config.display().to_string();
     let good = unix(folder.path()).to_string();
     for (endpoint, more, named) in [
-        ("", vec![], "it has to begin with `tcp://`"),
-        ("127.0.0.1:8080", vec![], "`127.0.0.1:8080` is no endpoint"),
+        ("", vec![], "start it with `tcp://`"),
+        ("127.0.0.1:8080", vec![], "invalid endpoint `127.0.0.1:8080`"),
         ("tcp://127.0.0.1", vec![], "the port is missing"),
-        (
-            "tcp://192.0.2.1:1",
-            vec![],
-            "listening on tcp://192.0.2.1:1 failed",
-        ),
+        ("tcp://192.0.2.1:1", vec![], "cannot listen on tcp://192.0.2.1:1"),
         (
             "unix:///no/such/folder/p.sock",
             vec![],
-            "listening on unix:///no/such/folder/p.sock failed",
+            "cannot listen on unix:///no/such/folder/p.sock",
         ),
-        ("tls://127.0.0.1:0", vec![], "needs a certificate"),
+        ("tls://127.0.0.1:0", vec![], "requires a certificate"),
         (
             &good,
             vec!["--config", "/no/such/file"],
-            "/no/such/file can't be used",
+            "cannot use driver configuration /no/such/file",
         ),
         (&good, vec!["--config", &config], "quotas"),
         (
             &good,
             vec!["--tls-cert-file=/no/such/cert"],
-            "TLS needs --tls-key-file and --client-ca-file as well",
+            "TLS also requires --tls-key-file and --client-ca-file",
         ),
     ] {
         let said = fails(endpoint, &more).await?;
@@ -363,7 +359,7 @@ async fn a_server_that_is_no_plugin_is_named_with_what_it_answered() -> Result<(
         (grpc_endpoint, "does not serve cmi.v1.Identity"),
         (
             http_endpoint,
-            "an HTTP/1 server is there (`HTTP/1.1 505 HTTP Version Not Supported`)",
+            "the endpoint is an HTTP/1 server (`HTTP/1.1 505 HTTP Version Not Supported`)",
         ),
     ] {
         let Output { status, stdout, .. } = info(&endpoint, &[]).output().await?;

@@ -91,7 +91,7 @@ fn client(servers: &Authority, identity: Option<&Identity>) -> Result<TlsConnect
 /// Makes a call, and says whether it was answered with OK.
 async fn call(served: &Served, name: &str, client: &TlsConnector) -> Result<()> {
     let Endpoint::Tls(authority) = &served.endpoint else {
-        anyhow::bail!("{} has no TLS", served.endpoint);
+        anyhow::bail!("{} does not use TLS", served.endpoint);
     };
     let stream = TcpStream::connect((authority.host.as_str(), authority.port)).await?;
     let stream = client
@@ -143,7 +143,7 @@ async fn a_client_is_served_while_others_hold_handshakes_open() -> Result<()> {
     let served = serve(files).await?;
     let client = client(&authority, Some(&authority.issue("provider")?))?;
     let Endpoint::Tls(address) = &served.endpoint else {
-        anyhow::bail!("{} has no TLS", served.endpoint);
+        anyhow::bail!("{} does not use TLS", served.endpoint);
     };
     let mut held = VecDeque::new();
     for number in 0..1000 {

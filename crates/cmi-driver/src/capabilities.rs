@@ -14,7 +14,7 @@ pub struct JsonPointer(Vec<String>);
 
 /// Text that is no JSON pointer to a field of an object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no JSON pointer: it has to begin with `/` and name a field")]
+#[error("`{0}` is not a JSON pointer to a field: start it with `/`")]
 pub struct ParseJsonPointerError(String);
 
 impl JsonPointer {

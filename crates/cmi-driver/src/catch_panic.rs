@@ -18,7 +18,7 @@ pub async fn catch_panic<T>(operation: Operation, call: impl Future<Output = Res
     answer.unwrap_or_else(|_panic| {
         Err(Status::new(
             Code::Internal,
-            format!("the driver panicked in {operation}; the log says where"),
+            format!("the driver panicked in {operation}; see its log"),
         ))
     })
 }

@@ -52,7 +52,7 @@ named_enum! {
 
 /// A code outside of 1–17, or a name that no code has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no machine error code")]
+#[error("`{0}` is not a machine error code")]
 pub struct ParseCodeError(String);
 
 impl Code {

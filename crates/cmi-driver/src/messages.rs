@@ -21,7 +21,7 @@ pub enum ProviderIdError {
     #[error("the provider id is empty")]
     Empty,
     /// Cluster API takes at most 512 bytes.
-    #[error("the provider id has {0} bytes; at most 512 are allowed")]
+    #[error("the provider id has {0} bytes; the limit is 512")]
     TooLong(usize),
 }
 

@@ -30,7 +30,7 @@ pub struct SpecSchema {
 
 /// An unusable schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nothing can be checked with this JSON schema: {0}")]
+#[error("unsupported JSON schema: {0}")]
 pub struct InvalidSpecSchema(String);
 
 /// Schemas that a driver refers to are not fetched: a driver has no say in where this process connects to.
@@ -38,7 +38,7 @@ struct NothingIsFetched;
 
 impl Retrieve for NothingIsFetched {
     fn retrieve(&self, uri: &Uri<String>) -> Result<Value, Box<dyn std::error::Error + Send + Sync>> {
-        Err(format!("`{uri}` is outside of the schema").into())
+        Err(format!("`{uri}` is outside the schema").into())
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Status {
 
 /// Text that is not of the form `machine codes error: code = [..] message = [..]`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` does not read `code = [<code>] message = [<message>]`")]
+#[error("`{0}` does not have the form `code = [<code>] message = [<message>]`")]
 pub struct ParseStatusError(String);
 
 impl Status {
@@ -164,7 +164,7 @@ impl Status {
 }
 
 fn no_message(code: Code) -> String {
-    format!("the driver gave no message with {code}")
+    format!("the driver returned {code} without a message")
 }
 
 impl fmt::Display for Status {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_blank_message_is_replaced_by_one_that_says_so() {
         let status = Status::new(Code::Internal, " ");
-        assert!(status.message().contains("no message") && status.has_default_message());
+        assert!(status.message().contains("without a message") && status.has_default_message());
         assert!(!Status::new(Code::Internal, "the disk is missing").has_default_message());
     }
 }

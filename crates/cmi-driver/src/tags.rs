@@ -20,7 +20,7 @@ pub const RESERVED: [&str; 3] = [CLUSTER, ROLE, MACHINE];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservedKey {
     /// A value that is no object is at the place of the tags.
-    #[error("providerSpec{0} has to be an object: the provider adds its tags there")]
+    #[error("providerSpec{0} must be an object, because the provider adds its tags there")]
     TagsAreNoObject(String),
     /// The user set a tag.
     #[error("providerSpec{pointer} has the reserved tag `{tag}`: remove it, the provider sets it")]
@@ -31,9 +31,7 @@ pub enum ReservedKey {
         tag: &'static str,
     },
     /// The user set the zone where only the Machine may.
-    #[error(
-        "providerSpec/failureDomain is set by the provider: set spec.failureDomain of the Machine instead"
-    )]
+    #[error("providerSpec/failureDomain is reserved: set spec.failureDomain of the Machine instead")]
     FailureDomain,
 }
 

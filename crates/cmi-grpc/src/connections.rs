@@ -137,7 +137,7 @@ impl Connections {
     /// To be called when accepting fails, as a rule for want of file descriptors: evicts a connection, and
     /// waits a moment.
     pub async fn failed_to_accept(&self, error: &io::Error) {
-        tracing::warn!(%error, "accepting a connection failed");
+        tracing::warn!(%error, "cannot accept a connection");
         self.0.table.lock().evict(self.0.most, None);
         sleep(ACCEPT_PAUSE).await;
     }

@@ -29,7 +29,7 @@ pub struct Authority {
 
 /// Text that is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no endpoint: {problem}")]
+#[error("invalid endpoint `{text}`: {problem}")]
 pub struct ParseEndpointError {
     text: String,
     problem: EndpointProblem,
@@ -39,22 +39,22 @@ pub struct ParseEndpointError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointProblem {
     /// Nothing stands before `://`, or an unknown word.
-    #[error("it has to begin with `tcp://`, `tls://` or `unix://`")]
+    #[error("start it with `tcp://`, `tls://` or `unix://`")]
     Scheme,
     /// A socket's path is relative, or there is none.
-    #[error("the path of the socket has to be absolute, `unix:///run/capcmi/driver.sock`")]
+    #[error("the path of the socket must be absolute, such as `unix:///run/capcmi/driver.sock`")]
     Path,
     /// There is nothing before the port.
-    #[error("the host is missing, `tcp://127.0.0.1:8080`")]
+    #[error("the host is missing, as in `tcp://127.0.0.1:8080`")]
     Host,
     /// There is no port after the host.
-    #[error("the port is missing or none, `tcp://127.0.0.1:8080`")]
+    #[error("the port is missing or invalid, as in `tcp://127.0.0.1:8080`")]
     Port,
     /// An address with colons stands without brackets.
-    #[error("an IPv6 address stands in brackets, `tcp://[::1]:8080`")]
+    #[error("put the IPv6 address in brackets, such as `tcp://[::1]:8080`")]
     Brackets,
     /// Something that is neither host nor port.
-    #[error("it has to end after the port")]
+    #[error("remove the text after the port")]
     Rest,
 }
 
@@ -200,7 +200,7 @@ mod tests {
         let said = "tcp://:8080".parse::<Endpoint>().unwrap_err().to_string();
         assert_eq!(
             said,
-            "`tcp://:8080` is no endpoint: the host is missing, `tcp://127.0.0.1:8080`"
+            "invalid endpoint `tcp://:8080`: the host is missing, as in `tcp://127.0.0.1:8080`"
         );
     }
 

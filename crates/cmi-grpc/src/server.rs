@@ -51,10 +51,10 @@ const FLUSH: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// gRPC could not be served.
-    #[error("serving gRPC failed")]
+    #[error("cannot serve gRPC")]
     Transport(#[source] tonic::transport::Error),
     /// The descriptors of `proto/` can't be shown.
-    #[error("setting up gRPC reflection failed")]
+    #[error("cannot set up gRPC reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
 }
 
@@ -171,16 +171,13 @@ impl Service {
             ended = &mut serving => return ended.map_err(ServeError::Transport),
             () = stop => {}
         }
-        tracing::info!("stopping: calls that run may end");
+        tracing::info!("stopping; running calls may finish");
         say_stopping(&mut self.health).await;
         drop(stopping);
         if let Ok(ended) = timeout(drain, &mut serving).await {
             return ended.map_err(ServeError::Transport);
         }
-        tracing::warn!(
-            "dropping the calls that did not end within {} s",
-            drain.as_secs_f32()
-        );
+        tracing::warn!(?drain, "canceled the calls that did not end in time");
         self.abort.cancel();
         match timeout(FLUSH, serving).await {
             Ok(ended) => ended.map_err(ServeError::Transport),

@@ -176,7 +176,7 @@ pub fn from_grpc(status: tonic::Status) -> Status {
 /// Nothing of such an answer is believed, and no part of it is passed on.
 fn contradiction(machine: &Machine, message: &str) -> Status {
     let why = format!(
-        "the plugin's answer contradicts itself: NOT_FOUND beside the machine {}: {message}",
+        "the plugin's answer is contradictory: NOT_FOUND with machine {}: {message}",
         machine.provider_id
     );
     Status::new(Code::Internal, why)

@@ -37,7 +37,7 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
         let name = dialect.trim_end_matches('#');
         if !DIALECTS.iter().any(|known| name.ends_with(known)) {
             return Err(format!(
-                "`$schema` is `{dialect}`, and draft-06 and later are read"
+                "`$schema` is `{dialect}`; supported are draft-06 and later"
             ));
         }
     }
@@ -77,7 +77,7 @@ impl<'a> Measure<'a> {
         self.subschemas += 1;
         if self.subschemas > MAX_SUBSCHEMAS {
             return Err(format!(
-                "it has more than {MAX_SUBSCHEMAS} objects, each counted as often as it is referred to"
+                "it has more than {MAX_SUBSCHEMAS} objects, counting every reference"
             ));
         }
         for (keyword, value) in object {
@@ -85,11 +85,11 @@ impl<'a> Measure<'a> {
                 ("$ref", Value::String(target)) => {
                     let found = target.strip_prefix('#').and_then(|path| self.root.pointer(path));
                     let found =
-                        found.ok_or_else(|| format!("`$ref`: there is no `{target}` in the schema"))?;
+                        found.ok_or_else(|| format!("`$ref`: `{target}` does not exist in the schema"))?;
                     self.add(found, depth + 1)?;
                 }
                 ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
-                    return Err(format!("`{keyword}` is not followed"));
+                    return Err(format!("`{keyword}` is not supported"));
                 }
                 ("pattern", Value::String(pattern)) => self.add_pattern(pattern)?,
                 ("patternProperties", Value::Object(properties)) => {
@@ -100,7 +100,7 @@ impl<'a> Measure<'a> {
                 }
                 // It would give `#/…` another meaning.
                 ("$id", Value::String(_)) if depth > 0 => {
-                    return Err("a part of it has an `$id` of its own".to_owned());
+                    return Err("a subschema has its own `$id`".to_owned());
                 }
                 ("unevaluatedProperties" | "unevaluatedItems", _) => {
                     self.unevaluated += 1;
@@ -184,11 +184,11 @@ mod tests {
         for (schema, why) in [
             (chain(30_000), "nested"),
             (doubling(40), "nested"),
-            (doubling(12), "as often as it is referred to"),
+            (doubling(12), "counting every reference"),
             (json!({"properties": {"a": {"$ref": "#"}}}), "refers to itself"),
             (nested, "unevaluated"),
-            (json!({"$ref": "#/$defs/none"}), "no `#/$defs/none`"),
-            (json!({"$ref": "http://a/b"}), "no `http://a/b`"),
+            (json!({"$ref": "#/$defs/none"}), "`#/$defs/none` does not exist"),
+            (json!({"$ref": "http://a/b"}), "`http://a/b` does not exist"),
             (json!({"$dynamicRef": "#a"}), "$dynamicRef"),
             (json!({"$defs": {"a": {"$id": "http://a"}}}), "`$id`"),
             (

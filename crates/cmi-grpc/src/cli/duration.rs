@@ -26,14 +26,14 @@ impl TryFrom<String> for WrittenDuration {
 /// # Errors
 /// What is wrong with the text, for its author.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no time, such as `15s`, `1m30s` or `2h`");
+    let wrong = || format!("`{text}` is not a duration such as `15s`, `1m30s` or `2h`");
     if !is_as_go_writes_it(text) {
         return Err(wrong());
     }
     let signed: SignedDuration = text.parse().map_err(|_| wrong())?;
     let duration = Duration::try_from(signed).map_err(|_| wrong())?;
     if duration.is_zero() || duration > MAX_DURATION {
-        return Err(format!("`{text}` has to be greater than zero and at most a week"));
+        return Err(format!("`{text}` must be greater than zero and at most one week"));
     }
     Ok(duration)
 }

@@ -15,13 +15,13 @@ use cmi_driver::Driver;
 /// Where to listen, and how to stop.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// Where to listen: tcp://127.0.0.1:8080, tls://0.0.0.0:8443 or unix:///run/capcmi/driver.sock.
+    /// Endpoint to listen on: tcp://127.0.0.1:8080, tls://0.0.0.0:8443 or unix:///run/capcmi/driver.sock.
     // The one variable that the specification defines.
     #[arg(long, env = "CMI_ENDPOINT", value_name = "ENDPOINT")]
     endpoint: Option<Endpoint>,
     #[command(flatten)]
     tls: TlsArgs,
-    /// How long running calls may take to end after SIGTERM.
+    /// Time for running calls to end after SIGTERM.
     #[arg(
         long,
         env = "CAPCMI_GRACEFUL_SHUTDOWN_TIMEOUT",
@@ -35,13 +35,13 @@ pub struct ServerArgs {
 /// PEM files, for a `tls://` endpoint: all or none.
 #[derive(Debug, Args)]
 struct TlsArgs {
-    /// Certificate to show, for a tls:// endpoint. Read again when it changes, as are the two others.
+    /// Server certificate for a tls:// endpoint. All three TLS files are reloaded on change.
     #[arg(long = "tls-cert-file", env = "CAPCMI_TLS_CERT_FILE", value_name = "FILE")]
     certificate: Option<PathBuf>,
-    /// Key of the certificate.
+    /// Key of the server certificate.
     #[arg(long = "tls-key-file", env = "CAPCMI_TLS_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Certificates of the CAs whose clients may call.
+    /// CA certificates of the clients.
     #[arg(long = "client-ca-file", env = "CAPCMI_CLIENT_CA_FILE", value_name = "FILE")]
     client_authorities: Option<PathBuf>,
 }
@@ -50,19 +50,19 @@ struct TlsArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Nothing says where to listen (CMI-181).
-    #[error("the endpoint is missing: give --endpoint, or set CMI_ENDPOINT")]
+    #[error("the endpoint is missing: set --endpoint or CMI_ENDPOINT")]
     NoEndpoint,
     /// Some of the files of TLS are named, and these flags are missing.
-    #[error("TLS needs {} as well", .0.join(" and "))]
+    #[error("TLS also requires {}", .0.join(" and "))]
     IncompleteTls(Vec<&'static str>),
     /// The endpoint can't be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The signal handlers can't be installed, without which no signal would stop the program gracefully.
-    #[error("listening for signals failed")]
+    #[error("cannot listen for signals")]
     Signals(#[source] io::Error),
     /// The socket does not tell its address.
-    #[error("finding out where the plugin listens failed")]
+    #[error("cannot get the address of the plugin")]
     Address(#[source] io::Error),
     /// Serving ended by itself.
     #[error(transparent)]
@@ -128,7 +128,7 @@ fn announce(listener: &Listener, version: &str) -> Result<(), StartError> {
     {
         tracing::warn!(
             %endpoint,
-            "credentials and bootstrap data go over the network in plain text: use tls://"
+            "credentials and bootstrap data are sent unencrypted: use tls://"
         );
     }
     tracing::info!(%endpoint, version, "serving");
@@ -160,7 +160,7 @@ mod tests {
         ] {
             let error = files(certificate, key, client_authorities).unwrap_err();
             assert!(error.is_misconfigured());
-            assert_eq!(error.to_string(), format!("TLS needs {missing} as well"));
+            assert_eq!(error.to_string(), format!("TLS also requires {missing}"));
         }
     }
 }

@@ -18,7 +18,7 @@ pub fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
         first(&mut terminate, &mut interrupt).await;
         tokio::spawn(async move {
             first(&mut terminate, &mut interrupt).await;
-            tracing::warn!("asked to stop a second time: aborting");
+            tracing::warn!("second stop signal: aborting");
             std::process::exit(ABORTED);
         });
     })

@@ -54,7 +54,7 @@ pub(super) fn answer<T>(
         (Ok(_), Some(CallEnd::Status | CallEnd::NoRoute | CallEnd::Broken | CallEnd::NeverSent) | None) => {
             no_answer(
                 Code::Internal,
-                format!("the plugin's answer to {operation} contradicts itself"),
+                format!("the plugin's answer to {operation} is contradictory"),
             )
         }
     }
@@ -72,7 +72,7 @@ fn lost(operation: Operation, status: tonic::Status) -> Status {
 
 fn malformed(operation: Operation, status: tonic::Status) -> Status {
     let message = format!(
-        "the plugin's answer to {operation} can't be understood: {}",
+        "cannot decode the plugin's answer to {operation}: {}",
         status.message()
     );
     Status::new(Code::Internal, message).with_source(status)

@@ -49,15 +49,15 @@ struct ConnectBackoff {
 }
 
 /// The error for a server that requires a client certificate where none is configured, with the remedy.
-const NO_CERTIFICATE: &str = "the server asks for the client's certificate, and there is none: give it with \
-    --cert-file and --key-file, or `tls.certFile` and `tls.keyFile` in the drivers file";
+const NO_CERTIFICATE: &str = "the server requires a client certificate: set --cert-file and --key-file, or \
+    `tls.certFile` and `tls.keyFile` in the drivers file";
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 enum OpenError {
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("HTTP/2 failed")]
+    #[error("HTTP/2 error")]
     Http2(#[source] hyper::Error),
     #[error("the handshake with the plugin failed: {0}")]
     Handshake(String),
@@ -132,7 +132,7 @@ impl Channel {
     pub(super) async fn renew(&self, longest: Duration, time: Duration) {
         if timeout(time, self.renew_in_time(longest)).await.is_err() {
             let (target, error) = (&self.target, OpenError::TimedOut(time));
-            tracing::warn!(%target, %error, "a new connection can't be had: keeping the old one");
+            tracing::warn!(%target, %error, "cannot reconnect; keeping the old connection");
         }
     }
 
@@ -143,8 +143,7 @@ impl Channel {
             Ok(now) => now != session.fingerprint,
             Err(error) => {
                 let error = ErrorChain(&error).to_string();
-                tracing::warn!(%target, error, "keeping the connection that was made with the TLS files as \
-                    they were");
+                tracing::warn!(%target, error, "cannot read the TLS files; keeping the old connection");
                 return;
             }
         };
@@ -156,12 +155,12 @@ impl Channel {
             Ok(session) => {
                 self.install(session);
                 if files_changed {
-                    tracing::info!(%target, "connected anew: the TLS files have changed");
+                    tracing::info!(%target, "reconnected with changed TLS files");
                 }
             }
             Err(error) => {
                 let error = ErrorChain(&error).to_string();
-                tracing::warn!(%target, error, "a new connection can't be had: keeping the old one");
+                tracing::warn!(%target, error, "cannot reconnect; keeping the old connection");
             }
         }
     }
@@ -210,7 +209,7 @@ impl Channel {
             }
             (None, OpenError::Http2(_) | OpenError::Handshake(_)) if first.is_none() => {
                 OpenError::Found(format!(
-                    "the server closed the connection without a word: {}",
+                    "the server closed the connection without an answer: {}",
                     self.target.what_to_check()
                 ))
             }
@@ -237,7 +236,7 @@ impl Channel {
     fn unavailable(&self, why: &str) -> Status {
         Status::new(
             Code::Unavailable,
-            format!("the plugin at {} can't be reached: {why}", self.target),
+            format!("cannot reach the plugin at {}: {why}", self.target),
         )
     }
 }

@@ -61,7 +61,7 @@ pub struct TlsConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Neither the file nor the environment has an endpoint.
-    #[error("grpc.endpoint: it is missing, and the environment variable CMI_ENDPOINT is not set")]
+    #[error("grpc.endpoint is missing, and CMI_ENDPOINT is not set")]
     NoEndpoint,
     /// The endpoint can't be read.
     #[error("{key}: {source}")]
@@ -73,22 +73,22 @@ pub enum ConfigError {
         source: ParseEndpointError,
     },
     /// No plugin can be reached at port 0.
-    #[error("grpc.endpoint: {endpoint} names no port")]
+    #[error("grpc.endpoint: {endpoint} has no port")]
     NoPort {
         /// The endpoint.
         endpoint: Endpoint,
     },
     /// Secrets would go over a network as they are.
     #[error(
-        "grpc.insecure: {endpoint} is not on this host, and over tcp:// secrets travel in the clear: use \
-            tls://, or say `insecure: true` if the network is trusted"
+        "grpc.insecure: {endpoint} is on another host, and tcp:// sends secrets unencrypted: use tls://, or \
+            set `insecure: true` if the network is trusted"
     )]
     Insecure {
         /// The endpoint.
         endpoint: Endpoint,
     },
     /// A key that this endpoint has no use for.
-    #[error("{key}: it has no meaning with {endpoint}: remove it")]
+    #[error("{key}: has no effect with {endpoint}; remove it")]
     Meaningless {
         /// The key.
         key: &'static str,
@@ -96,19 +96,19 @@ pub enum ConfigError {
         endpoint: Endpoint,
     },
     /// A TLS endpoint needs an authority that vouches for the plugin.
-    #[error("grpc.tls.caFile: it is missing: no authority vouches for {endpoint}")]
+    #[error("grpc.tls.caFile is missing: {endpoint} requires a CA")]
     NoAuthority {
         /// The endpoint.
         endpoint: Endpoint,
     },
     /// A certificate without its key, or the other way round.
-    #[error("grpc.tls.{missing}: it is missing: certFile and keyFile belong together")]
+    #[error("grpc.tls.{missing} is missing: certFile and keyFile are both required")]
     HalfAnIdentity {
         /// The key that is not there.
         missing: &'static str,
     },
     /// The name can't be in a certificate.
-    #[error("{key}: `{name}` is no host name and no address")]
+    #[error("{key}: `{name}` is not a host name or address")]
     ServerName {
         /// Where it stands.
         key: &'static str,

@@ -66,7 +66,7 @@ impl Connection {
             .await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(error = %ErrorChain(&error), "a connection to a plugin ended");
+                tracing::debug!(error = %ErrorChain(&error), "connection to a plugin lost");
             }
         });
         Ok(Self {

@@ -28,10 +28,10 @@ pub struct Connector {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The plugin can't be reached.
-    #[error("the plugin can't be reached: {0}")]
+    #[error("cannot reach the plugin: {0}")]
     Dial(String),
     /// It speaks another protocol.
-    #[error("HTTP/2 failed")]
+    #[error("HTTP/2 error")]
     Http2(#[source] hyper::Error),
     /// It does not answer what was asked.
     #[error("{0}")]
@@ -93,7 +93,7 @@ impl Connector {
         Ok(declared.map(|declared| {
             let names = declared.calls.into_iter().map(|number| {
                 Call::try_from(number).map_or_else(
-                    |_| format!("{number} (not known to this version)"),
+                    |_| format!("{number} (unknown to this version)"),
                     |call| call.as_str_name().to_owned(),
                 )
             });

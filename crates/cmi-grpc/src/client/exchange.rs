@@ -60,8 +60,8 @@ pub(super) enum TransportError {
     #[error("the connection to the plugin was lost")]
     Connection(#[source] hyper::Error),
     #[error(
-        "the answer is no gRPC: HTTP status {status}, content type `{content_type}`: check the endpoint, and \
-            the routes of a proxy in front of the plugin"
+        "the response is not gRPC (HTTP status {status}, content type `{content_type}`): check the \
+            endpoint, and the routes of a proxy in front of the plugin"
     )]
     NotGrpc {
         status: StatusCode,

@@ -37,29 +37,24 @@ impl FirstBytes {
         }
         if let Some(line) = http1(bytes) {
             return Some(if expects_tls {
-                format!("an HTTP/1 server without TLS is there (`{line}`): check the endpoint")
+                format!("the endpoint is an HTTP/1 server without TLS (`{line}`): check the endpoint")
             } else {
                 format!(
-                    "an HTTP/1 server is there (`{line}`): check the endpoint, and that a proxy in front of \
-                        the plugin passes HTTP/2 on"
+                    "the endpoint is an HTTP/1 server (`{line}`): check the endpoint, and that a proxy in \
+                        front of the plugin forwards HTTP/2"
                 )
             });
         }
         match (is_tls(bytes), is_http2(bytes), expects_tls) {
             (true, _, true) | (_, true, false) => None,
-            (true, _, false) => Some(
-                "a server that takes TLS alone is there: use a tls:// endpoint, or check which port it \
-                    is"
-                .to_owned(),
-            ),
-            (_, true, true) => Some(
-                "a server of HTTP/2 without TLS is there: give it its certificates, or check which port it \
-                    is"
-                .to_owned(),
-            ),
-            (false, false, _) => {
-                Some("something else than an HTTP/2 server is there: check the endpoint".to_owned())
+            (true, _, false) => {
+                Some("the endpoint requires TLS: use a tls:// endpoint, or check the port".to_owned())
             }
+            (_, true, true) => Some(
+                "the endpoint is an HTTP/2 server without TLS: configure its certificates, or check the port"
+                    .to_owned(),
+            ),
+            (false, false, _) => Some("the endpoint is not an HTTP/2 server: check the endpoint".to_owned()),
         }
     }
 
@@ -247,11 +242,11 @@ mod tests {
             (&settings[..], false, None),
             (&alert, true, None),
             (b"", false, None),
-            (&settings, true, Some("HTTP/2 without TLS")),
+            (&settings, true, Some("HTTP/2 server without TLS")),
             (&alert, false, Some("use a tls:// endpoint")),
             (page, false, Some("(`HTTP/1.1 400 Bad Request`)")),
             (page, true, Some("an HTTP/1 server without TLS")),
-            (b"SSH-2.0-OpenSSH_9.6\r\n", false, Some("something else")),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", false, Some("not an HTTP/2 server")),
         ] {
             let found = found(bytes, expects_tls);
             match (&found, expected) {

@@ -84,7 +84,7 @@ impl Handshake {
         let capabilities = spawn_blocking(move || Capabilities::try_from(declaration))
             .await
             .map_err(|error| {
-                Status::new(Code::Internal, "compiling the plugin's schema failed").with_source(error)
+                Status::new(Code::Internal, "cannot compile the plugin's schema").with_source(error)
             })?
             .map_err(|error| error.in_response(Operation::GetPluginCapabilities))?;
         let handshake = Self {
@@ -136,7 +136,7 @@ pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<P
         .try_into()
         .unwrap_or_else(|error: FieldError| {
             let error = error.in_response(Operation::GetPluginInfo);
-            tracing::warn!(%error, "the plugin's name and version can't be used");
+            tracing::warn!(%error, "invalid name or version of the plugin");
             unnamed()
         }))
 }
@@ -186,9 +186,9 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
         CallError::Status(status) if status.code() == Code::Unimplemented => Status::new(
             Code::Unavailable,
             format!(
-                "a gRPC server is there that does not serve cmi.v1.Identity as every plugin has to, with \
-                    GetPluginInfo, GetPluginCapabilities and Probe; it answers UNIMPLEMENTED (`{}`): check \
-                    the endpoint, and the routes of a proxy in front of the plugin",
+                "the gRPC server does not serve cmi.v1.Identity with GetPluginInfo, GetPluginCapabilities \
+                    and Probe, as plugins must; it answers UNIMPLEMENTED (`{}`): check the endpoint, and \
+                    the routes of a proxy in front of the plugin",
                 status.message()
             ),
         ),

@@ -99,10 +99,7 @@ impl Session {
         self.handshake.capabilities.check_supported(operation)?;
         match &*self.health.read() {
             PluginHealth::Ready => Ok(()),
-            PluginHealth::NotYet => Err(Status::new(
-                Code::Unavailable,
-                "the plugin has not finished starting",
-            )),
+            PluginHealth::NotYet => Err(Status::new(Code::Unavailable, "the plugin is still starting")),
             PluginHealth::Unhealthy(why) => Err(Status::new(
                 Code::Unavailable,
                 format!("the plugin is not healthy: {why}"),

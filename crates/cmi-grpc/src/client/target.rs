@@ -64,26 +64,26 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub(super) enum DialError {
     #[error("connecting failed")]
     Connect(#[source] io::Error),
-    #[error("reading {} failed", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{} is no PEM file of {what}", path.display())]
+    #[error("{} is not a PEM file of {what}", path.display())]
     Pem {
         path: PathBuf,
         what: &'static str,
         #[source]
         source: pem::Error,
     },
-    #[error("{} holds no certificate", path.display())]
+    #[error("{} has no certificate", path.display())]
     NoCertificate { path: PathBuf },
-    #[error("the TLS files can't be used")]
+    #[error("cannot use the TLS files")]
     Files(#[source] rustls::Error),
     #[error("TLS failed")]
     Handshake(#[source] io::Error),
-    #[error("the server speaks no HTTP/2 over TLS")]
+    #[error("the server does not support HTTP/2 over TLS")]
     NoHttp2,
 }
 
@@ -129,7 +129,7 @@ impl Target {
         match self {
             Self::Unix(_) => "check that the plugin listens on this socket, and its log",
             Self::Tcp(_) => {
-                "where it takes TLS alone, use a tls:// endpoint; or else check the endpoint and the \
+                "if the server requires TLS, use a tls:// endpoint; otherwise check the endpoint and the \
                     plugin's log"
             }
             Self::Tls(..) | Self::Memory(_) => "check the endpoint and the plugin's log",

@@ -148,7 +148,7 @@ fn declared_by_plugin(response: &GetPluginCapabilitiesResponse) -> BTreeSet<Oper
 
 fn pointer(field: Field, text: &str) -> Result<JsonPointer, FieldError> {
     text.parse()
-        .map_err(|_| field.wrong(FieldProblem::Malformed("is no JSON pointer to a field")))
+        .map_err(|_| field.wrong(FieldProblem::Malformed("is not a JSON pointer to a field")))
 }
 
 fn window(message: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
@@ -157,7 +157,7 @@ fn window(message: Option<prost_types::Duration>) -> Result<Duration, FieldError
     };
     message
         .try_into()
-        .map_err(|_| Field("consistency_window").wrong(FieldProblem::Malformed("is before zero")))
+        .map_err(|_| Field("consistency_window").wrong(FieldProblem::Malformed("is negative")))
 }
 
 /// `None` without a window. A window of more seconds than the message can hold becomes the longest that it

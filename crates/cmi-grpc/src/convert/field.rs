@@ -42,7 +42,7 @@ pub enum FieldProblem {
     #[error("is required")]
     Missing,
     /// It is longer than the file allows.
-    #[error("has {bytes} bytes; at most {most} are allowed")]
+    #[error("has {bytes} bytes; the limit is {most}")]
     TooLong {
         /// How long it is.
         bytes: usize,
@@ -50,7 +50,7 @@ pub enum FieldProblem {
         most: usize,
     },
     /// It is no JSON, or another kind of JSON.
-    #[error("is no JSON {expected}, seen at line {line}, column {column}")]
+    #[error("is not a JSON {expected}, at line {line}, column {column}")]
     NotJson {
         /// What it has to be.
         expected: &'static str,
@@ -84,7 +84,7 @@ impl FieldError {
     pub fn in_response(&self, operation: Operation) -> Status {
         Status::new(
             Code::Internal,
-            format!("the plugin's answer to {operation} can't be used: {self}"),
+            format!("invalid answer of the plugin to {operation}: {self}"),
         )
     }
 }
@@ -173,7 +173,7 @@ impl Field {
         let Some(prost_types::Timestamp { seconds, nanos }) = message else {
             return Ok(None);
         };
-        let wrong = || self.wrong(FieldProblem::Malformed("is no time between 1970 and 9999"));
+        let wrong = || self.wrong(FieldProblem::Malformed("is not a time between 1970 and 9999"));
         if seconds < 0 || !(0..NANOSECONDS).contains(&nanos) {
             return Err(wrong());
         }
@@ -185,7 +185,7 @@ impl Field {
         self.within(bytes, SECRETS)?;
         if !secrets.keys().all(|key| is_secret_key(key)) {
             return Err(self.wrong(FieldProblem::Malformed(
-                "has a key with other characters than letters, digits, `-`, `_` and `.`, or an empty one",
+                "has an invalid key: use letters, digits, `-`, `_` and `.`",
             )));
         }
         let values = secrets.into_iter();

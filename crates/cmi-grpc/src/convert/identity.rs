@@ -29,8 +29,8 @@ impl TryFrom<v1::GetPluginInfoResponse> for PluginInfo {
         let name = Field("name").text(response.name, PLUGIN_NAME)?;
         if !is_domain_name(&name) {
             return Err(Field("name").wrong(FieldProblem::Malformed(
-                "is no domain name: labels of letters, digits and `-`, alphanumeric at both ends, with dots \
-                    between",
+                "is not a domain name: use labels of letters, digits and `-`, alphanumeric at both ends, \
+                    separated by dots",
             )));
         }
         Ok(Self {

@@ -80,7 +80,7 @@ impl TryFrom<ListMachinesPagedRequest> for PageRequest {
 
     fn try_from(request: ListMachinesPagedRequest) -> Result<Self, FieldError> {
         let size = u32::try_from(request.page_size)
-            .map_err(|_| Field("page_size").wrong(FieldProblem::Malformed("is below zero")))?;
+            .map_err(|_| Field("page_size").wrong(FieldProblem::Malformed("is negative")))?;
         Ok(Self {
             list: ListMachinesRequest {
                 class: MachineClass {
@@ -155,7 +155,7 @@ impl PageRequest {
     /// # Errors
     /// When [`PagePlace::cut`] did not make the token.
     pub fn place(&self) -> Result<PagePlace, FieldError> {
-        let foreign = || Field("page_token").wrong(FieldProblem::Malformed("is none that this plugin gave"));
+        let foreign = || Field("page_token").wrong(FieldProblem::Malformed("is not a token of this plugin"));
         let after = self.token.as_ref().map(|PageToken(token)| {
             let id = token.strip_prefix(TOKEN_PREFIX).ok_or_else(foreign)?;
             id.parse().map_err(|_| foreign())

@@ -45,13 +45,13 @@ pub enum Listener {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// A `tls://` endpoint was given no certificates.
-    #[error("{0} needs a certificate, its key and the certificates of the clients' authority")]
+    #[error("{0} requires a certificate, its key and the CA certificates of the clients")]
     NoCertificates(Endpoint),
     /// An endpoint without TLS was given certificates: they show that TLS is expected.
-    #[error("{0} has no TLS, but certificates are given: use `tls://`, or leave them out")]
+    #[error("{0} does not use TLS, but certificates are set: use `tls://`, or remove them")]
     UnusedCertificates(Endpoint),
     /// The certificates can't be used.
-    #[error("the certificates for {endpoint} can't be used")]
+    #[error("cannot use the certificates for {endpoint}")]
     Certificates {
         /// What they are for.
         endpoint: Endpoint,
@@ -60,13 +60,13 @@ pub enum ListenError {
         source: TlsError,
     },
     /// Another plugin is there already.
-    #[error("another process listens on {}", .0.display())]
+    #[error("another process listens on {}: stop it, or use another endpoint", .0.display())]
     Taken(PathBuf),
     /// Something else has the path.
-    #[error("{} exists and is no socket", .0.display())]
+    #[error("{} exists and is not a socket: remove it, or use another path", .0.display())]
     NoSocket(PathBuf),
     /// The operating system refused.
-    #[error("listening on {endpoint} failed")]
+    #[error("cannot listen on {endpoint}")]
     Bind {
         /// On what.
         endpoint: Endpoint,
@@ -164,7 +164,7 @@ async fn make_room(path: &Path) -> Result<(), InTheWay> {
     match UnixStream::connect(path).await {
         Ok(_) => Err(InTheWay::Listener),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "removing a socket without a listener");
+            tracing::info!(path = %path.display(), "removing a stale socket");
             std::fs::remove_file(path).map_err(InTheWay::Unreadable)
         }
         Err(error) => Err(InTheWay::Unreadable(error)),
@@ -206,11 +206,11 @@ pub(super) fn tls(
                 match shaken {
                     Ok(Ok(stream)) => Some(Ok(Admitted::new(stream, ticket, PREFACE))),
                     Ok(Err(error)) => {
-                        tracing::info!(%error, "a client was turned away");
+                        tracing::info!(%error, "rejected a client");
                         None
                     }
                     Err(_elapsed) => {
-                        tracing::info!("a client that did not finish its TLS handshake was turned away");
+                        tracing::info!("rejected a client: TLS handshake timed out");
                         None
                     }
                 }
@@ -229,7 +229,7 @@ fn prompt(listener: TcpListener) -> impl Stream<Item = (TcpStream, Ticket)> {
     })
     .inspect(|(stream, _)| {
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "switching off Nagle's algorithm failed");
+            tracing::debug!(%error, "cannot disable Nagle's algorithm");
         }
     })
 }

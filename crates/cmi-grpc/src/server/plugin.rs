@@ -87,7 +87,7 @@ impl Plugin {
             // The code of that error would be taken for one of the call: NOT_FOUND would mean that there is
             // no VM.
             .map_err(|error| {
-                let what = format!("the driver could not say whether it offers {operation}: {error}");
+                let what = format!("cannot tell whether the driver implements {operation}: {error}");
                 Status::new(Code::Unavailable, what)
             })?;
         declared.capabilities.check_supported(operation)
@@ -97,7 +97,7 @@ impl Plugin {
 fn stopping(operation: Operation) -> Status {
     Status::new(
         Code::Unavailable,
-        format!("the plugin stops and could not wait for {operation} to end"),
+        format!("the plugin is stopping and did not wait for {operation} to end"),
     )
 }
 

@@ -50,7 +50,7 @@ impl Drop for SocketFile {
         if id(&self.path).is_ok_and(|id| id == self.id)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "removing the socket failed");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
     }
 }

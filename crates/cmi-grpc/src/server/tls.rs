@@ -57,7 +57,7 @@ impl fmt::Debug for ServerTls {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file can't be read.
-    #[error("reading {} failed", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum TlsError {
         source: io::Error,
     },
     /// It is no PEM, or one of another kind.
-    #[error("{} does not hold what it has to", path.display())]
+    #[error("{} has unexpected PEM contents", path.display())]
     Pem {
         /// The file.
         path: PathBuf,
@@ -75,10 +75,10 @@ pub enum TlsError {
         source: pem::Error,
     },
     /// There is no certificate in a file.
-    #[error("{} holds no certificate", .0.display())]
+    #[error("{} has no certificate", .0.display())]
     NoCertificate(PathBuf),
     /// The clients' authorities are none.
-    #[error("the clients' authorities in {} can't be used", path.display())]
+    #[error("cannot use the client CAs in {}", path.display())]
     Authorities {
         /// The file.
         path: PathBuf,
@@ -87,7 +87,7 @@ pub enum TlsError {
         source: VerifierBuilderError,
     },
     /// Certificate and key do not fit each other, or are of a kind that is not known.
-    #[error("certificate and key can't be used")]
+    #[error("certificate and key do not work together")]
     Unusable(#[from] rustls::Error),
 }
 
@@ -126,7 +126,7 @@ impl ServerTls {
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "the new certificates can't be used"
+                    "cannot use the new certificates; keeping the old ones"
                 );
                 let loaded = self.loaded.lock();
                 loaded.as_ref().map(|loaded| Arc::clone(&loaded.config).into())

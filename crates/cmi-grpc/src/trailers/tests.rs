@@ -197,7 +197,7 @@ fn a_wait_is_decimal_digits_and_nothing_else() {
 #[test]
 fn an_error_without_a_message_gets_one() {
     let read = from_grpc(tonic::Status::new(tonic::Code::Aborted, " "));
-    assert!(read.message().contains("no message"), "{read}");
+    assert!(read.message().contains("without a message"), "{read}");
 }
 
 /// DRV-30: a key for what gRPC has no room for must not say NOT_FOUND where gRPC says something else.
@@ -224,7 +224,7 @@ fn not_found_beside_a_machine_is_internal_and_nothing_of_it_is_believed() {
     let sent = to_grpc(&said.with_machine(machine()));
     let read = from_grpc(sent);
     assert_eq!(read.code(), Code::Internal);
-    for part in ["contradicts itself", "sim:///m-0", "no VM"] {
+    for part in ["is contradictory", "sim:///m-0", "no VM"] {
         assert!(read.message().contains(part), "{read}");
     }
     assert_eq!((read.machine(), read.last_known_state()), (None, None));

@@ -249,9 +249,9 @@ async fn a_server_that_speaks_no_http2_is_unavailable() {
     for (says, why) in [
         (
             "HTTP/1.1 400 Bad Request\r\n\r\n",
-            "an HTTP/1 server is there (`HTTP/1.1 400 Bad Request`): check the endpoint",
+            "the endpoint is an HTTP/1 server (`HTTP/1.1 400 Bad Request`): check the endpoint",
         ),
-        ("SSH-2.0-OpenSSH_9.6\r\n", "something else than an HTTP/2 server"),
+        ("SSH-2.0-OpenSSH_9.6\r\n", "not an HTTP/2 server"),
         ("", "within 1 s"),
     ] {
         let socket = folder.path().join(format!("{}.sock", says.len()));

@@ -211,11 +211,7 @@ async fn a_certificate_that_the_plugin_asks_for_and_was_not_given_is_named_with_
         };
         let status = anonymous(NAMED).probe().await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable);
-        for part in [
-            "asks for the client's certificate",
-            "--cert-file",
-            "`tls.keyFile`",
-        ] {
+        for part in ["requires a client certificate", "--cert-file", "`tls.keyFile`"] {
             assert!(status.message().contains(part), "{version:?}: {status}");
         }
         // What else is wrong is not blamed on it.
@@ -252,9 +248,9 @@ async fn files_that_are_not_there_or_hold_something_else_are_named() {
     let authority = Authority::new();
     let secured = Secured::start(&authority).await;
     for (name, text, expected) in [
-        ("tls.key", "no key", "tls.key is no PEM file of a private key"),
-        ("tls.crt", "", "tls.crt holds no certificate"),
-        ("ca.crt", "", "ca.crt holds no certificate"),
+        ("tls.key", "no key", "tls.key is not a PEM file of a private key"),
+        ("tls.crt", "", "tls.crt has no certificate"),
+        ("ca.crt", "", "ca.crt has no certificate"),
     ] {
         let (files, _) = Files::new(&authority);
         files.write(name, text);
@@ -265,10 +261,7 @@ async fn files_that_are_not_there_or_hold_something_else_are_named() {
     std::fs::remove_file(files.path().join("ca.crt")).unwrap();
     let status = files.driver(secured.port, NAMED).probe().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert!(
-        status.message().contains("ca.crt failed: No such file"),
-        "{status}"
-    );
+    assert!(status.message().contains("ca.crt: No such file"), "{status}");
 }
 
 /// CMI-160: which side has no TLS is reported, and no call is made.
@@ -300,6 +293,6 @@ async fn tls_on_one_side_alone_is_named() {
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.message().contains("HTTP/2 without TLS"), "{status}");
+    assert!(status.message().contains("HTTP/2 server without TLS"), "{status}");
     assert!(secured.plugin.calls().is_empty() && open.calls().is_empty());
 }
