@@ -87,7 +87,7 @@ fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full(
     let (_, verdict) = xml.split_once("\"required: capcmi: full\"").unwrap();
     for said in [&complaint, verdict] {
         assert!(
-            said.contains("is `capcmi: basic`") && said.contains("`capcmi: full`; that takes"),
+            said.contains("reaches level `capcmi: basic`") && said.contains("`capcmi: full`; missing:"),
             "{said}"
         );
         assert!(said.contains("hook `unavailable`"), "{said}");

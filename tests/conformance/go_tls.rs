@@ -138,8 +138,8 @@ async fn the_driver_in_go_keeps_the_rules_over_tls_and_serves_no_client_of_anoth
         .iter()
         .filter(|argument| !argument.starts_with("--cert-file") && !argument.starts_with("--key-file"));
     // Go may close the connection before its word about the certificate has arrived.
-    refused(&stranger, "can't be reached").await?;
-    refused(without, "there is none: give it with --cert-file").await
+    refused(&stranger, "cannot reach").await?;
+    refused(without, "requires a client certificate: set --cert-file").await
 }
 
 /// OPS-03: at the start, by name, and not at the first connection.

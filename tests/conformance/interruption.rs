@@ -107,7 +107,7 @@ async fn a_row_that_does_not_exist_or_is_not_tested_can_not_be_asked_for() {
     let simulated = Simulated::new().unwrap();
     for (name, wanted) in [
         ("DRV-99", "DRV-99"),
-        ("CMI-01", "no row that this suite tests"),
+        ("CMI-01", "neither a tested row nor a case"),
         ("DRV-35", "not tested"),
     ] {
         let error: RunError = run(

@@ -176,7 +176,7 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
         .await
         .unwrap()
         .unwrap();
-    assert!(first.contains("ending early"), "{first}");
+    assert!(first.contains("stopping early"), "{first}");
     signal("-TERM");
     let ended = tokio::time::timeout(Duration::from_mins(1), command.wait()).await;
     assert_eq!(ended.unwrap().unwrap().code(), Some(130));

@@ -197,7 +197,7 @@ async fn a_frozen_plugin_is_named_while_it_is_waited_for_and_two_signals_end_the
     let mut run = Run::stopped(300.0).await;
     let line = run.line_with(" waits for ").await;
     assert!(
-        line.contains(" of machine `") && line.contains("it may take 300 s"),
+        line.contains(" of machine `") && line.contains("the limit is 300 s"),
         "{line}"
     );
     let is_of = |case: &str| line.contains(&format!("`{case}` waits for "));
@@ -207,7 +207,7 @@ async fn a_frozen_plugin_is_named_while_it_is_waited_for_and_two_signals_end_the
     let mut first = String::new();
     let said = tokio::time::timeout(LONG, pipe.read_line(&mut first)).await;
     said.unwrap().unwrap();
-    assert!(first.contains("ending early"), "{first}");
+    assert!(first.contains("stopping early"), "{first}");
     signal(&run.suite, "-INT");
     let mut named = String::new();
     let rest = tokio::time::timeout(LONG, pipe.read_to_string(&mut named)).await;

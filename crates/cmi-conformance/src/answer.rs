@@ -124,7 +124,7 @@ impl<T> Answer<T> {
         let (operation, about) = (self.operation, self.about);
         self.result.map_err(|status| {
             CaseError::failed(format!(
-                "{operation} of {about} has to answer OK, and answered {status}"
+                "{operation} of {about} must answer OK, but answered {status}"
             ))
         })
     }
@@ -149,7 +149,7 @@ impl<T> Answer<T> {
         };
         let (operation, about, wanted) = (self.operation, self.about, names_of(codes));
         Err(CaseError::failed(format!(
-            "{operation} of {about} has to answer {wanted}, and answered {answered}"
+            "{operation} of {about} must answer {wanted}, but answered {answered}"
         )))
     }
 

@@ -81,7 +81,7 @@ impl AnswerChecker {
     pub fn check_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
         let path = answer.path();
         if !answer.is_canonical() {
-            let what = format!("{path} answered code {}, which is none of gRPC", answer.code);
+            let what = format!("{path} answered code {}, which is not a gRPC code", answer.code);
             self.record(&["CMI-24"], what);
         }
         if answer.has_details() {
@@ -124,8 +124,8 @@ impl AnswerChecker {
         for (key, secret) in secrets.chain([canary]) {
             if let Some(form) = texts.iter().find_map(|text| text.form_of(secret)) {
                 let what = format!(
-                    "{call} gave back the value of the secret key `{key}`, {form}: in the answer, the \
-                        message of an error, or metadata"
+                    "{call} returned the value of secret key `{key}` ({form}) in the answer, an error \
+                        message or metadata"
                 );
                 self.record(SECRET_RULES, what);
             }
@@ -148,17 +148,17 @@ impl AnswerChecker {
 pub fn problem(status: &Status) -> Option<&'static str> {
     let message = status.message();
     if status.has_default_message() || message.trim().is_empty() {
-        return Some("there is no message");
+        return Some("the message is empty");
     }
     if message.contains('\0') {
-        return Some("the message holds a NUL");
+        return Some("the message contains NUL");
     }
     if message.chars().filter(|c| !c.is_control()).count() < MIN_MESSAGE {
-        return Some("the message is too short to say anything");
+        return Some("the message is too short to be useful");
     }
     let folded = |text: &str| text.replace('_', "").to_lowercase();
     if folded(message.trim()) == folded(status.code().name()) {
-        return Some("the message says no more than the code");
+        return Some("the message only repeats the code");
     }
     None
 }

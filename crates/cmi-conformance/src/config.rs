@@ -188,10 +188,10 @@ impl Migration {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The text is no YAML, or has a field that does not exist.
-    #[error("the suite's configuration can't be read: {0}")]
+    #[error("cannot read the suite's configuration: {0}")]
     Yaml(#[from] serde_saphyr::Error),
     /// A field has a value that it can't have.
-    #[error("the suite's configuration: {0}")]
+    #[error("invalid configuration of the suite: {0}")]
     Value(#[from] garde::Report),
 }
 
@@ -304,7 +304,7 @@ pub fn secrets(map: &SecretMap) -> Secrets {
 
 fn not_empty<C>(spec: &Map<String, Value>, _: &C) -> garde::Result {
     if spec.is_empty() {
-        return Err(garde::Error::new("has to hold what a VM needs"));
+        return Err(garde::Error::new("must have the fields that a VM requires"));
     }
     Ok(())
 }
@@ -313,7 +313,7 @@ fn public_keys_exist<C>(config: &Config, _: &C) -> garde::Result {
     let unknown = |key: &&String| !config.secrets.contains_key(*key);
     match config.public_secret_keys.iter().find(unknown) {
         Some(key) => Err(garde::Error::new(format!(
-            "publicSecretKeys: `{key}` is no key of `secrets`"
+            "publicSecretKeys: `{key}` is not a key of `secrets`"
         ))),
         None => Ok(()),
     }
@@ -324,8 +324,7 @@ fn credentials_are_taken<C>(config: &Config, _: &C) -> garde::Result {
         !config.secrets.is_empty() || !config.bad_secrets.is_empty() || config.restricted_secrets.is_some();
     if config.no_credentials && has_some {
         return Err(garde::Error::new(
-            "noCredentials: a driver that takes no credentials has no `secrets`, `badSecrets` or \
-                `restrictedSecrets`",
+            "noCredentials: remove `secrets`, `badSecrets` and `restrictedSecrets`",
         ));
     }
     Ok(())
@@ -349,8 +348,8 @@ fn secrets_can_be_found<C>(config: &Config, _: &C) -> garde::Result {
         };
         if let Some((key, _)) = map.iter().find(too_short) {
             return Err(garde::Error::new(format!(
-                "{field}: the value of `{key}` is too short to be told from other text where it leaks: it \
-                 takes {MIN_SECRET} bytes; if it is no secret, name the key in `publicSecretKeys`"
+                "{field}: the value of `{key}` is too short to detect in other text; it requires \
+                    {MIN_SECRET} bytes: if it is not secret, add the key to `publicSecretKeys`"
             )));
         }
     }
@@ -368,11 +367,11 @@ fn pointers<C>(fields: &[String], _: &C) -> garde::Result {
 
 fn commands<C>(hooks: &BTreeMap<Hook, Vec<String>>, _: &C) -> garde::Result {
     if let Some((hook, _)) = hooks.iter().find(|(_, command)| command.is_empty()) {
-        return Err(garde::Error::new(format!("`{hook}` names no program")));
+        return Err(garde::Error::new(format!("`{hook}` has no program")));
     }
     match hooks.keys().find(|hook| hook.lasts()) {
         Some(hook) if !hooks.contains_key(&Hook::Restore) => Err(garde::Error::new(format!(
-            "`{hook}` lasts until it is undone: there has to be a command `restore`"
+            "`{hook}` lasts until it is undone: add a command `restore`"
         ))),
         Some(_) | None => Ok(()),
     }
@@ -406,7 +405,7 @@ mod tests {
             ("providerSpec: {a: b}\nmandatoryFields: [region]", "JSON pointer"),
             (
                 "providerSpec: {a: b}\nsecrets: {id: a}\npublicSecretKeys: [ids]",
-                "`ids` is no key",
+                "`ids` is not a key",
             ),
             (
                 "providerSpec: {a: b}\nsecrets: {pin: '12345'}",

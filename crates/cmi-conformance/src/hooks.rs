@@ -175,7 +175,7 @@ impl Hooks for NoHooks {
     }
 
     async fn run(&self, call: &HookCall) -> Result<Vec<u8>> {
-        anyhow::bail!("there is no hook `{}`", call.hook)
+        anyhow::bail!("hook `{}` does not exist", call.hook)
     }
 }
 
@@ -203,7 +203,7 @@ impl Hooks for CommandHooks {
             .commands
             .get(&call.hook)
             .and_then(|command| command.split_first())
-            .with_context(|| format!("there is no command for the hook `{}`", call.hook))?;
+            .with_context(|| format!("hook `{}` has no command", call.hook))?;
         let run = Command::new(program)
             .args(arguments.iter().map(|argument| fill(argument, call)))
             .stdin(Stdio::null())
@@ -213,15 +213,15 @@ impl Hooks for CommandHooks {
             .await
             .with_context(|| {
                 format!(
-                    "the hook `{}` did not end within {} s",
+                    "hook `{}` did not end within {} s",
                     call.hook,
                     MAX_COMMAND.as_secs()
                 )
             })?
-            .with_context(|| format!("starting `{program}` for the hook `{}`", call.hook))?;
+            .with_context(|| format!("cannot start `{program}` for hook `{}`", call.hook))?;
         ensure!(
             output.status.success(),
-            "the hook `{}` failed with {}: {}",
+            "hook `{}` failed with {}: {}",
             call.hook,
             output.status,
             String::from_utf8_lossy(&output.stderr).trim()

@@ -86,7 +86,7 @@ pub struct Selection {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// No row and no case has this name.
-    #[error("`{0}` is no row that this suite tests, and no case; `--list` shows both")]
+    #[error("`{0}` is neither a tested row nor a case; `--list` shows both")]
     Unknown(String),
     /// The row exists, and nothing tests it.
     #[error("{id} is not tested: {reason}")]
@@ -97,7 +97,7 @@ pub enum RunError {
         reason: &'static str,
     },
     /// The calls that may be made are not known without capabilities.
-    #[error("the driver does not say what it can do")]
+    #[error("cannot get the capabilities of the driver")]
     Capabilities(#[source] Status),
 }
 
@@ -257,7 +257,7 @@ pub async fn run(
 /// break every rule.
 fn hopeless(first: &CaseReport) -> Option<String> {
     let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
-    Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
+    Some(format!("all other cases require that `{FIRST}` passes: {reason}"))
 }
 
 /// Whether a plugin serves at the endpoint although the client does not accept its answers about itself. Any
@@ -278,7 +278,7 @@ async fn is_plugin(target: &Target) -> bool {
 }
 
 fn untaken(status: &Status) -> String {
-    format!("nothing else is tried before the client takes what the plugin says of itself: {status}")
+    format!("all other cases require that the client accepts the plugin's identity: {status}")
 }
 
 /// A case that ended.
@@ -336,8 +336,7 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
         None
     };
     let made = test_context.tracker().take();
-    let deletion =
-        (!made.is_empty()).then(|| shared.in_flight.keep(case.name, "the deletion of what it made"));
+    let deletion = (!made.is_empty()).then(|| shared.in_flight.keep(case.name, "the deletion of its VMs"));
     let deleted = cleanup(&shared).delete(made).await;
     drop(deletion);
     let mut missing = test_context.missing();
@@ -412,7 +411,7 @@ async fn guarded(
             Err(CaseError::Skipped(reason))
         }
         joined = &mut task => joined.unwrap_or_else(|error| {
-            Err(CaseError::Failed(format!("the case did not end by itself: {error}")))
+            Err(CaseError::Failed(format!("the case did not end: {error}")))
         }),
     }
 }
@@ -455,8 +454,8 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
             "the driver takes no credentials".to_owned()
         }
         Need::Setting(setting) => format!("the configuration has no `{setting}`"),
-        Need::Endpoint => "the driver is not behind an endpoint".to_owned(),
-        Need::SecondVm => "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
+        Need::Endpoint => "the driver has no endpoint".to_owned(),
+        Need::SecondVm => "the back end does not allow several VMs with one name (`uniqueNames`)".to_owned(),
         Need::NamedIds => "the driver does not declare `names_provider_ids`".to_owned(),
         Need::MachineTag => {
             "the driver does not add the tag `capcmi.io/machine` (`hot_updatable`)".to_owned()

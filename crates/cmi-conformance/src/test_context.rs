@@ -243,7 +243,7 @@ impl TestContext {
         let ran = self.shared.hooks.run(&call).await;
         drop(named);
         self.hook_ran(name);
-        ran.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
+        ran.map_err(|error| CaseError::Inconclusive(format!("hook `{name}` does not work: {error:#}")))
     }
 
     /// Runs a hook that is about a machine.

@@ -195,7 +195,7 @@ pub async fn call(
 ) -> CaseResult<RawAnswer> {
     let response = wire.call(path, message, deadline).await.map_err(|error| {
         CaseError::Failed(format!(
-            "{path} has to end in a gRPC status, and broke: {error:#}"
+            "{path} must end with a gRPC status, but broke off: {error:#}"
         ))
     })?;
     let Some(code) = response.code.clone() else {
@@ -211,9 +211,8 @@ impl RawAnswer {
     /// [`CaseError::Failed`] when the call was refused, or its response is of another kind.
     pub fn ok<T: Message + Default>(&self) -> CaseResult<T> {
         self.is(tonic::Code::Ok)?;
-        T::decode(self.response.body.clone()).map_err(|error| {
-            CaseError::Failed(format!("the response of {} can't be read: {error}", self.path))
-        })
+        T::decode(self.response.body.clone())
+            .map_err(|error| CaseError::Failed(format!("cannot read the response of {}: {error}", self.path)))
     }
 
     /// Fails unless the answer has this code.
@@ -233,7 +232,7 @@ impl RawAnswer {
             return Ok(());
         }
         Err(CaseError::Failed(format!(
-            "{} has to answer {codes:?}, and answered code {}: {}",
+            "{} must answer {codes:?}, but answered code {}: {}",
             self.path,
             self.code,
             self.message()

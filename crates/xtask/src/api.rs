@@ -156,7 +156,7 @@ mod tests {
         assert!(row("status.addresses").contains("| []object | at most 256 items |"));
         assert!(row("status.initialization").contains("| not empty |"));
         assert!(row("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
-        assert!(row("spec.providerID").contains("since it is the only link to it"));
+        assert!(row("spec.providerID").contains("spec.providerID of a provisioned VM is immutable"));
         assert!(row("status.lastOperation.attempts").contains("at least 0; default `0`"));
         assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |  |"));
     }

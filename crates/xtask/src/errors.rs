@@ -33,15 +33,7 @@ pub(crate) fn dispositions() -> String {
             explained.remedy.to_owned(),
         ]
     });
-    markdown(
-        &[
-            "Disposition",
-            "What it means",
-            "When it is tried again",
-            "What to do",
-        ],
-        &rows,
-    )
+    markdown(&["Disposition", "Meaning", "Next try", "Remedy"], &rows)
 }
 
 /// Returns the disposition of each code as an answer to each of these calls.
@@ -71,86 +63,86 @@ struct Explanation {
 const fn explanation(disposition: Disposition) -> Explanation {
     match disposition {
         Disposition::Retry => Explanation {
-            meaning: "The driver or its back end could not do it this time.",
-            wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks \
-                for",
-            remedy: "Nothing. If it goes on, look at the driver.",
+            meaning: "The driver or its back end failed this time.",
+            wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver \
+                requests",
+            remedy: "Nothing. If this lasts, check the logs of the driver.",
         },
         Disposition::Initialize => Explanation {
             meaning: "The VM exists but is not initialized: InitializeMachine is called.",
-            wait: "at once; after a failed InitializeMachine as `Retry`",
-            remedy: "Nothing. If it goes on, do what the message says.",
+            wait: "immediately; after a failed InitializeMachine as `Retry`",
+            remedy: "Nothing. If this lasts, follow the message.",
         },
         Disposition::AwaitCapacity => Explanation {
-            meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine \
-                of the same driver, class and credentials is created until one of them has found room; \
-                deletions go on.",
-            wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same \
-                credentials is gone, an annotation changes or the provider starts; the others when one \
+            meaning: "A quota or pool is exhausted. After CreateMachine and InitializeMachine, creates for \
+                the same driver, class and credentials are suspended until one succeeds. Deletions continue.",
+            wait: "after 10 min, or when the driver requests; one machine soon after a VM of the same \
+                credentials is deleted, an annotation changes or the provider starts; the others when one \
                 succeeds",
-            remedy: "Raise the quota and set any annotation on one machine, or wait until something is \
+            remedy: "Raise the quota and change any annotation of one machine, or wait until VMs are \
                 deleted.",
         },
         Disposition::NeedsIntervention => Explanation {
-            meaning: "An operator has to act.",
+            meaning: "An operator must act.",
             wait: "after 10 min, or when spec or annotations change",
-            remedy: "Do what the message says, then set any annotation to have it tried at once.",
+            remedy: "Follow the message, then change any annotation to retry immediately.",
         },
         Disposition::AwaitDriver => Explanation {
-            meaning: "The driver does not offer a call that is needed here.",
-            wait: "when the driver has reconnected as another one, the provider starts again, or spec or \
+            meaning: "The driver does not implement a required call.",
+            wait: "when the driver reconnects with another identity, the provider restarts, or spec or \
                 annotations change",
-            remedy: "Use a driver, or a version of it, that offers the call.",
+            remedy: "Use a driver, or a version of it, that implements the call.",
         },
         Disposition::Fallback => Explanation {
-            meaning: "The driver does not offer this optional call, or has no answer to give: the controller \
-                goes on without it.",
+            meaning: "The driver does not implement this optional call, or has no answer: the controller \
+                continues without it.",
             wait: "not needed",
             remedy: "Nothing.",
         },
         Disposition::Terminal => Explanation {
-            meaning: "The request can't succeed as it is: `failureReason` and `failureMessage` are set.",
+            meaning: "The request cannot succeed: `failureReason` and `failureMessage` are set.",
             wait: "when the spec changes",
-            remedy: "Correct the spec, or make a new template and replace the machine.",
+            remedy: "Correct the spec, or create a new template and replace the machine.",
         },
         Disposition::Create => Explanation {
-            meaning: "There is no such VM: it is created.",
-            wait: "at once; after an earlier create once the driver's consistency window has passed",
+            meaning: "The VM does not exist: it is created.",
+            wait: "immediately; after an earlier create, when the driver's consistency window has passed",
             remedy: "Nothing.",
         },
         Disposition::LookUp => Explanation {
-            meaning: "The VM is not where it was thought to be: it is looked up again.",
+            meaning: "The VM was not found where expected: it is looked up again.",
             wait: "after 5 s, doubling up to 5 min, with jitter",
             remedy: "Nothing.",
         },
         Disposition::Vanished => Explanation {
-            meaning: "The VM is gone: `Ready` turns `False`. The VM is not recreated for this Machine.",
-            wait: "`Ready` changes once the driver's consistency window has passed",
+            meaning: "The VM no longer exists: `Ready` turns `False`. The VM is not created again for this \
+                Machine.",
+            wait: "`Ready` changes when the driver's consistency window has passed",
             remedy: "Delete the Machine, unless a MachineHealthCheck does.",
         },
         Disposition::Replace => Explanation {
-            meaning: "The VM can't be restarted: the Machine is left to its owner, which replaces it.",
+            meaning: "The VM cannot be restarted: the owner of the Machine replaces it.",
             wait: "not needed",
             remedy: "Nothing.",
         },
         Disposition::Delete => Explanation {
-            meaning: "The guest can't be asked to stop: its VM is deleted.",
-            wait: "at once",
+            meaning: "The guest cannot be shut down: its VM is deleted.",
+            wait: "immediately",
             remedy: "Nothing.",
         },
         Disposition::VerifyDeleted => Explanation {
-            meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing \
-                is left to be deleted; otherwise an operator has to act.",
+            meaning: "The driver rejects the spec of a deletion. If the look-up answers `NotFound`, nothing \
+                is left to delete. Otherwise an operator must act.",
             wait: "as `NeedsIntervention`",
-            remedy: "Do what the message says, or delete the VM at the back end.",
+            remedy: "Follow the message, or delete the VM at the back end.",
         },
         Disposition::StillThere => Explanation {
-            meaning: "The VM is still there: it is deleted again.",
-            wait: "after 5 s, later after a quarter of the time that the deletion has taken, up to 1 min",
+            meaning: "The VM still exists: it is deleted again.",
+            wait: "after 5 s, later after a quarter of the duration of the deletion, up to 1 min",
             remedy: "Nothing.",
         },
         Disposition::Gone => Explanation {
-            meaning: "There is no such VM: the deletion is done once the look-up confirms it and the \
+            meaning: "The VM does not exist: the deletion is done when the look-up confirms it and the \
                 driver's consistency window has passed.",
             wait: "not needed",
             remedy: "Nothing.",

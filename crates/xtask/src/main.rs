@@ -100,7 +100,7 @@ fn block(name: &str) -> Result<String> {
         "reasons by symptom" => reasons::table_by_symptom()?,
         _ if let Some(when) = name.strip_prefix("failures ") => failures::table(when)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
-        _ => bail!("nothing is known by the name `{name}`"),
+        _ => bail!("unknown block `{name}`"),
     })
 }
 
@@ -111,10 +111,10 @@ fn render(text: &str) -> Result<String> {
     while let Some((before, after)) = rest.split_once(START) {
         let (name, after) = after
             .split_once(START_END)
-            .with_context(|| format!("a line that begins with `{START}` has to end with `-->`"))?;
+            .with_context(|| format!("a line that starts with `{START}` must end with `-->`"))?;
         let (_, after) = after
             .split_once(END)
-            .with_context(|| format!("`{END}` is missing after the block `{name}`"))?;
+            .with_context(|| format!("`{END}` is missing after block `{name}`"))?;
         let block = block(name)?;
         rendered.extend([before, START, name, START_END, "\n", &block, "\n", END]);
         rest = after;

@@ -100,7 +100,7 @@ pub(super) async fn lists(
     wanted.sort();
     ensure(found == wanted, || {
         format!(
-            "{LIST} of cluster `{}` has to answer {wanted:?}, and answered {found:?}",
+            "{LIST} of cluster `{}` must answer {wanted:?}, but answered {found:?}",
             machine_request.cluster()
         )
     })
@@ -189,7 +189,7 @@ async fn list_pages(t: TestContext) -> CaseResult {
         let mut found = all_pages(&t, &machine_request, size).await?;
         found.sort();
         ensure(found == wanted, || {
-            format!("{LIST_PAGED} in pages of {size} has to answer {wanted:?}, and answered {found:?}")
+            format!("{LIST_PAGED} in pages of {size} must answer {wanted:?}, but answered {found:?}")
         })?;
     }
     let foreign = page_request(&machine_request, 1, "conformance:no-token".to_owned());

@@ -105,7 +105,7 @@ async fn offered(t: &TestContext) -> CaseResult<Vec<&'static str>> {
 async fn services(t: TestContext) -> CaseResult {
     let info: GetPluginInfoResponse = raw(&t, INFO, &[]).await?.ok()?;
     ensure(!info.name.is_empty() && !info.version.is_empty(), || {
-        "GetPluginInfo has to answer name and version".to_owned()
+        "GetPluginInfo must answer name and version".to_owned()
     })?;
     raw(&t, PROBE, &[]).await?.ok::<ProbeResponse>()?;
     for path in offered(&t).await? {
@@ -247,7 +247,7 @@ async fn response_fields(t: TestContext) -> CaseResult {
         .ok()?;
     ensure(
         !created.provider_id.is_empty() && !created.node_name.is_empty(),
-        || "CreateMachine has to answer ProviderID and NodeName".to_owned(),
+        || "CreateMachine must answer ProviderID and NodeName".to_owned(),
     )
 }
 

@@ -36,8 +36,8 @@ fn stays_cold(config: &Config, change: &Value, capabilities: &Capabilities) -> O
         .into_iter()
         .find(|place| !hot.iter().any(|hot| hot.covers(place)))?;
     Some(format!(
-        "`hotUpdates` has {change}, which changes {cold}, and the driver declares {} as `hot_updatable`: one \
-         of the two has to be corrected",
+        "`hotUpdates` has {change}, which changes {cold}, but the driver declares only {} as \
+            `hot_updatable`: correct one of the two",
         written(hot)
     ))
 }
@@ -113,8 +113,7 @@ fn mandatory_fields_are_there(config: &Config) -> Option<String> {
     let absent = |field: &JsonPointer| spec.pointer(&field.to_string()).is_none();
     let field = config.mandatory().into_iter().find(absent)?;
     Some(format!(
-        "`mandatoryFields` has {field}, and `providerSpec` has no such field: what is mandatory has to be \
-         there"
+        "`mandatoryFields` has {field}, but `providerSpec` has no such field: add it"
     ))
 }
 
@@ -138,12 +137,12 @@ fn changes_change_something(config: &Config) -> Option<String> {
     for (name, change) in lists.chain(single) {
         if !change.is_object() {
             return Some(format!(
-                "`{name}` has {change}: a change is a JSON merge patch on `providerSpec`, an object"
+                "`{name}` has {change}: a change must be an object, as a JSON merge patch on `providerSpec`"
             ));
         }
         if changed(&config.provider_spec, change) == spec {
             return Some(format!(
-                "`{name}` has {change}, and `providerSpec` is so already: it changes nothing"
+                "`{name}` has {change}, which does not change `providerSpec`"
             ));
         }
     }
@@ -155,12 +154,11 @@ fn refused_credentials_are_others(config: &Config) -> Option<String> {
     let is_bad = |map: &SecretMap| config.bad_secrets.iter().any(|bad| equal(bad, map));
     if is_bad(&config.secrets) {
         return Some(if config.secrets.is_empty() {
-            "`badSecrets` has `{}`, no credentials at all, and `secrets` has none either: what every call \
-             goes with can't be wrong; if the driver takes no credentials, say `noCredentials: true`"
+            "`badSecrets` has `{}`, which is no credentials, as in `secrets`: set wrong credentials or, if \
+                the driver takes none, `noCredentials: true`"
                 .to_owned()
         } else {
-            "`badSecrets` has the credentials of `secrets`: what every call goes with can't be wrong"
-                .to_owned()
+            "`badSecrets` has the credentials of `secrets`, which are valid: set wrong credentials".to_owned()
         });
     }
     let restricted = config.restricted_secrets.as_ref()?;
@@ -172,8 +170,7 @@ fn refused_credentials_are_others(config: &Config) -> Option<String> {
         return None;
     };
     Some(format!(
-        "`restrictedSecrets` are credentials of `{same}`, too: those that are known and may do nothing are \
-         others"
+        "`restrictedSecrets` are also the credentials of `{same}`: set valid credentials without permissions"
     ))
 }
 
@@ -191,8 +188,8 @@ pub fn slow_calls_hang(config: &Config) -> Option<String> {
     let slow = config.slow();
     (slow >= config.call_limit()).then(|| {
         format!(
-            "`callSeconds` is {}, and `shortDeadlineMs` {}: after the hook `slow`, a call takes \
-             {TIMES_THE_DEADLINE} times that deadline, {} s, and would count as hung",
+            "`callSeconds` is {}, but `shortDeadlineMs` is {}: after hook `slow`, a call takes \
+                {TIMES_THE_DEADLINE} times that deadline, {} s, and counts as hung; change one of the two",
             config.call_seconds,
             config.short_deadline_ms,
             slow.as_secs_f64()
@@ -269,12 +266,12 @@ mod tests {
             (
                 "callSeconds: 2\nhooks: {slow: [a], restore: [b]}",
                 "`callSeconds` is 2",
-                "`shortDeadlineMs` 50",
+                "`shortDeadlineMs` is 50",
             ),
             (
                 "shortDeadlineMs: 10000\nhooks: {slow: [a], restore: [b]}",
                 "`callSeconds` is 300",
-                "`shortDeadlineMs` 10000",
+                "`shortDeadlineMs` is 10000",
             ),
         ] {
             let error = refused(settings);

@@ -83,7 +83,7 @@ impl TestContext {
         let seen = self.seen(request).await?;
         ensure(seen.as_ref() == Some(id), || {
             let seen = seen.map_or_else(|| "gone".to_owned(), |id| format!("`{id}`"));
-            format!("the VM of `{}` has to be `{id}`, and is {seen}", request.name)
+            format!("the VM of `{}` must be `{id}`, but is {seen}", request.name)
         })
     }
 
@@ -101,7 +101,7 @@ impl TestContext {
                     let stands = self.stands_in_the_way(request, &other).await?;
                     ensure(stands, || {
                         let name = &request.name;
-                        format!("the VM `{id}` of `{name}` is gone: another was made under its name")
+                        format!("VM `{id}` of `{name}` was replaced by another one with its name")
                     })?;
                 }
                 self.comes_back(request, id).await
@@ -215,7 +215,7 @@ impl TestContext {
     async fn comes_back(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         let again = self.created(request).await?.provider_id;
         ensure(again == *id, || {
-            format!("the VM of `{}` has to be `{id}`, and is `{again}`", request.name)
+            format!("the VM of `{}` must be `{id}`, but is `{again}`", request.name)
         })
     }
 
@@ -233,7 +233,7 @@ impl TestContext {
         let stands = self.stands_in_the_way(request, &other).await?;
         ensure(!stands, || {
             format!(
-                "there has to be no VM of `{}`, and there is one in the way of another request",
+                "`{}` must have no VM, but one is in the way of another request",
                 request.name
             )
         })
@@ -309,7 +309,7 @@ fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> CaseResult {
     seen.map_or(Ok(()), |id| {
         let name = &request.name;
         Err(CaseError::Failed(format!(
-            "there has to be no VM of `{name}`, and there is `{id}`"
+            "`{name}` must have no VM, but has `{id}`"
         )))
     })
 }
