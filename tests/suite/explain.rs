@@ -55,7 +55,7 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
     let machine = format!("{}/full", world.namespace);
     let lines: Vec<_> = log
         .lines()
-        .filter(|line| line.contains("a machine has failed") && line.contains(&machine))
+        .filter(|line| line.contains("machine failed") && line.contains(&machine))
         .collect();
     ensure!(lines.len() == 1, "{lines:?}");
     for part in [
@@ -100,15 +100,18 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
         "Ready",
         "ResourceExhausted",
         "Next try        20",
-        "VM, as the driver sees it now",
-        "The driver sees none of this machine.",
+        "VM, as the driver reports it now",
+        "The driver has no VM of this machine.",
         "InfraMachine/full",
     ] {
         ensure!(page.contains(part), "no `{part}` in\n{page}");
     }
     let page = describe(&world, &["machine", "up"])?;
     let id = up.spec.provider_id.clone().unwrap_or_default();
-    ensure!(page.contains("Nothing: it is as it should be."), "{page}");
+    ensure!(
+        page.contains("Nothing: the machine is in the desired state."),
+        "{page}"
+    );
     ensure!(
         page.matches(&id).count() >= 2 && page.contains("Power           Running"),
         "{page}"
@@ -119,7 +122,7 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
     let path = scrape.display().to_string();
     let page = describe(&world, &["driver", "simulated", "--metrics", &path])?;
     for part in [
-        "What it says of itself",
+        "What the driver reports to this command",
         "simulated.capcmi.io",
         "1  Pending      ResourceExhausted",
         "1  Provisioned  Ready",
@@ -130,7 +133,7 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
     let counts_it = |line: &str| line.contains("CreateMachine") && line.contains("ResourceExhausted");
     ensure!(page.lines().any(counts_it), "{page}");
     let page = describe(&world, &["driver", "simulated"])?;
-    ensure!(page.contains("Not known from outside"), "{page}");
+    ensure!(page.contains("Unknown from outside"), "{page}");
 
     // Paused, no call is planned, and no time of one is shown.
     let shown = world.kubectl(&["get", "inframachines", "full", "-o", "wide"])?;
@@ -147,7 +150,7 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
     ensure!(column(&shown, "NEXT TRY")?.is_empty(), "{shown}");
     let page = describe(&world, &["machine", "full"])?;
     ensure!(
-        page.contains("take the annotation cluster.x-k8s.io/paused away"),
+        page.contains("remove the annotation cluster.x-k8s.io/paused"),
         "{page}"
     );
 
@@ -194,7 +197,7 @@ spec:
     eventually(DEADLINE, "a column that says why", async || {
         let shown = world.kubectl(&["get", "infraclusters", "undriven", "-o", "wide"])?;
         ensure!(
-            column(&shown, "MESSAGE")?.starts_with("there is no driver `nowhere`"),
+            column(&shown, "MESSAGE")?.starts_with("no driver `nowhere`"),
             "{shown}"
         );
         Ok(())
@@ -202,7 +205,7 @@ spec:
     .await?;
     let page = describe(world, &["machine", "waits"])?;
     ensure!(
-        page.contains("Ready is False, DriverNotConfigured: there is no driver `nowhere`"),
+        page.contains("Ready is False, DriverNotConfigured: no driver `nowhere`"),
         "{page}"
     );
     Ok(())

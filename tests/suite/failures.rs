@@ -528,7 +528,7 @@ async fn an_api_server_that_does_not_answer_is_one_line_of_the_log() -> Result<(
         let log = provider.log()?;
         let failed = |kind: &str| {
             let marked = format!("kind={kind}");
-            let is_it = |line: &str| line.contains("watching failed") && line.contains(&marked);
+            let is_it = |line: &str| line.contains("watch failed") && line.contains(&marked);
             log.lines().any(is_it)
         };
         for kind in ["InfraMachine", "InfraCluster", "Cluster"] {

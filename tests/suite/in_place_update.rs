@@ -242,7 +242,7 @@ async fn a_deployment_is_updated_in_place_or_rolled() -> Result<()> {
     let planned = plan(world, &in_place, "md-3")?;
     ensure!(
         planned
-            .matches("replaced   /providerSpec/size can't change on a living VM")
+            .matches("replaced   /providerSpec/size cannot change on a running VM")
             .count()
             == 2,
         "{planned}"

@@ -171,7 +171,7 @@ async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_l
     let status = ended(&mut first).await?;
     ensure!(status.code() == Some(1), "ended with {status}");
     ensure!(
-        first.log()?.contains("leadership was lost"),
+        first.log()?.contains("lost the leader election lease"),
         "it does not say why it ended"
     );
     ensure!(started_calls(&cloud)? == calls, "it called the driver");

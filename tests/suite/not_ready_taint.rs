@@ -58,8 +58,7 @@ async fn a_real_node_is_freed_of_its_taint_once_its_vm_is_initialized() -> Resul
     let freed = freed(&nodes, &name).await?;
     let machine = recorded(&fleet, &freed).await?;
     ensure!(
-        message(&machine, NOT_READY_TAINT_REMOVED)
-            == format!("the taint {KEY} was removed from the Node {name}"),
+        message(&machine, NOT_READY_TAINT_REMOVED) == format!("removed taint {KEY} from Node {name}"),
         "{:?}",
         condition(&machine, NOT_READY_TAINT_REMOVED)
     );

@@ -157,7 +157,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
 
     Authority::new()?.write(&world.folder)?;
     eventually(DEADLINE, "a connection with the new certificates", async || {
-        let expected = "connected anew: the TLS files have changed";
+        let expected = "reconnected with changed TLS files";
         ensure!(provider.log()?.contains(expected), "not connected");
         Ok(())
     })
