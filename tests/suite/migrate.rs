@@ -718,7 +718,7 @@ async fn nothing_is_undone_where_machines_came_to_what_had_none_or_nothing_is_th
         .kubectl(&["delete", deployment, "empty", "--wait=false"])?;
     fleet.gone().await?;
     let said =
-        "MachineDeployment empty is marked as migrated, and nothing of it is in this management cluster";
+        "MachineDeployment empty is marked as migrated, but nothing of it exists in this management cluster";
     eventually(DEADLINE, "the end of the MachineDeployment", async || {
         let elsewhere = undo().await?;
         ensure!(elsewhere.contains(said), "{elsewhere}");

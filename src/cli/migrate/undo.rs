@@ -139,7 +139,7 @@ impl Undo<'_> {
             ..
         } = self.target;
         let mut text = format!(
-            "Cluster {namespace}/{cluster}, driver {driver}: releases {released} VMs without changing them\n"
+            "Cluster {namespace}/{cluster}, driver {driver}: {released} VMs are released and not changed\n"
         );
         let line = |object: &Object| {
             let what = match (remains.has(object), object.kind) {
