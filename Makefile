@@ -29,13 +29,17 @@ DRIVER ?= simulated
 quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer (DRIVER=libvirt).
 	@DRIVER='$(DRIVER)' CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
 
+.PHONY: record-quickstart
+record-quickstart: ## Record `make quickstart` in a terminal, as docs/images/quickstart.svg.
+	python3 hack/record-quickstart.py
+
 .PHONY: generate
 generate: ## Write config/crd, config/rbac, config/policy, the roles in config/components and the tables of the documentation anew from the code.
 	$(CARGO) run -q --bin capcmi -- manifests --write config
-	$(CARGO) run -q -p xtask -- docs README.md docs/*.md
+	$(CARGO) run -q -p xtask -- docs README.md docs
 
 .PHONY: record-failures
-record-failures: ## Cause every failure of docs/operations.md and record anew what is to be seen of it; then `make generate`.
+record-failures: ## Cause and record every failure of docs/reference/failures.md; then `make generate`.
 	CAPCMI_RECORD_FAILURES=1 $(CARGO) test --locked --test suite failures:: -- --test-threads=2
 
 .PHONY: check-generated

@@ -4,7 +4,7 @@
 //! wire, `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no
 //! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other; layer 2 is the
 //! reconcilers, layer 3 what runs them. Only `cli` knows a concrete driver. Arrows go one way:
-//! `docs/architecture.md` draws them, and `tests/architecture.rs` guards them.
+//! `docs/internals/architecture.md` draws them, and `tests/architecture.rs` guards them.
 // Layer 0: what is talked about.
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]

@@ -1,4 +1,4 @@
-//! Arrows between modules go one way, as `docs/architecture.md` draws them.
+//! Arrows between modules go one way, as `docs/internals/architecture.md` draws them.
 //!
 //! The sources are read as text: a path that is written is an arrow, whether it stands in a `use`, in a
 //! nested group or in the middle of an expression. A new module, or a new arrow, needs an edit of

@@ -22,7 +22,7 @@ pub async fn check(args: &Args) -> Result<()> {
             ensure!(
                 counted == expected,
                 "the counts are not those of benches/fleet/counts.json, which has {expected:#}: if that is \
-                 meant, change the file, and docs/performance.md with it"
+                 meant, change the file, and docs/internals/performance.md with it"
             );
         }
     }

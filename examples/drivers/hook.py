@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The hooks of the conformance suite (docs/conformance.md) for back ends that are a folder: go/ and python/minimal/.
+"""The hooks of the conformance suite (docs/drivers/conformance.md) for back ends that are a folder: go/ and python/minimal/.
 
     hook.py FOLDER NAME [ARGUMENT…]
 

@@ -1,4 +1,8 @@
-"""A preprocessor of mdBook: links to files that are not pages of the book lead to GitHub."""
+"""A preprocessor of mdBook. Links to files outside the book become links to GitHub.
+
+The introduction includes the README. mdBook also writes its first page as index.html, so its links must be right in the
+top folder of the book. The preprocessor moves the page there.
+"""
 
 import json
 import posixpath
@@ -6,21 +10,31 @@ import re
 import sys
 
 FILES = "https://github.com/capcmi/cluster-api-provider-cmi/blob/main/"
+# The folder of the book's pages.
+PAGES = "docs/"
+# Files below PAGES that mdBook renders or copies.
+OF_THE_BOOK = (".md", ".svg", ".png")
+# The page that includes the README, and its place in the book.
+INTRODUCTION, FRONT = "start/introduction.md", "introduction.md"
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-# The page that is the README has links as they are seen from the top folder.
-INTRODUCTION = "introduction.md"
 
 
 def rewritten(content, page):
-    folder = "" if page == INTRODUCTION else "docs"
+    """The content with its links as the book needs them. `page` is a path below PAGES."""
+    of_readme = page == INTRODUCTION
+    # Links of the README are relative to the repository.
+    source = "" if of_readme else posixpath.dirname(PAGES + page)
+    here = "" if of_readme else posixpath.dirname(page)
 
     def replace(match):
-        path = posixpath.normpath(posixpath.join(folder, match[2]))
-        if path == "README.md":
-            return match[1] + INTRODUCTION + match[3]
-        if posixpath.dirname(path) == "docs" and path.endswith((".md", ".svg")):
-            return match[1] + posixpath.basename(path) + match[3]
-        return match[1] + FILES + path + match[3]
+        path = posixpath.normpath(posixpath.join(source, match[2]))
+        if path in ("README.md", PAGES + INTRODUCTION):
+            target = FRONT
+        elif path.startswith(PAGES) and path.endswith(OF_THE_BOOK):
+            target = path.removeprefix(PAGES)
+        else:
+            return match[1] + FILES + path + match[3]
+        return match[1] + posixpath.relpath(target, here or ".") + match[3]
 
     # Blocks and words of code are left alone.
     parts = re.split(r"(^```.*?^```|`[^`\n]*`)", content, flags=re.MULTILINE | re.DOTALL)
@@ -35,6 +49,8 @@ def walk(value):
     elif isinstance(value, dict):
         if isinstance(value.get("content"), str) and value.get("path"):
             value["content"] = rewritten(value["content"], value["path"])
+            if value["path"] == INTRODUCTION:
+                value["path"] = FRONT
         for item in value.values():
             walk(item)
 

@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn every_annotation_of_the_provider_is_in_the_documentation() {
         let (api, security) = (
-            include_str!("../../docs/api.md"),
-            include_str!("../../docs/security.md"),
+            include_str!("../../docs/reference/api.md"),
+            include_str!("../../docs/internals/security.md"),
         );
         let of_remediations = [RESTARTS, RESTART_ISSUED_AT, VOLUME_DRAIN, VOLUME_DRAIN_HOOK];
         for annotation in OWN_ANNOTATIONS

@@ -163,7 +163,8 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     }
     print_line(
         "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, \
-            and do not delete its objects before their finalizers are removed: see docs/migration.md.",
+            and do not delete its objects before their finalizers are removed: see \
+            docs/how-to/migrate-from-machine-controller-manager.md.",
     );
     Ok(())
 }

@@ -302,7 +302,7 @@ pub(super) async fn watch<K>(
                     tracing::error!(
                         %kind,
                         %group,
-                        "the API server does not serve a kind: install its CRD as docs/install.md describes; \
+                        "the API server does not serve a kind: install its CRD, see docs/how-to/install.md; \
                             retrying{unreported}"
                     );
                 }

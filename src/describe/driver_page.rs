@@ -31,7 +31,8 @@ pub fn page(facts: &DriverReport, now: Timestamp) -> String {
         page.section("Calls, codes, queue, breakers and orphans");
         page.line("Unknown from outside: only the leading replica has them, at /metrics.");
         page.line(
-            "Scrape that replica and pass the output with --metrics; see docs/operations.md, \"Describe\".",
+            "Scrape that replica and pass the output with --metrics; see \
+            docs/operate/first-look.md#describe.",
         );
     }
     page.section("Newest events of orphans, all drivers");

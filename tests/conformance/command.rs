@@ -192,7 +192,11 @@ fn listed(yaml: &str) -> Vec<String> {
 
 #[test]
 fn every_key_of_the_configuration_and_every_hook_is_documented() {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/conformance.md")).unwrap();
+    let page = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/docs/drivers/conformance.md"
+    ))
+    .unwrap();
     let keys = listed("unknown: 1");
     let hooks = listed("providerSpec: {a: b}\nhooks: {unknown-hook: [a]}");
     assert!(keys.contains(&"mandatoryFields".to_owned()), "{keys:?}");
@@ -200,7 +204,7 @@ fn every_key_of_the_configuration_and_every_hook_is_documented() {
     for word in keys.iter().chain(&hooks) {
         assert!(
             page.contains(&format!("`{word}`")),
-            "docs/conformance.md lacks {word}"
+            "docs/drivers/conformance.md lacks {word}"
         );
     }
 }
@@ -208,7 +212,11 @@ fn every_key_of_the_configuration_and_every_hook_is_documented() {
 /// What the documentation shows of a run is of a run of today.
 #[test]
 fn the_output_in_the_documentation_has_as_many_cases_and_rules_as_there_are() {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/conformance.md")).unwrap();
+    let page = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/docs/drivers/conformance.md"
+    ))
+    .unwrap();
     let (_, sample) = page.split_once("```text\n[").unwrap();
     let line = |start: &str| sample.lines().find_map(|line| line.strip_prefix(start)).unwrap();
     let sum = |start: &str| -> usize {
@@ -224,7 +232,11 @@ fn the_output_in_the_documentation_has_as_many_cases_and_rules_as_there_are() {
 /// The five lines that the documentation begins with.
 #[test]
 fn the_minimal_configuration_of_the_documentation_is_one() {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/conformance.md")).unwrap();
+    let page = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/docs/drivers/conformance.md"
+    ))
+    .unwrap();
     let yaml = page
         .split("```yaml\n")
         .nth(1)

@@ -14,7 +14,7 @@ use crate::kustomize::composed;
 use crate::objects::{find, output, parse, repository};
 
 /// Where `runbook_url` leads.
-const RUNBOOK: &str = "https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#";
+const RUNBOOK: &str = "https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/operate/runbook.md#";
 
 /// What Grafana fills in, and what it may fill in.
 const VARIABLES: [(&str, &str); 2] = [("$__rate_interval", "5m"), ("$driver", ".*")];
@@ -119,7 +119,7 @@ async fn each_alert_fires_when_it_should_and_not_before() -> Result<()> {
 #[tokio::test]
 async fn each_alert_has_a_severity_and_a_section_of_the_runbook() -> Result<()> {
     let rules = rules().await?;
-    let sections = headings("docs/runbook.md")?;
+    let sections = headings("docs/operate/runbook.md")?;
     for alert in alerts(&rules)? {
         let severity = &alert["labels"]["severity"];
         ensure!(
@@ -139,7 +139,7 @@ async fn each_alert_has_a_severity_and_a_section_of_the_runbook() -> Result<()> 
         );
         ensure!(
             sections.contains(section),
-            "docs/runbook.md has no section {section}"
+            "docs/operate/runbook.md has no section {section}"
         );
     }
     Ok(())
@@ -162,7 +162,7 @@ async fn prometheus_takes_the_queries_of_the_dashboard() -> Result<()> {
 /// The table is generated from the code; a case of the suite compares with what a provider answers.
 #[tokio::test]
 async fn alerts_and_dashboard_read_metrics_that_there_are() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/operations.md"))?;
+    let page = fs::read_to_string(repository().join("docs/reference/metrics.md"))?;
     let known: BTreeSet<_> = page
         .lines()
         .filter_map(|line| line.strip_prefix("| `capcmi_")?.split('`').next())

@@ -77,7 +77,7 @@ fn tests(folder: &Path, found: &mut BTreeMap<String, Vec<Rows>>) -> Result<()> {
 fn table<'a>(page: &'a str, heading: &str) -> Result<Vec<Vec<&'a str>>> {
     let (_, rest) = page
         .split_once(&format!("\n{heading}\n"))
-        .with_context(|| format!("docs/compliance.md lacks the heading {heading}"))?;
+        .with_context(|| format!("docs/internals/compliance.md lacks the heading {heading}"))?;
     let level = heading.split(' ').next().unwrap_or_default();
     let end = rest.find(&format!("\n{level} ")).unwrap_or(rest.len());
     let lines = rest.get(..end).unwrap_or_default().lines();
@@ -93,7 +93,9 @@ fn table<'a>(page: &'a str, heading: &str) -> Result<Vec<Vec<&'a str>>> {
 }
 
 fn page() -> Result<String> {
-    Ok(fs::read_to_string(repository().join("docs/compliance.md"))?)
+    Ok(fs::read_to_string(
+        repository().join("docs/internals/compliance.md"),
+    )?)
 }
 
 #[test]
@@ -134,7 +136,7 @@ fn rows_of_the_provider_are_proven_by_tests_that_name_them() -> Result<()> {
     }
     ensure!(
         wrong.is_empty(),
-        "docs/compliance.md is wrong:\n{}",
+        "docs/internals/compliance.md is wrong:\n{}",
         wrong.join("\n")
     );
     Ok(())
@@ -150,7 +152,7 @@ fn every_row_that_a_test_names_is_in_the_tables_and_none_is_there_twice() -> Res
     for rows in ids.flat_map(Rows::named_in) {
         ensure!(
             listed.insert(rows.clone()),
-            "docs/compliance.md has {rows:?} twice"
+            "docs/internals/compliance.md has {rows:?} twice"
         );
     }
     let mut known = BTreeMap::new();
@@ -168,7 +170,7 @@ fn every_row_that_a_test_names_is_in_the_tables_and_none_is_there_twice() -> Res
                 };
                 ensure!(
                     listed.iter().any(|listed| listed.contain(&row)),
-                    "docs/compliance.md lacks {row:?}, which the comment of {test} names"
+                    "docs/internals/compliance.md lacks {row:?}, which the comment of {test} names"
                 );
             }
         }

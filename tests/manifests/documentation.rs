@@ -14,20 +14,36 @@ use serde_json::Value;
 
 use crate::objects::{parse, repository};
 
-/// README.md and the pages beside it, and everything in docs/.
+/// README.md and the pages beside it, and all pages below docs/.
 fn pages() -> Result<Vec<(PathBuf, String)>> {
     let mut paths = Vec::new();
-    for folder in [repository(), repository().join("docs")] {
-        for entry in fs::read_dir(folder)? {
-            paths.push(entry?.path());
-        }
+    for entry in fs::read_dir(repository())? {
+        paths.push(entry?.path());
     }
-    let markdown = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    paths.retain(|path| is_markdown(path));
+    paths.extend(markdown_files(&repository().join("docs"))?);
     paths
         .into_iter()
-        .filter(markdown)
         .map(|path| Ok((path.clone(), fs::read_to_string(&path)?)))
         .collect()
+}
+
+fn is_markdown(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "md")
+}
+
+/// The Markdown files in a folder and the folders below.
+fn markdown_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            paths.extend(markdown_files(&path)?);
+        } else if is_markdown(&path) {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
 }
 
 /// The words between two marks.
@@ -100,18 +116,12 @@ fn relative_links_lead_to_files_and_headings() -> Result<()> {
 fn every_page_is_in_the_book() -> Result<()> {
     let summary = fs::read_to_string(repository().join("docs/SUMMARY.md"))?;
     let chapters: BTreeSet<_> = between(&summary, "](", ")").map(str::to_owned).collect();
+    let folder = repository().join("docs");
     let mut written = BTreeSet::new();
-    for entry in fs::read_dir(repository().join("docs"))? {
-        let path = entry?.path();
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        if path.extension().is_some_and(|suffix| suffix == "md") && name != "SUMMARY.md" {
-            written.insert(name);
-        }
+    for path in markdown_files(&folder)? {
+        written.insert(path.strip_prefix(&folder)?.display().to_string());
     }
+    written.remove("SUMMARY.md");
     ensure!(
         chapters == written,
         "docs/SUMMARY.md lacks {:?} or has too much: {:?}",
@@ -122,23 +132,29 @@ fn every_page_is_in_the_book() -> Result<()> {
 }
 
 #[test]
-fn the_readme_names_tests_that_there_are() -> Result<()> {
-    let readme = fs::read_to_string(repository().join("README.md"))?;
-    let code = sources(&repository().join("src"))? + &sources(&repository().join("tests"))?;
-    let table = between(&readme, "## What the provider promises", "\n## ")
-        .next()
-        .context("the promises are gone")?;
-    let named: Vec<_> = table
-        .lines()
-        .filter_map(|line| line.rsplit_once("| `"))
-        .flat_map(|(_, cell)| cell.split('`'))
-        .filter(|name| name.contains('_'))
-        .collect();
-    ensure!(named.len() > 5, "only {named:?} are named");
-    for name in named {
-        ensure!(code.contains(&format!("fn {name}(")), "there is no test {name}");
+fn tests_behind_the_guarantees_exist() -> Result<()> {
+    let mut code = String::new();
+    for folder in ["src", "crates", "tests"] {
+        code += &sources(&repository().join(folder))?;
+    }
+    for (page, least) in [("docs/internals/guarantees.md", 20), ("README.md", 0)] {
+        let text = fs::read_to_string(repository().join(page))?;
+        let named: BTreeSet<_> = text.split('`').filter(|word| is_test_name(word)).collect();
+        ensure!(named.len() >= least, "{page} names only {named:?}");
+        for name in named {
+            ensure!(
+                code.contains(&format!("fn {name}(")),
+                "{page} names {name}, which is no test"
+            );
+        }
     }
     Ok(())
+}
+
+/// Whether a word in backticks is the name of a test. Shorter names are fields and metrics.
+fn is_test_name(word: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    word.chars().all(is_part) && word.matches('_').count() > 2 && !word.starts_with("capcmi_")
 }
 
 #[test]
@@ -167,14 +183,14 @@ fn files_that_are_named_exist() -> Result<()> {
 
 #[test]
 fn every_condition_is_explained() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/operations.md"))?;
+    let page = fs::read_to_string(repository().join("docs/reference/reasons.md"))?;
     let code = fs::read_to_string(repository().join("src/api/conditions.rs"))?;
     let names: BTreeSet<_> = between(&code, ": &str = \"", "\";").collect();
     ensure!(names.len() > 10, "only {names:?} were found");
     for name in names {
         ensure!(
             page.contains(&format!("`{name}`")),
-            "docs/operations.md lacks {name}"
+            "docs/reference/reasons.md lacks {name}"
         );
     }
     Ok(())
@@ -182,7 +198,7 @@ fn every_condition_is_explained() -> Result<()> {
 
 #[test]
 fn every_phase_that_machines_are_counted_by_is_explained() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/operations.md"))?;
+    let page = fs::read_to_string(repository().join("docs/reference/metrics.md"))?;
     let values = page
         .lines()
         .skip_while(|line| !line.starts_with("`phase` is one of"));
@@ -190,7 +206,7 @@ fn every_phase_that_machines_are_counted_by_is_explained() -> Result<()> {
     for phase in capcmi::metrics::MachinePhase::ALL.map(capcmi::metrics::MachinePhase::name) {
         ensure!(
             values.contains(&format!("`{phase}`")),
-            "docs/operations.md lacks {phase}"
+            "docs/reference/metrics.md lacks {phase}"
         );
     }
     Ok(())
@@ -198,8 +214,8 @@ fn every_phase_that_machines_are_counted_by_is_explained() -> Result<()> {
 
 #[test]
 fn metrics_that_are_named_exist() -> Result<()> {
-    let operations = fs::read_to_string(repository().join("docs/operations.md"))?;
-    let known: BTreeSet<_> = between(&operations, "| `capcmi_", "`").collect();
+    let page = fs::read_to_string(repository().join("docs/reference/metrics.md"))?;
+    let known: BTreeSet<_> = between(&page, "| `capcmi_", "`").collect();
     ensure!(!known.is_empty(), "the table of metrics is gone");
     let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
     for (path, text) in pages()? {
@@ -214,7 +230,7 @@ fn metrics_that_are_named_exist() -> Result<()> {
 /// A version that is raised in one place is raised in the other.
 #[test]
 fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/versions.md"))?;
+    let page = fs::read_to_string(repository().join("docs/reference/versions.md"))?;
     for (line, version) in [
         ("| v0.1 (main) |", CLUSTER_API_VERSION),
         ("| v0.1 (main) |", KUBERNETES_VERSION),
@@ -225,10 +241,10 @@ fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -
         ("| kustomize |", KUBERNETES_VERSION),
     ] {
         let row = page.lines().find(|row| row.starts_with(line));
-        let row = row.with_context(|| format!("docs/versions.md has no row `{line}`"))?;
+        let row = row.with_context(|| format!("docs/reference/versions.md has no row `{line}`"))?;
         ensure!(
             row.contains(version),
-            "docs/versions.md does not say {version} in: {row}"
+            "docs/reference/versions.md does not say {version} in: {row}"
         );
     }
     Ok(())
@@ -236,14 +252,14 @@ fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -
 
 /// Flux takes what the page shows of it, without a field that it does not know, and the provider comes first.
 #[tokio::test]
-async fn flux_takes_the_example_of_the_installation_page() -> Result<()> {
+async fn flux_accepts_the_example_of_the_gitops_page() -> Result<()> {
     let cluster = ManagementCluster::builder()
         .core(false)
         .manifests(flux_definition().await?)
         .start()
         .await?;
-    let page = fs::read_to_string(repository().join("docs/install.md"))?;
-    let (_, section) = page.split_once("\n## With GitOps\n").context("no section")?;
+    let page = fs::read_to_string(repository().join("docs/how-to/gitops.md"))?;
+    let (_, section) = page.split_once("\n## Flux\n").context("no section")?;
     let (_, example) = section.split_once("```yaml\n").context("no example")?;
     let (example, _) = example.split_once("```").context("an example without an end")?;
     let objects: Vec<Value> = parse(example)?;
@@ -268,7 +284,7 @@ async fn flux_takes_the_example_of_the_installation_page() -> Result<()> {
 /// What an author copies was run: where a plugin of protoc changes, both change.
 #[test]
 fn the_recipe_for_protoc_in_go_is_the_one_that_the_driver_in_go_is_built_by() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/driver-languages.md"))?;
+    let page = fs::read_to_string(repository().join("docs/drivers/languages.md"))?;
     let (_, recipe) = page.split_once("\nmodule=").context("the page has no recipe")?;
     let (recipe, _) = recipe.split_once("```").context("the recipe has no end")?;
     let script = fs::read_to_string(repository().join("examples/drivers/go/build.sh"))?;
@@ -288,12 +304,12 @@ fn the_recipe_for_protoc_in_go_is_the_one_that_the_driver_in_go_is_built_by() ->
     Ok(())
 }
 
-/// `kubectl explain` leads from a reason to what there is to do.
+/// `kubectl explain` leads from a condition to the table of reasons.
 #[test]
-fn the_definitions_lead_from_conditions_to_the_runbook() -> Result<()> {
-    const LINK: &str = "docs/runbook.md#reasons";
+fn crds_link_from_conditions_to_the_reasons() -> Result<()> {
+    const LINK: &str = "docs/reference/reasons.md#reasons";
     ensure!(
-        headings("docs/runbook.md")?.contains("reasons"),
+        headings("docs/reference/reasons.md")?.contains("reasons"),
         "the heading is gone"
     );
     let mut seen = 0;
@@ -331,7 +347,7 @@ fn every_key_of_a_driver_is_explained() -> Result<()> {
 /// Whether the page has all keys that are known where an unknown one stands, among them this
 /// one, as they are `written`.
 fn explained(kind: &str, among_them: &str, written: impl Fn(&str) -> String) -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/drivers-file.md"))?;
+    let page = fs::read_to_string(repository().join("docs/reference/drivers-file.md"))?;
     let output = Command::new(env!("CARGO_BIN_EXE_capcmi"))
         .args(["drivers", "check", "--offline", "--drivers-config=/dev/stdin"])
         .stdin(drivers_file(kind)?)
@@ -348,7 +364,10 @@ fn explained(kind: &str, among_them: &str, written: impl Fn(&str) -> String) -> 
         .collect();
     ensure!(keys.contains(&among_them), "no keys in: {message}");
     for key in keys {
-        ensure!(page.contains(&written(key)), "docs/drivers-file.md lacks {key}");
+        ensure!(
+            page.contains(&written(key)),
+            "docs/reference/drivers-file.md lacks {key}"
+        );
     }
     Ok(())
 }

@@ -228,7 +228,7 @@ async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
 /// The example of the documentation brings the Secret to where the drivers file looks for it.
 #[tokio::test]
 async fn credentials_of_a_driver_are_mounted_where_the_drivers_file_says() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/install.md"))?;
+    let page = fs::read_to_string(repository().join("docs/how-to/multi-tenancy.md"))?;
     let (_, section) = page
         .split_once("### Credentials of a driver\n")
         .expect("the section");
@@ -262,7 +262,7 @@ async fn credentials_of_a_driver_are_mounted_where_the_drivers_file_says() -> Re
 /// shipped in the next version.
 #[tokio::test]
 async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/install.md"))?;
+    let page = fs::read_to_string(repository().join("docs/how-to/install.md"))?;
     let (_, rest) = page
         .split_once("<!-- tested: kustomization -->\n\n```yaml\n")
         .expect("a kustomization");
@@ -288,7 +288,7 @@ async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result
 /// component brings.
 #[tokio::test]
 async fn a_sidecar_is_given_variables_secrets_and_volumes_of_its_own() -> Result<()> {
-    let page = fs::read_to_string(repository().join("docs/driver-deployment.md"))?;
+    let page = fs::read_to_string(repository().join("docs/drivers/deployment.md"))?;
     let (_, rest) = page
         .split_once("<!-- tested: kustomization -->\n\n```yaml\n")
         .expect("a kustomization");

@@ -14,7 +14,7 @@ use crate::support::oci_registry::OciRegistry;
 use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// Where docs/install.md has the operator put the provider.
+/// Where docs/how-to/install.md has the operator put the provider.
 const NAMESPACE: &str = "capcmi-system";
 const PROVIDER: &str = "infrastructureprovider/capcmi-cmi";
 const DEPLOYMENT: &str = "capcmi-controller-manager";
@@ -52,8 +52,8 @@ spec:
   fetchConfig: {selector: {matchLabels: {core: of-the-case}}}
 ";
 
-/// What docs/install.md says of the operator, with machines that run meanwhile. Core and the provider are
-/// processes here and not Pods, so the case says of their Deployments that they are available.
+/// The commands of docs/how-to/install.md for the operator, with machines that run meanwhile. Core and the
+/// provider are processes here and not Pods, so the case says of their Deployments that they are available.
 #[tokio::test]
 async fn the_operator_installs_upgrades_and_removes_the_provider() -> Result<()> {
     let world = World::without_provider("operator").await?;
@@ -120,8 +120,8 @@ async fn the_operator_installs_upgrades_and_removes_the_provider() -> Result<()>
     installs_from_a_registry(&world, &releases).await
 }
 
-/// Has the operator install the package of a release from a registry, as docs/install.md does. It takes from
-/// that what it takes from the file.
+/// Has the operator install the package of a release from a registry, as docs/how-to/install.md does. It
+/// takes from that what it takes from the file.
 async fn installs_from_a_registry(world: &World, releases: &Path) -> Result<()> {
     let layout = world.folder.join("layout");
     std::fs::create_dir(&layout)?;
@@ -135,12 +135,12 @@ async fn installs_from_a_registry(world: &World, releases: &Path) -> Result<()> 
         .arg(&layout))?;
     let registry = OciRegistry::serve(&layout, "capcmi-components").await?;
 
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/install.md"))?;
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/how-to/install.md"))?;
     let mut examples = page.split("```yaml\n").skip(1);
     let example = examples.find(|example| example.contains("fetchConfig: {oci:"));
     let (example, _) = example
         .and_then(|example| example.split_once("```"))
-        .context("docs/install.md has no InfrastructureProvider from a registry")?;
+        .context("docs/how-to/install.md has no InfrastructureProvider from a registry")?;
     let place = format!("http://{}/", registry.address);
     world
         .apply(&example.replace("registry.example.com/", &place))

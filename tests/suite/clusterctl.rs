@@ -152,7 +152,7 @@ fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
     uids
 }
 
-/// What docs/install.md says of clusterctl, with machines that run meanwhile. Cluster API and
+/// The commands of docs/how-to/install.md for clusterctl, with machines that run meanwhile. Cluster API and
 /// the provider are processes here and not Pods, and cert-manager is there by its definitions alone.
 #[tokio::test]
 #[expect(
@@ -278,17 +278,16 @@ async fn clusterctl_installs_upgrades_and_removes_the_provider() -> Result<()> {
     .await
 }
 
-/// What docs/install.md says of a network without GitHub: the configuration of the page leads clusterctl to
-/// the files, and every image to the registry. The files of the other releases name one image each here.
+/// The configuration of docs/how-to/air-gapped.md leads clusterctl to the files, and every image to the
+/// registry. The files of the other releases name one image each here.
 #[tokio::test]
 async fn clusterctl_lists_the_images_of_a_mirror_without_a_network() -> Result<()> {
     let world = World::new("mirror").await?;
     let mirror = world.folder.join("mirror");
     let kubectl = world.management.programs().kubectl.clone();
     run(&mut testbed::make_release(&mirror, "v0.1.0", &kubectl))?;
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/install.md"))?;
-    let (_, section) = page.split_once("\n## Without network\n").context("no section")?;
-    let (_, config) = section.split_once("```yaml\n").context("no configuration")?;
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/how-to/air-gapped.md"))?;
+    let (_, config) = page.split_once("```yaml\n").context("no configuration")?;
     let (config, _) = config
         .split_once("```")
         .context("a configuration without an end")?;

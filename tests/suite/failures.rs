@@ -1,5 +1,5 @@
 //! Every failure that an operator is asked about: caused, and what kubectl, events, log, metrics and
-//! `capcmi describe` say of it held against `failures/records`, of which docs/operations.md has the table.
+//! `capcmi describe` say of it held against `failures/records`. docs/reference/failures.md has the tables.
 
 mod seen;
 

@@ -15,8 +15,8 @@ const OBJECTS: usize = 60;
 /// Just below what the API server takes: 1.5 MiB a request, of which 256 KiB are annotations.
 const SPEC_BYTES: usize = 1_100_000;
 const ANNOTATION_BYTES: usize = 200_000;
-/// The memory that the provider may take at its peak, in MiB. With a page of a list it takes some 115. To keep all
-/// of the objects would add 75.
+/// The memory that the provider may take at its peak, in MiB. With one page of a list it takes some 115. The
+/// objects of all pages would add 75.
 const MAX_MIB: u64 = 150;
 
 /// The memory at its peak, in MiB, of the provider that was started with a drivers file:

@@ -467,7 +467,7 @@ async fn what_is_left_goes_without_the_vms_as_the_guide_says(mut run: Run) -> Re
             workload.admin_kubeconfig().display().to_string(),
         ),
     ];
-    for script in scripts("### Afterwards")? {
+    for script in scripts("## Remove the old objects")? {
         let mut script = script.clone();
         for (documented, own) in &names {
             script = script.replace(documented, own);
@@ -528,7 +528,7 @@ const NODE_FINALIZER: &str = "node.machine.sapcloud.io/machine-controller";
 
 /// The shell scripts of a section of the guide.
 fn scripts(section: &str) -> Result<Vec<String>> {
-    let guide = include_str!("../../docs/migration.md");
+    let guide = include_str!("../../docs/how-to/migrate-from-machine-controller-manager.md");
     let (_, rest) = guide
         .split_once(&format!("{section}\n"))
         .context("no such section")?;

@@ -124,8 +124,7 @@ fn limits(schema: &Value) -> Vec<String> {
     limits
 }
 
-/// Returns the further rules of the API server: those of the schema itself or, with the path of a field,
-/// those about the field below.
+/// Returns the validation rules of a schema. With the path of a field, returns the rules for that field.
 fn rules(schema: &Value, field: Option<&str>) -> Vec<String> {
     let rules = schema["x-kubernetes-validations"].as_array();
     rules

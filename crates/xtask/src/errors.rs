@@ -1,4 +1,4 @@
-//! The meaning of each machine code, from the table that the controller works by.
+//! The meaning of each machine code, from the controller's own table.
 
 use crate::markdown;
 use capcmi::retry::{Disposition, Stage, disposition};
@@ -33,7 +33,7 @@ pub(crate) fn dispositions() -> String {
             explained.remedy.to_owned(),
         ]
     });
-    markdown(&["Disposition", "Meaning", "Next try", "Remedy"], &rows)
+    markdown(&["Disposition", "Meaning", "Next attempt", "What to do"], &rows)
 }
 
 /// Returns the disposition of each code as an answer to each of these calls.
@@ -59,28 +59,26 @@ struct Explanation {
     remedy: &'static str,
 }
 
-/// Returns what an operator has to know of a disposition.
+/// Returns the explanation of a disposition for operators.
 const fn explanation(disposition: Disposition) -> Explanation {
     match disposition {
         Disposition::Retry => Explanation {
-            meaning: "The driver or its back end failed this time.",
-            wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver \
-                requests",
-            remedy: "Nothing. If this lasts, check the logs of the driver.",
+            meaning: "The driver or its back end failed temporarily.",
+            wait: "after 5 s, doubling up to 5 min with jitter; not before the driver's retry delay",
+            remedy: "Nothing. If it persists, check the driver.",
         },
         Disposition::Initialize => Explanation {
-            meaning: "The VM exists but is not initialized: InitializeMachine is called.",
+            meaning: "The VM exists but is not initialized. The provider calls InitializeMachine.",
             wait: "immediately; after a failed InitializeMachine as `Retry`",
-            remedy: "Nothing. If this lasts, follow the message.",
+            remedy: "Nothing. If it persists, follow the message.",
         },
         Disposition::AwaitCapacity => Explanation {
-            meaning: "A quota or pool is exhausted. After CreateMachine and InitializeMachine, creates for \
-                the same driver, class and credentials are suspended until one succeeds. Deletions continue.",
-            wait: "after 10 min, or when the driver requests; one machine soon after a VM of the same \
-                credentials is deleted, an annotation changes or the provider starts; the others when one \
-                succeeds",
-            remedy: "Raise the quota and change any annotation of one machine, or wait until VMs are \
-                deleted.",
+            meaning: "A quota or pool is exhausted. After CreateMachine and InitializeMachine, the provider \
+                suspends other creates with the same driver, class and credentials. Deletes continue.",
+            wait: "after 10 min, or the driver's retry delay; one machine soon after a VM with the same \
+                credentials is deleted, an annotation changes or the provider starts; the others after a \
+                success",
+            remedy: "Raise the quota and change any annotation of one machine, or wait for a delete.",
         },
         Disposition::NeedsIntervention => Explanation {
             meaning: "An operator must act.",
@@ -88,61 +86,61 @@ const fn explanation(disposition: Disposition) -> Explanation {
             remedy: "Follow the message, then change any annotation to retry immediately.",
         },
         Disposition::AwaitDriver => Explanation {
-            meaning: "The driver does not implement a required call.",
-            wait: "when the driver reconnects with another identity, the provider restarts, or spec or \
+            meaning: "The driver does not offer a required call.",
+            wait: "when the driver reconnects as another version, the provider restarts, or spec or \
                 annotations change",
-            remedy: "Use a driver, or a version of it, that implements the call.",
+            remedy: "Use a driver or version that offers the call.",
         },
         Disposition::Fallback => Explanation {
-            meaning: "The driver does not implement this optional call, or has no answer: the controller \
-                continues without it.",
+            meaning: "The driver does not offer this optional call or has no answer. The provider continues \
+                without it.",
             wait: "not needed",
             remedy: "Nothing.",
         },
         Disposition::Terminal => Explanation {
-            meaning: "The request cannot succeed: `failureReason` and `failureMessage` are set.",
+            meaning: "The request cannot succeed. The provider sets `failureReason` and `failureMessage`.",
             wait: "when the spec changes",
-            remedy: "Correct the spec, or create a new template and replace the machine.",
+            remedy: "Correct the spec, or replace the machine from a new template.",
         },
         Disposition::Create => Explanation {
-            meaning: "The VM does not exist: it is created.",
-            wait: "immediately; after an earlier create, when the driver's consistency window has passed",
+            meaning: "The VM does not exist. The provider creates it.",
+            wait: "immediately; after an earlier create when the driver's consistency window has passed",
             remedy: "Nothing.",
         },
         Disposition::LookUp => Explanation {
-            meaning: "The VM was not found where expected: it is looked up again.",
-            wait: "after 5 s, doubling up to 5 min, with jitter",
+            meaning: "The VM is not where the provider expected it. The provider looks it up again.",
+            wait: "after 5 s, doubling up to 5 min with jitter",
             remedy: "Nothing.",
         },
         Disposition::Vanished => Explanation {
-            meaning: "The VM no longer exists: `Ready` turns `False`. The VM is not created again for this \
-                Machine.",
-            wait: "`Ready` changes when the driver's consistency window has passed",
+            meaning: "The VM is gone. `Ready` becomes `False`. The provider does not recreate the VM for \
+                this Machine.",
+            wait: "not needed; `Ready` changes when the driver's consistency window has passed",
             remedy: "Delete the Machine, unless a MachineHealthCheck does.",
         },
         Disposition::Replace => Explanation {
-            meaning: "The VM cannot be restarted: the owner of the Machine replaces it.",
+            meaning: "The VM cannot be restarted. The owner of the Machine replaces it.",
             wait: "not needed",
             remedy: "Nothing.",
         },
         Disposition::Delete => Explanation {
-            meaning: "The guest cannot be shut down: its VM is deleted.",
+            meaning: "The guest cannot be shut down. The provider deletes its VM.",
             wait: "immediately",
             remedy: "Nothing.",
         },
         Disposition::VerifyDeleted => Explanation {
-            meaning: "The driver rejects the spec of a deletion. If the look-up answers `NotFound`, nothing \
-                is left to delete. Otherwise an operator must act.",
+            meaning: "The driver rejects the spec of a delete. If the look-up returns `NotFound`, the delete \
+                is complete. Otherwise an operator must act.",
             wait: "as `NeedsIntervention`",
             remedy: "Follow the message, or delete the VM at the back end.",
         },
         Disposition::StillThere => Explanation {
-            meaning: "The VM still exists: it is deleted again.",
-            wait: "after 5 s, later after a quarter of the duration of the deletion, up to 1 min",
+            meaning: "The VM still exists. The provider deletes it again.",
+            wait: "after 5 s, later after a quarter of the time since the delete began, up to 1 min",
             remedy: "Nothing.",
         },
         Disposition::Gone => Explanation {
-            meaning: "The VM does not exist: the deletion is done when the look-up confirms it and the \
+            meaning: "The VM does not exist. The delete is complete when the look-up confirms it and the \
                 driver's consistency window has passed.",
             wait: "not needed",
             remedy: "Nothing.",
@@ -150,7 +148,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
     }
 }
 
-/// Returns the call of a stage, in words that tell it from the same call of another stage.
+/// Returns the call of a stage, with the stage where a call has several.
 fn description(stage: Stage) -> String {
     let call = stage.operation();
     match stage {
@@ -168,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_disposition_says_what_is_to_be_done() {
+    fn dispositions_have_no_empty_cell() {
         for line in dispositions().lines().skip(2) {
             assert!(!line.contains("|  |"), "{line}");
         }
@@ -197,7 +195,7 @@ mod tests {
         }
     }
 
-    /// The reader has to see what the reconciler does, not what it would do without its exceptions.
+    /// The matrix includes the exceptions of the reconciler.
     #[test]
     fn the_matrix_tells_the_same_code_of_two_calls_apart() {
         let row = |calls, code: Code| {

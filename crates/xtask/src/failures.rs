@@ -9,6 +9,7 @@ use serde::Deserialize;
 use crate::markdown;
 
 /// The failures of objects that machines share. `capcmi describe` has no page for these.
+#[cfg(test)]
 const SHARED: &str = "of InfraClusters and templates";
 
 /// The record of a case.
@@ -21,6 +22,10 @@ struct Record {
     conditions: Vec<String>,
     events: Vec<String>,
     log: Vec<String>,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "only the tests of the provider read it")
+    )]
     metrics: Vec<String>,
     next: Vec<String>,
 }
@@ -34,36 +39,39 @@ enum Shown {
         ready: String,
         reason: String,
         message: String,
+        #[expect(dead_code, reason = "the condition DriverReachable is in the table")]
         reachable: String,
+        #[expect(dead_code, reason = "the condition Paused is in the table")]
         paused: String,
+        #[expect(dead_code, reason = "only the tests of the provider read it")]
         next_try: bool,
     },
     Gone,
     Unanswered,
 }
 
-/// Returns the table of the failures in a part of a machine's life, or of those of shared objects.
+/// Returns the table of the failures in a part of a machine's life, or of shared objects.
 pub(crate) fn table(when: &str) -> Result<String> {
     let mut records: Vec<_> = read()?.into_iter().filter(|record| record.when == when).collect();
     ensure!(!records.is_empty(), "no failure was recorded {when}");
     records.sort_by(|one, other| one.failure.cmp(&other.failure));
-    let rows = records.iter().map(row);
-    if when == SHARED {
-        let titles = ["Failure", "`kubectl get -o wide`", "Events", "Log", "Metrics"];
-        let rows: Vec<_> = rows
-            .map(|[title, kubectl, events, log, metrics, _]| [title, kubectl, events, log, metrics])
-            .collect();
-        return Ok(markdown(&titles, &rows));
-    }
-    let titles = [
-        "Failure",
-        "`kubectl get inframachines -o wide`",
-        "Events",
-        "Log",
-        "Metrics",
-        "What to do next",
-    ];
-    Ok(markdown(&titles, &rows.collect::<Vec<_>>()))
+    let has_advice = records.iter().any(|record| !record.next.is_empty());
+    let mut titles = vec!["Failure", "Conditions", "Event"];
+    titles.extend(has_advice.then_some("What to do"));
+    let rows: Vec<_> = records
+        .iter()
+        .enumerate()
+        .map(|(index, record)| {
+            let mut row = vec![
+                record.failure.clone(),
+                cell(&conditions(record)),
+                cell(&events(record)),
+            ];
+            row.extend(has_advice.then(|| advice(record, &records[..index])));
+            row
+        })
+        .collect();
+    Ok(markdown(&titles, &rows))
 }
 
 fn read() -> Result<Vec<Record>> {
@@ -79,58 +87,57 @@ fn read() -> Result<Vec<Record>> {
         .collect()
 }
 
-fn row(record: &Record) -> [String; 6] {
-    [
-        record.failure.clone(),
-        cell(&shown(record)),
-        cell(&code(&record.events)),
-        cell(&code(&record.log)),
-        cell(&code(&record.metrics)),
-        cell(&record.next),
-    ]
-}
-
-fn shown(record: &Record) -> Vec<String> {
+/// Returns the conditions that show a failure, each with its reason and message. A message that is already
+/// there is left out.
+fn conditions(record: &Record) -> Vec<String> {
     let mut lines = Vec::new();
+    let mut known = "";
     match &record.kubectl {
         Shown::Gone => lines.push("The object is gone.".to_owned()),
-        Shown::Unanswered => lines.push("kubectl has no answer either.".to_owned()),
+        Shown::Unanswered => {
+            lines.push("kubectl has no answer. Log:".to_owned());
+            lines.extend(record.log.iter().map(|line| quoted(line)));
+        }
         Shown::Row {
             ready,
             reason,
             message,
-            reachable,
-            paused,
-            next_try,
-        } => {
-            let columns = [
-                ("READY", ready),
-                ("REASON", reason),
-                ("MESSAGE", message),
-                ("REACHABLE", reachable),
-                ("PAUSED", paused),
-            ];
-            let is_said = |(title, value): &(&str, &String)| {
-                // A machine without a fault shows these as well.
-                let usual = [("REACHABLE", "True"), ("PAUSED", "False")];
-                !value.is_empty() && !usual.contains(&(title, value.as_str()))
-            };
-            let said = columns.iter().filter(|column| is_said(column));
-            lines.extend(said.map(|(title, value)| format!("{title} {}", quoted(value))));
-            if *next_try {
-                lines.push("NEXT TRY has a time".to_owned());
-            }
+            ..
+        } if !ready.is_empty() => {
+            known = message;
+            lines.push(match message.as_str() {
+                "" => quoted(&format!("Ready={ready}")),
+                _ => quoted(&format!("Ready={ready} {reason}: {message}")),
+            });
         }
+        Shown::Row { .. } => {}
     }
-    lines.extend(record.conditions.iter().map(|condition| {
-        let (name, text) = condition.split_once(' ').unwrap_or((condition, ""));
-        format!("`kubectl describe`: {name} {}", quoted(text))
-    }));
+    for condition in &record.conditions {
+        let (start, message) = condition.split_once(": ").unwrap_or((condition, ""));
+        let is_known = !known.is_empty() && message == known;
+        lines.push(quoted(if is_known { start } else { condition }));
+        known = if known.is_empty() { message } else { known };
+    }
     lines
 }
 
-fn code(lines: &[String]) -> Vec<String> {
-    lines.iter().map(|line| quoted(line)).collect()
+/// Returns the events of a failure. An event with the message of a condition has only its reason here.
+fn events(record: &Record) -> Vec<String> {
+    let shown = conditions(record).join(" ");
+    let text = |event: &String| match event.split_once(": ") {
+        Some((reason, message)) if shown.contains(message) => quoted(reason),
+        _ => quoted(event),
+    };
+    record.events.iter().map(text).collect()
+}
+
+/// Returns the advice for a failure, or the failure of an earlier row that has the same.
+fn advice(record: &Record, earlier: &[Record]) -> String {
+    let same = earlier.iter().find(|other| other.next == record.next);
+    match same {
+        Some(other) if !record.next.is_empty() => format!("As for “{}”.", other.failure),
+        _ => cell(&record.next),
+    }
 }
 
 /// Formats the text as code in Markdown, also where it has backticks.
@@ -155,18 +162,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_of_a_machine_says_why_and_what_to_do() {
+    fn a_failure_of_a_machine_has_a_cause_and_advice() {
         for record in read().unwrap() {
-            let said = shown(&record).join(" ");
+            let shown = conditions(&record).join(" ");
             let title = &record.failure;
             if record.when == SHARED {
                 assert!(
-                    !record.events.is_empty() || said.contains("MESSAGE"),
-                    "{title}: {said}"
+                    record.next.is_empty(),
+                    "{title}: `capcmi describe` has no page for it"
                 );
-                assert!(record.next.is_empty(), "{title}: the table has no place for it");
+                assert!(
+                    !record.events.is_empty() || shown.contains(": "),
+                    "{title}: {shown}"
+                );
             } else if matches!(record.kubectl, Shown::Row { .. }) {
-                assert!(said.contains(": ") || said.contains("MESSAGE"), "{title}: {said}");
+                assert!(shown.contains(": "), "{title}: {shown}");
                 assert!(!record.next.is_empty(), "{title}");
                 assert!(!record.metrics.is_empty(), "{title}");
             } else {
@@ -176,7 +186,19 @@ mod tests {
     }
 
     #[test]
-    fn a_text_with_backticks_is_code_all_the_same() {
+    fn a_message_is_printed_once_in_a_row() {
+        for record in read().unwrap() {
+            let Shown::Row { message, .. } = &record.kubectl else {
+                continue;
+            };
+            let row = [cell(&conditions(&record)), cell(&events(&record))].concat();
+            let count = row.matches(message.as_str()).count();
+            assert!(message.is_empty() || count == 1, "{}: {row}", record.failure);
+        }
+    }
+
+    #[test]
+    fn a_text_with_backticks_is_formatted_as_code() {
         assert_eq!(quoted("no `x`"), "`` no `x` ``");
         assert_eq!(cell(&[]), "none");
     }

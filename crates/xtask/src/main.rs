@@ -1,6 +1,5 @@
-//! Tasks for developers, not for users: `cargo run -p xtask -- docs FILE…` writes into the documentation what
-//! the code knows better (`make generate`), and `cargo run -p xtask -- profile FILE` shows where the CPU time
-//! went (`make profile`).
+//! Tasks for developers. `cargo run -p xtask -- docs PATH…` writes the generated blocks of the documentation
+//! (`make generate`). `cargo run -p xtask -- profile FILE` shows where the CPU time went (`make profile`).
 
 mod api;
 mod compliance;
@@ -30,20 +29,20 @@ const END: &str = "<!-- end -->";
 /// Tasks of developers.
 #[derive(Debug, Parser)]
 enum Task {
-    /// Write into the documentation what the code knows.
+    /// Write the generated blocks of the documentation.
     Docs(DocsArgs),
     /// Say where the CPU time went that perf has sampled, and draw it.
     Profile(profile::ProfileArgs),
 }
 
-/// Writes what is between `<!-- generated: NAME -->` and `<!-- end -->` anew.
+/// Writes the blocks between `<!-- generated: NAME -->` and `<!-- end -->`.
 #[derive(Debug, Args)]
 struct DocsArgs {
-    /// Fail where something would change, and write nothing.
+    /// Fail if a block is out of date, and write nothing.
     #[arg(long)]
     check: bool,
-    /// Markdown files.
-    #[arg(required = true, value_name = "FILE")]
+    /// Markdown files, and folders whose Markdown files are meant, also those in folders below.
+    #[arg(required = true, value_name = "PATH")]
     files: Vec<PathBuf>,
 }
 
@@ -56,7 +55,7 @@ fn main() -> Result<()> {
 
 fn execute(args: &DocsArgs) -> Result<()> {
     let mut outdated = Vec::new();
-    for path in &args.files {
+    for path in &markdown_files(&args.files)? {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         let wanted = render(&text).with_context(|| format!("in {}", path.display()))?;
         if text == wanted {
@@ -74,6 +73,26 @@ fn execute(args: &DocsArgs) -> Result<()> {
         outdated.join(", ")
     );
     Ok(())
+}
+
+/// Returns these files, and the Markdown files in these folders and the folders below.
+fn markdown_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let entries = fs::read_dir(path).with_context(|| format!("listing {}", path.display()))?;
+            let entries: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+            let mut entries = entries?;
+            entries.retain(|entry| {
+                entry.is_dir() || entry.extension().is_some_and(|extension| extension == "md")
+            });
+            entries.sort();
+            files.extend(markdown_files(&entries)?);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    Ok(files)
 }
 
 fn block(name: &str) -> Result<String> {
@@ -96,15 +115,14 @@ fn block(name: &str) -> Result<String> {
         "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
         "timeouts" => timeouts::table(),
-        "reasons" => reasons::table(),
-        "reasons by symptom" => reasons::table_by_symptom()?,
+        "reasons" => reasons::table()?,
         _ if let Some(when) = name.strip_prefix("failures ") => failures::table(when)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("unknown block `{name}`"),
     })
 }
 
-/// Returns the text with all its generated blocks written anew.
+/// Returns the text with its generated blocks up to date.
 fn render(text: &str) -> Result<String> {
     let mut rendered = String::new();
     let mut rest = text;
@@ -138,24 +156,35 @@ mod tests {
 
     use super::*;
 
+    /// The blocks of these pages would otherwise be lost without notice.
+    const PLACES: [(&str, &str); 4] = [
+        ("docs/reference/codes.md", "dispositions"),
+        ("docs/reference/conformance-cases.md", "conformance cases"),
+        ("docs/reference/failures.md", "failures on the way up"),
+        ("docs/internals/compliance.md", "conformance summary"),
+    ];
+
     #[test]
     fn committed_tables_are_what_the_code_prints() {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let folders = [repository.clone(), repository.join("docs")];
-        let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
-        let files: Vec<_> = entries
-            .map(|entry| entry.unwrap().path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
-            .collect();
-        assert!(
-            files.iter().any(|path| path.ends_with("docs/errors.md")),
-            "{files:?}"
-        );
-        execute(&DocsArgs { check: true, files }).unwrap();
+        let places = vec![repository.join("README.md"), repository.join("docs")];
+        let files = markdown_files(&places).unwrap();
+        for (page, name) in PLACES {
+            let page = repository.join(page);
+            assert!(files.contains(&page), "{} is missing", page.display());
+            let text = fs::read_to_string(&page).unwrap();
+            let start = [START, name, START_END].concat();
+            assert!(text.contains(&start), "{} lacks `{name}`", page.display());
+        }
+        execute(&DocsArgs {
+            check: true,
+            files: places,
+        })
+        .unwrap();
     }
 
     #[test]
-    fn what_is_between_the_marks_is_replaced_and_nothing_else() {
+    fn only_text_between_the_marks_is_replaced() {
         let text = "a\n<!-- generated: metrics -->\nold\n<!-- end -->\nb\n";
         let rendered = render(text).unwrap();
         assert!(

@@ -1,6 +1,6 @@
 //! The reasons of conditions and events.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -9,21 +9,62 @@ use capcmi::api::reason::Reason;
 
 use crate::markdown;
 
-/// Returns the table of all reasons with cause and remedy.
-pub(crate) fn table() -> String {
-    let mut reasons: Vec<_> = Reason::all().collect();
-    reasons.sort_by_key(|reason| reason.name);
-    let rows: Vec<_> = reasons.into_iter().map(row).collect();
-    markdown(&["Reason", "Cause", "Remedy"], &rows)
+const RUNBOOK: &str = "docs/operate/runbook.md";
+
+/// Returns the table of all reasons, with cause, remedy, and a link to the section of the runbook.
+pub(crate) fn table() -> Result<String> {
+    let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RUNBOOK);
+    let runbook = fs::read_to_string(runbook).context(RUNBOOK)?;
+    let reasons: Vec<_> = Reason::all().collect();
+    Ok(markdown(
+        &["Reason", "Cause", "Remedy"],
+        &rows(&reasons, &runbook)?,
+    ))
 }
 
-fn row(reason: Reason) -> [String; 3] {
-    let remedy = reason.remedy.unwrap_or("none");
-    [
-        format!("`{}`", reason.name),
-        reason.cause.to_owned(),
-        with_commands(remedy),
-    ]
+/// Returns a row for each reason, sorted by name.
+///
+/// # Errors
+/// When a reason is in no section of the runbook or in two, or when a section names another word.
+fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 3]>> {
+    let mut sections = sections(runbook)?;
+    let mut reasons = reasons.to_vec();
+    reasons.sort_by_key(|reason| reason.name);
+    let mut rows = Vec::new();
+    for reason in reasons {
+        let name = reason.name;
+        let title = sections.remove(name);
+        let title = title.with_context(|| format!("no section of {RUNBOOK} names `{name}`"))?;
+        let anchor = title.to_lowercase().replace(' ', "-");
+        rows.push([
+            format!("[`{name}`](../operate/runbook.md#{anchor})"),
+            reason.cause.to_owned(),
+            with_commands(reason.remedy.unwrap_or("none")),
+        ]);
+    }
+    let unknown = sections.first_key_value();
+    ensure!(
+        unknown.is_none(),
+        "{RUNBOOK} names a word that is not a reason: {unknown:?}"
+    );
+    Ok(rows)
+}
+
+/// Returns the title of the section of each reason: the one that has it in its line `Reasons:`.
+fn sections(runbook: &str) -> Result<BTreeMap<&str, &str>> {
+    let mut sections = BTreeMap::new();
+    for section in runbook.split("\n### ").skip(1) {
+        let (title, text) = section.split_once('\n').context("a section has no text")?;
+        let Some((_, list)) = text.split_once("Reasons: ") else {
+            continue;
+        };
+        let list = list.split("\n\n").next().unwrap_or_default();
+        for reason in list.split('`').skip(1).step_by(2) {
+            let other = sections.insert(reason, title);
+            ensure!(other.is_none(), "two sections of {RUNBOOK} name `{reason}`");
+        }
+    }
+    Ok(sections)
 }
 
 /// Formats the command that ends a remedy as code.
@@ -34,79 +75,38 @@ fn with_commands(remedy: &str) -> String {
     }
 }
 
-/// Returns the table of all reasons, each with its section of the runbook.
-pub(crate) fn table_by_symptom() -> Result<String> {
-    let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/runbook.md");
-    let runbook = fs::read_to_string(runbook).context("docs/runbook.md")?;
-    let names = Reason::all().map(|reason| reason.name.to_owned()).collect();
-    Ok(markdown(&["Reason", "Symptom"], &rows(&names, &runbook)?))
-}
-
-/// Returns each reason with a link to the section of the runbook that has it in its line `Reasons:`.
-fn rows(reasons: &BTreeSet<String>, runbook: &str) -> Result<Vec<[String; 2]>> {
-    let mut sections = BTreeMap::new();
-    for section in runbook.split("\n### ").skip(1) {
-        let (title, text) = section.split_once('\n').context("a section has no text")?;
-        let Some((_, list)) = text.split_once("Reasons: ") else {
-            continue;
-        };
-        let list = list.split("\n\n").next().unwrap_or_default();
-        for reason in list.split('`').skip(1).step_by(2) {
-            ensure!(
-                reasons.contains(reason),
-                "section `{title}` names `{reason}`, which is not a reason"
-            );
-            let other = sections.insert(reason.to_owned(), title);
-            ensure!(other.is_none(), "two sections of docs/runbook.md name `{reason}`");
-        }
-    }
-    let row = |reason: &String| {
-        let title = sections.get(reason);
-        let title = title.with_context(|| format!("no section of docs/runbook.md names `{reason}`"))?;
-        let anchor = title.to_lowercase().replace(' ', "-");
-        Ok([format!("`{reason}`"), format!("[{title}](#{anchor})")])
-    };
-    reasons.iter().map(row).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const RUNBOOK: &str = "# Runbook\n\n### It waits\n\nReasons: `A`,\n`B`.\n\n* **Do:** set `C`.\n";
+    const SECTION: &str = "# Runbook\n\n### It waits\n\nReasons: `B`,\n`A`.\n\n* **Do:** set `C`.\n";
 
-    fn known(names: &[&str]) -> BTreeSet<String> {
-        names.iter().map(|&name| name.to_owned()).collect()
+    fn reasons<const N: usize>(names: [&'static str; N]) -> [Reason; N] {
+        names.map(|name| Reason {
+            name,
+            cause: "It waits.",
+            remedy: Some("Run: kubectl get a"),
+        })
     }
 
     #[test]
-    fn table_has_cause_and_remedy_of_each_reason() {
-        let table = table();
+    fn table_has_a_row_for_each_reason() {
+        let table = table().unwrap();
         assert_eq!(table.lines().count(), 2 + Reason::all().count());
-        assert!(table.starts_with("| Reason | Cause | Remedy |\n"), "{table}");
-        assert!(
-            table.contains("| `Created` | The VM exists. | none |\n"),
-            "{table}"
-        );
-        let row = table
-            .lines()
-            .find(|line| line.starts_with("| `ResourceExhausted` |"));
-        let row = row.unwrap();
-        assert!(row.contains(": `kubectl annotate inframachine NAME "), "{row}");
-        assert!(row.ends_with("--overwrite` |"), "{row}");
     }
 
     #[test]
-    fn a_reason_leads_to_the_section_that_names_it() {
-        let rows = rows(&known(&["A", "B"]), RUNBOOK).unwrap();
-        assert_eq!(rows[1], ["`B`", "[It waits](#it-waits)"]);
+    fn a_row_links_to_the_section_that_names_its_reason() {
+        let rows = rows(&reasons(["B", "A"]), SECTION).unwrap();
+        let link = "[`A`](../operate/runbook.md#it-waits)";
+        assert_eq!(rows[0], [link, "It waits.", "Run: `kubectl get a`"]);
     }
 
     #[test]
-    fn a_reason_without_a_section_and_one_that_is_none_are_refused() {
-        let missing = rows(&known(&["A", "B", "D"]), RUNBOOK).unwrap_err();
+    fn a_missing_and_an_unknown_reason_are_errors() {
+        let missing = rows(&reasons(["A", "B", "D"]), SECTION).unwrap_err();
         assert!(missing.to_string().contains("names `D`"), "{missing}");
-        let unknown = rows(&known(&["A"]), RUNBOOK).unwrap_err();
-        assert!(unknown.to_string().contains("names `B`"), "{unknown}");
+        let unknown = rows(&reasons(["A"]), SECTION).unwrap_err();
+        assert!(unknown.to_string().contains("(\"B\", "), "{unknown}");
     }
 }

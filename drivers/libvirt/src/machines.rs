@@ -460,7 +460,8 @@ impl Vm {
             return status;
         }
         let what = format!(
-            "{}; libvirt is starting it: docs/libvirt.md says what to do about a start that never ends",
+            "{}; libvirt is starting it: if it never ends, see \
+                docs/back-ends/libvirt-operations.md#a-start-that-never-ends",
             status.message()
         );
         status.with_message(what)

@@ -1,4 +1,4 @@
-// A driver in Go, as docs/driver-languages.md explains it. Its back end is a folder with a file for each VM.
+// A driver in Go, as docs/drivers/languages.md explains it. Its back end is a folder with a file for each VM.
 package main
 
 import (

@@ -1,4 +1,4 @@
-//! What a Cluster needs of a back end besides its machines: an endpoint that is known, and failure domains.
+//! The infrastructure of a Cluster: its control-plane endpoint and failure domains.
 
 use std::collections::BTreeMap;
 
@@ -86,14 +86,14 @@ use crate::api::{cluster_api::ApiEndpoint, conditions, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InfraClusterSpec {
-    /// Where the control plane is reached. The driver makes no load balancer: say it here or on the Cluster,
-    /// or let the control-plane provider say it.
+    /// Address of the control plane. No driver creates a load balancer: set the address here or on the
+    /// Cluster, or let the control-plane provider set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "endpoint")]
     #[garde(skip)]
     pub control_plane_endpoint: Option<ApiEndpoint>,
-    /// Name of the configured driver that is asked for failure domains. May be left out when exactly
-    /// one serves this namespace.
+    /// Name of the configured driver that lists failure domains. Optional when exactly one driver serves this
+    /// namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 63),
@@ -101,7 +101,7 @@ pub struct InfraClusterSpec {
     )]
     #[garde(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub driver: Option<String>,
-    /// Secret in this namespace whose keys are handed to the driver: its credentials.
+    /// Secret in this namespace with the credentials. The driver receives all of its keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(dive)]
     pub secret_ref: Option<SecretReference>,
@@ -136,51 +136,51 @@ fn endpoint(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
-/// What is known of the Cluster's infrastructure.
+/// Observed state of the infrastructure of a Cluster.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InfraClusterStatus {
-    /// What Cluster API waits for.
+    /// Initialization as Cluster API reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialization: Option<InfraClusterInitialization>,
-    /// Failure domains that Machines may ask for.
+    /// Failure domains for Machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend(
         "x-kubernetes-list-type" = "map",
         "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub failure_domains: Vec<FailureDomain>,
-    /// Ready, Paused, DriverReachable and FailureDomainsUpToDate. What to do about each reason:
-    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
+    /// Ready, Paused, DriverReachable and FailureDomainsUpToDate. Causes and remedies:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The generation that this status was made from.
+    /// Generation that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
 }
 
-/// What Cluster API waits for before Machines are made.
+/// Initialization as Cluster API reads it, before it creates Machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[schemars(extend("minProperties" = 1))]
 pub struct InfraClusterInitialization {
-    /// Machines may be made. Never goes back to false.
+    /// Machines may be created. Never reverts to false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioned: Option<bool>,
 }
 
-/// A place that fails on its own.
+/// A failure domain of the back end.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureDomain {
-    /// What a Machine asks for.
+    /// Name, as in spec.failureDomain of a Machine.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// Whether control-plane Machines may be placed there.
+    /// Whether control-plane Machines may be placed in it.
     #[serde(default)]
     pub control_plane: bool,
-    /// What else the driver says of it.
+    /// Attributes from the driver.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::string_map")]
     pub attributes: BTreeMap<String, String>,
@@ -202,11 +202,11 @@ pub struct FailureDomain {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InfraClusterTemplateSpec {
-    /// The InfraCluster to be made.
+    /// The InfraCluster to create.
     pub template: InfraClusterTemplateResource,
 }
 
-/// The InfraCluster to be made.
+/// The InfraCluster to create.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct InfraClusterTemplateResource {
     /// Labels and annotations of the InfraCluster.

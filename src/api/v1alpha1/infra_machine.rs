@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::api::conditions::{self, reason};
 use crate::api::{bounded, schema};
 
-/// The VM that a Machine asks for.
+/// The VM of a Machine.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
 #[kube(
     group = "infrastructure.capcmi.io",
@@ -121,14 +121,14 @@ use crate::api::{bounded, schema};
 ]))]
 pub struct InfraMachineSpec {
     /// The driver's id of the VM, equal to the Node's spec.providerID. Set by the provider: once the VM is
-    /// made, or before, where the driver names it beforehand. It never changes, but for one that was named
-    /// and that the VM did not get.
+    /// created, or earlier if the driver knows the id. It never changes, except when the VM got another id
+    /// than the driver had said.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     #[garde(length(bytes, min = 1, max = 512))]
     pub provider_id: Option<String>,
 
-    /// Name of the configured driver. May be left out when exactly one driver serves this namespace.
+    /// Name of the configured driver. Optional when exactly one driver serves this namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 63),
@@ -137,10 +137,10 @@ pub struct InfraMachineSpec {
     #[garde(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub driver: Option<String>,
 
-    /// The driver's description of the VM; which fields there are is the driver's to say. It may change until
-    /// the VM is created, after that only in fields that the driver can update on a living VM. The provider
-    /// adds the tags kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, which it may not hold.
-    /// At most 64 KiB as JSON, and 4096 values.
+    /// Specification of the VM. The driver defines its fields. It may change until the VM is created; later,
+    /// only fields that the driver can update on a running VM may change. The provider adds the tags
+    /// kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, and rejects a spec that contains
+    /// them. At most 64 KiB as JSON, and 4096 values.
     #[serde(
         default,
         skip_serializing_if = "Map::is_empty",
@@ -150,28 +150,27 @@ pub struct InfraMachineSpec {
     #[garde(custom(is_small_enough))]
     pub provider_spec: Map<String, Value>,
 
-    /// Secret in this namespace whose keys are handed to the driver: its credentials.
+    /// Secret in this namespace with the credentials. The driver receives all of its keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(dive)]
     pub secret_ref: Option<SecretReference>,
 
-    /// Seconds that the creation may take before Ready says CreationTimedOut; the driver is
-    /// still asked. Default 1200.
+    /// Seconds until Ready reports CreationTimedOut. The provider continues to call the driver. Default 1200.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86400))]
     #[garde(range(min = 1, max = 86400))]
     pub creation_timeout_seconds: Option<i32>,
 
-    /// Seconds that the guest gets to shut down before its VM is deleted; 0 deletes at once. Default 60.
-    /// Drivers that can't shut down delete at once.
+    /// Seconds for the guest to shut down before its VM is deleted. 0 deletes without a shutdown, as do
+    /// drivers that cannot shut down. Default 60.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     #[garde(range(min = 0, max = 86400))]
     pub shutdown_timeout_seconds: Option<i32>,
 
-    /// The taint that the Node registers with so that no workload is scheduled before the VM is initialized.
-    /// The provider removes it from the Node, once, when the VM is. Without it no Node is touched. The
-    /// kubelet has to register with the taint: the provider never adds it.
+    /// Taint that keeps workload off the Node until the VM is initialized. The kubelet must register with it;
+    /// the provider never adds it, and removes it once after the initialization. Without this field, the
+    /// provider touches no Node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(dive)]
     pub not_ready_taint: Option<NotReadyTaint>,
@@ -311,14 +310,14 @@ pub struct SecretReference {
     pub name: String,
 }
 
-/// What is known of the VM.
+/// Observed state of the VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineStatus {
-    /// Whether the VM was provisioned. Kept for readers of the older contract.
+    /// Whether the VM was provisioned. For readers of the older contract.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ready: bool,
-    /// What Cluster API waits for.
+    /// Initialization as Cluster API reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialization: Option<InfraMachineInitialization>,
     /// Addresses of the VM.
@@ -329,42 +328,42 @@ pub struct InfraMachineStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub failure_domain: Option<String>,
-    /// Why creation can't succeed with this spec: a machine code's name, as is the reason of Ready. Cleared
-    /// when the spec changes. Under its contract v1beta2 Cluster API looks at the condition, and not at this.
+    /// Why creation cannot succeed with this spec: the name of a machine code, like the reason of Ready.
+    /// Cleared when the spec changes. With contract v1beta2, Cluster API reads the condition instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub failure_reason: Option<String>,
-    /// What exactly is wrong with this spec.
+    /// Details of failureReason.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 10240))]
     pub failure_message: Option<String>,
-    /// Ready, Paused, DriverReachable, and one for each phase of a VM's life. What to do about each reason:
-    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
+    /// Ready, Paused, DriverReachable, and one for each phase of the VM. Causes and remedies:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The name that the VM's Node has or will have.
+    /// Name of the VM's Node, even before it registers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub node_name: Option<String>,
-    /// Whether the VM runs: Starting, Running, Stopping, Stopped or Failed.
+    /// Power state of the VM: Starting, Running, Stopping, Stopped or Failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32))]
     pub power_state: Option<String>,
-    /// The last thing that was asked of the driver, and when it is asked again.
+    /// The last operation, and the time of the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
-    /// The generation that this status was made from.
+    /// Generation that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
 }
 
-/// What Cluster API waits for before it takes providerID and addresses.
+/// Initialization as Cluster API reads it, before it uses providerID and addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[schemars(extend("minProperties" = 1))]
 pub struct InfraMachineInitialization {
-    /// The VM was created and initialized. Never goes back to false.
+    /// The VM is created and initialized. Never reverts to false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioned: Option<bool>,
 }
@@ -381,57 +380,57 @@ pub struct MachineAddress {
     pub address: String,
 }
 
-/// What is being done to a VM.
+/// Type of an operation on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OperationType {
-    /// Looked up, created, initialized (INI-16).
+    /// Look-up, creation and initialization (INI-16).
     Create,
-    /// Changed while it lives.
+    /// Update of a running VM.
     Update,
-    /// Shut down and deleted.
+    /// Shutdown and deletion.
     Delete,
 }
 
-/// How it went.
+/// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OperationState {
-    /// Under way.
+    /// In progress.
     Processing,
-    /// The last call failed; see code and message (INI-17).
+    /// The last call failed: see code and message (INI-17).
     Failed,
-    /// Done.
+    /// Finished.
     Successful,
 }
 
-/// The last thing that was asked of the driver.
+/// The last operation of the driver.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastOperation {
-    /// What is being done.
+    /// Type of the operation.
     #[serde(rename = "type")]
     pub type_: OperationType,
-    /// How it went.
+    /// Result of an operation.
     pub state: OperationState,
     /// The driver call, such as CreateMachine.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub operation: Option<String>,
-    /// Name of the machine code that the call failed with.
+    /// Name of the machine code of a failed call.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub code: Option<String>,
-    /// What the driver said.
+    /// Message of the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 10240))]
     pub message: Option<String>,
-    /// How often this has failed in a row.
+    /// Number of consecutive failures.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub attempts: i32,
-    /// When this was written.
+    /// Time of this update.
     #[schemars(schema_with = "schema::time")]
     pub last_update_time: Time,
-    /// When the driver is called again, if nothing changes before.
+    /// Time of the next call, if nothing changes earlier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub next_retry_time: Option<Time>,

@@ -1,4 +1,4 @@
-//! What a MachineHealthCheck makes for a Machine that it finds unhealthy: Cluster API's external remediation.
+//! The request of a MachineHealthCheck to remediate a Machine: Cluster API's external remediation.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const RETRY_LIMIT: i32 = 1;
 /// How many seconds a Node has to come back where the strategy does not say.
 const TIMEOUT_SECONDS: i32 = 300;
 
-/// How the Machine of the same name is remediated.
+/// Remediation of the Machine with the same name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "infrastructure.capcmi.io",
@@ -78,34 +78,34 @@ const TIMEOUT_SECONDS: i32 = 300;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineRemediationSpec {
-    /// What is done, how often, and how long it may take to help.
+    /// Action, number of attempts, and time for the Node to recover.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RemediationStrategy>,
 }
 
-/// What is done, how often, and how long it may take to help.
+/// Action, number of attempts, and time for the Node to recover.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("minProperties" = 1))]
 pub struct RemediationStrategy {
-    /// What is done. Restart, which is the default: the driver restarts the VM. A driver that can't restart
-    /// leaves the Machine to be replaced at once.
+    /// Action for an unhealthy Machine. Restart, the default: the driver restarts the VM. If the driver
+    /// cannot restart, the owner replaces the Machine.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<RemediationType>,
-    /// How often the VM is restarted before the Machine is replaced. Default 1.
+    /// Number of restarts before the Machine is replaced. Default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub retry_limit: Option<i32>,
-    /// Seconds that the Node has after a restart to be healthy again. Default 300.
+    /// Seconds for the Node to recover after a restart. Default 300.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86400))]
     pub timeout_seconds: Option<i32>,
 }
 
-/// What is done for a Machine that is unhealthy.
+/// Action for an unhealthy Machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum RemediationType {
-    /// Its VM is restarted.
+    /// Restart its VM.
     #[default]
     Restart,
 }
@@ -127,40 +127,40 @@ impl InfraMachineRemediationSpec {
     }
 }
 
-/// How far a remediation has come.
+/// Progress of a remediation.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineRemediationStatus {
     /// Waiting, Restarting or Replacing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<RemediationPhase>,
-    /// How often the VM was restarted.
+    /// Number of restarts so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub retry_count: Option<i32>,
-    /// When the VM was restarted last.
+    /// Time of the last restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub last_remediated: Option<Time>,
-    /// Ready and Paused. What to do about each reason:
-    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
+    /// Ready and Paused. Causes and remedies:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The generation that this status was made from.
+    /// Generation that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
 }
 
-/// How far a remediation has come.
+/// Progress of a remediation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum RemediationPhase {
-    /// Nothing was done yet; the condition Ready says what for.
+    /// No restart yet. The condition Ready has the reason.
     Waiting,
-    /// The VM was restarted, and its Node has time to come back.
+    /// The VM was restarted, and its Node has time to recover.
     Restarting,
-    /// The Machine is left to its owner, which replaces it.
+    /// The owner of the Machine replaces it.
     Replacing,
 }
 
@@ -201,11 +201,11 @@ pub enum RemediationPhase {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineRemediationTemplateSpec {
-    /// The InfraMachineRemediation to be made.
+    /// The InfraMachineRemediation to create.
     pub template: InfraMachineRemediationTemplateResource,
 }
 
-/// The InfraMachineRemediation to be made.
+/// The InfraMachineRemediation to create.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct InfraMachineRemediationTemplateResource {
     /// Labels and annotations of the InfraMachineRemediation.

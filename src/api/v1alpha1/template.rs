@@ -1,4 +1,4 @@
-//! What Cluster API makes InfraMachines from.
+//! The template from which Cluster API creates InfraMachines.
 
 use std::collections::BTreeMap;
 
@@ -66,11 +66,11 @@ use crate::api::schema;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineTemplateSpec {
-    /// The InfraMachine to be made.
+    /// The InfraMachine to create.
     pub template: InfraMachineTemplateResource,
 }
 
-/// The InfraMachine to be made.
+/// The InfraMachine to create.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "!has(self.spec.providerID)", "message": "spec.template.spec.providerID must not be set: every \
@@ -84,7 +84,7 @@ pub struct InfraMachineTemplateResource {
     pub spec: InfraMachineSpec,
 }
 
-/// Labels and annotations that are copied to what is made from a template.
+/// Labels and annotations for objects created from a template.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[schemars(extend("minProperties" = 1))]
 pub struct TemplateMetadata {
@@ -98,8 +98,8 @@ pub struct TemplateMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What one machine of the template has, so that the autoscaler can start from zero,
-/// and whether one can be made.
+/// Resources of a machine of the template, for an autoscaler that starts from zero, and the validity of the
+/// template.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineTemplateStatus {
@@ -110,18 +110,18 @@ pub struct InfraMachineTemplateStatus {
     /// Architecture and operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
-    /// Ready: whether machines can be made from it, or which field is wrong; and Paused. What to do about
-    /// each reason: <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/runbook.md#reasons>
+    /// Ready, with the invalid field in its message, and Paused. Causes and remedies:
+    /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The generation that this status was made from.
+    /// Generation that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
 }
 
-/// What a Node of the template is.
+/// Architecture and operating system of a Node of the template.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("minProperties" = 1))]

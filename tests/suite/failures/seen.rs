@@ -1,5 +1,5 @@
 //! What is to be seen of a failure, in the words that every run has in common, held against what is recorded
-//! in the repository: the table of docs/operations.md is made from that.
+//! in the repository: the tables of docs/reference/failures.md are made from that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -22,12 +22,11 @@ const TIMES_A_CREATE: u32 = 2;
 
 pub(super) const CASES: &[Case] = cases! {
     "create-given-up-then-deleted":
-        "once a machine whose create was given up is deleted, no VM of it appears: the create is over, or \
-            the deletion waits for it or is ABORTED"
+        "no VM appears after a cancelled create and a delete; the delete may wait or be ABORTED"
         ["DRV-21", "DRV-23", "DRV-DE-10", "PLG-DE-10", "CMI-10", "CMI-34", "CMI-102", "CMI-111"],
         [] => given_up_then_deleted;
     "create-given-up-while-slow":
-        "no VM appears either where the back end was so slow that the create was given up in the middle of it"
+        "no VM appears after a delete if a slow back end caused the create to be cancelled"
         ["DRV-21", "DRV-23", "DRV-DE-10", "PLG-DE-10", "CMI-10", "CMI-34", "CMI-102", "CMI-111"],
         [Need::Hook(Hook::Slow)] => given_up_while_slow;
 };

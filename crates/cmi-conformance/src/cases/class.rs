@@ -22,19 +22,19 @@ const MAX_QUANTITY: usize = 64;
 
 pub(super) const CASES: &[Case] = cases! {
     "schema-takes-the-sample":
-        "the published schema takes the sample spec, also with the changes that UpdateMachine can make"
+        "the published schema accepts the sample spec, with and without each hot update"
         ["CAP-07"], [] => |t: TestContext| async move { schema(&t) };
-    "zones-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "zones-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["CAP-05"], [] => |t| offered(t, Operation::ListZones);
-    "zones-are-sound": "each failure domain has a name of its own, and the next answer is the same"
+    "zones-are-sound": "failure domains have unique names, and the answer is stable"
         ["CAP-08"], [ZONES] => zones_are_sound;
-    "zones-can-be-asked-for": "a machine that asks for a failure domain of the list is made there"
+    "zones-can-be-asked-for": "a machine can request a listed failure domain"
         ["CAP-09"], [ZONES] => zones_can_be_asked_for;
-    "class-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "class-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["CAP-05"], [] => |t| offered(t, Operation::DescribeClass);
     "class-is-sound":
-        "capacities are quantities, architecture and operating system are known ones, and the next answer \
-         is the same"
+        "capacities are quantities, architecture and operating system are known values, and the answer is \
+            stable"
         ["CAP-10"], [DESCRIBE] => class_is_sound;
 };
 

@@ -88,20 +88,20 @@ impl fmt::Display for GiveUp {
 }
 
 pub(super) const CASES: &[Case] = cases! {
-    "create-at-once": "identical requests at once make one VM: each is OK or ABORTED"
+    "create-at-once": "concurrent identical creates make one VM: each is OK or ABORTED"
         ["DRV-CR-10", "PLG-CR-10", "DRV-12", "CMI-10", "CMI-11", "CMI-34", "CMI-84"], [] => create_at_once;
-    "delete-at-once": "deletions at once are OK or ABORTED, and the VM goes"
+    "delete-at-once": "concurrent deletes are OK or ABORTED, and the VM is deleted"
         ["DRV-DE-10", "PLG-DE-10", "DRV-21", "CMI-10", "CMI-34", "CMI-102"], [] => delete_at_once;
-    "shut-down-at-once": "requests to stop at once are OK or ABORTED, and the VM is still there"
+    "shut-down-at-once": "concurrent shutdowns are OK or ABORTED, and the VM remains"
         ["PLG-SD-10", "CMI-10"], [Need::Call(Operation::ShutDownMachine)] => shut_down_at_once;
-    "create-and-delete-at-once": "a create beside a delete ends, and leaves at most one VM"
+    "create-and-delete-at-once": "a create and a concurrent delete end with at most one VM"
         ["CMI-10"], [] => create_and_delete;
-    "create-and-status-at-once": "a VM that is read while it is made is there or NOT_FOUND"
+    "create-and-status-at-once": "a look-up during a create finds the VM or is NOT_FOUND"
         ["CMI-10"], [Need::Call(Operation::GetMachineStatus)] => create_and_status;
 };
 
 pub(super) const CANCELLED: &[Case] = family! {
-    "-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+    "-cancelled": "a cancelled call can be repeated and leaves no partial state"
         [] => cancelled;
     "create" CreateMachine ["DRV-CR-01", "PLG-CR-01", "DRV-12", "CMI-22", "CMI-84"];
     "delete" DeleteMachine ["DRV-DE-01", "PLG-DE-01", "DRV-21", "CMI-22", "CMI-102"];

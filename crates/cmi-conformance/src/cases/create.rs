@@ -14,53 +14,50 @@ const LONG_USER_DATA: usize = 12 << 10;
 const NO_TEXT: &[u8] = b"\x1f\x8b\x08\x00\xff\xfe\xc3\x28 conformance \r\n\x00\x80 ";
 
 pub(super) const CASES: &[Case] = cases! {
-    "create-makes-a-vm": "a valid request makes a VM"
+    "create-makes-a-vm": "a valid request creates a VM"
         ["DRV-09", "DRV-CR-00", "DRV-CR-12", "PLG-CR-00", "PLG-CR-12", "CMI-90"], [] => makes_a_vm;
-    "create-ids": "the provider id is the same in every answer, and no other VM's"
+    "create-ids": "the provider ID is unique and stable"
         ["DRV-13", "CMI-85", "CMI-92"], [] => ids;
-    "create-node-name": "the node name is a DNS subdomain and the same in every answer"
+    "create-node-name": "the node name is a stable DNS subdomain"
         ["DRV-14", "CMI-93"], [] => node_name;
-    "create-longest-name": "a name at the limit makes a VM that is found and deleted by it"
+    "create-longest-name": "a name at the length limit can be created, found and deleted"
         ["DRV-CR-00", "PLG-CR-00", "CMI-14"], [] => longest_name;
-    "create-defaults": "fields that are not mandatory may be left out"
+    "create-defaults": "optional spec fields can be omitted"
         ["DRV-02"], [Need::Setting(Setting::MandatoryFields)] => defaults;
-    "create-again": "the same request a second time gives the VM that is there"
+    "create-again": "a repeated request returns the existing VM"
         ["DRV-10", "CMI-82"], [] => |t| again(t, 1);
-    "create-ten-times": "the same request ten more times gives the VM that is there"
+    "create-ten-times": "ten repeated requests return the existing VM"
         ["DRV-12", "CMI-84"], [] => |t| again(t, 10);
-    "create-renewed-user-data": "a request whose bootstrap data was renewed gives the VM that is there"
+    "create-renewed-user-data": "a request with renewed bootstrap data returns the existing VM"
         ["CAP-29"], [] => renewed_user_data;
-    "create-control-plane": "a machine of a control plane is made like any other"
+    "create-control-plane": "a control plane machine is created like any other"
         ["CAP-32"], [] => control_plane;
-    "create-different-names": "eight names at once make eight VMs, each found under its own"
+    "create-different-names": "eight concurrent creates with different names make eight VMs"
         ["DRV-11", "CMI-83"], [] => different_names;
-    "create-two-clusters": "one name in two clusters is two VMs"
+    "create-two-clusters": "the same name in two clusters makes two VMs"
         ["DRV-08", "CMI-80"], [] => two_clusters;
-    "create-other-parameters": "a request that the VM of this name does not fit is ALREADY_EXISTS"
+    "create-other-parameters": "a request that does not match the existing VM is ALREADY_EXISTS"
         ["DRV-CR-06", "PLG-CR-06", "CMI-02"],
         [Need::Setting(Setting::IncompatibleChange)] => other_parameters;
-    "create-hot-update":
-        "a request that the VM of this name does not fit in hot-updatable fields alone gives that VM"
+    "create-hot-update": "a request that differs only in hot-updatable fields returns the existing VM"
         ["CAP-27"], [Need::Call(Operation::UpdateMachine), Need::Setting(Setting::HotUpdates)] => hot_update;
-    "create-other-identity": "a VM of this name that belongs to another machine object is ALREADY_EXISTS"
+    "create-other-identity": "a VM of the same name with another machine tag is ALREADY_EXISTS"
         ["CAP-01"], [] => other_identity;
-    "create-after-delete":
-        "after a deletion nothing is left of the VM, and another can be made under its name"
+    "create-after-delete": "a deleted VM leaves nothing behind, and its name can be used again"
         ["DRV-DE-00", "PLG-DE-00", "DRV-23", "CMI-111"], [] => after_delete;
-    "create-any-state": "a LastKnownState that the driver never gave does no harm"
+    "create-any-state": "an unknown LastKnownState is accepted"
         ["CMI-91", "CMI-94"], [] => any_state;
-    "create-quota": "a request beyond the quota is RESOURCE_EXHAUSTED and makes nothing"
+    "create-quota": "a request beyond the quota is RESOURCE_EXHAUSTED and creates nothing"
         ["DRV-CR-08", "PLG-CR-08", "DRV-15", "CMI-95"], [Need::Setting(Setting::QuotaBreakingSpec)] => quota;
-    "create-user-data": "the VM gets the bootstrap data byte for byte"
+    "create-user-data": "the VM gets the exact bootstrap data"
         ["DRV-05"], [Need::Hook(Hook::UserData)] => user_data;
     "create-user-data-of-any-bytes":
-        "the VM gets bootstrap data byte for byte that is long or has characters that mean something to \
-         programs, and what is no text, too, unless that is INVALID_ARGUMENT"
+        "the VM gets the exact bootstrap data if it is long or has special characters; binary data may be \
+            INVALID_ARGUMENT"
         ["DRV-05", "CMI-44"], [Need::Hook(Hook::UserData)] => user_data_of_any_bytes;
-    "create-after-a-refusal": "a machine whose spec was refused is made when its spec is corrected"
+    "create-after-a-refusal": "a rejected machine is created after its spec is corrected"
         ["DRV-CR-00", "PLG-CR-00"], [Need::Setting(Setting::InvalidSpecs)] => after_a_refusal;
-    "create-finds-a-planted-vm":
-        "a VM of another machine object that was made behind the driver's back is not adopted"
+    "create-finds-a-planted-vm": "a planted VM with another machine tag is not adopted"
         ["CAP-01"], [STATUS, Need::Hook(Hook::Plant)] => planted;
 };
 

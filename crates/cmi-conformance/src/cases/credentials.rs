@@ -7,7 +7,7 @@ use crate::{Case, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
 pub(super) const BAD: &[Case] = family! {
-    "-bad-secrets": "credentials that are missing or wrong are UNAUTHENTICATED"
+    "-bad-secrets": "missing or wrong credentials are UNAUTHENTICATED"
         [Need::Setting(Setting::BadSecrets)] => bad_secrets;
     "create" CreateMachine ["DRV-CR-16", "PLG-CR-16", "DRV-16", "CMI-96", "CMI-38"];
     "delete" DeleteMachine ["DRV-DE-16", "PLG-DE-16", "DRV-24", "CMI-112", "CMI-38"];
@@ -17,7 +17,7 @@ pub(super) const BAD: &[Case] = family! {
 };
 
 pub(super) const RESTRICTED: &[Case] = family! {
-    "-restricted-secrets": "credentials that may not do this are PERMISSION_DENIED"
+    "-restricted-secrets": "credentials without the permission are PERMISSION_DENIED"
         [Need::Setting(Setting::RestrictedSecrets)] => restricted_secrets;
     "create" CreateMachine ["DRV-CR-07", "PLG-CR-07", "CMI-32"];
     "delete" DeleteMachine ["DRV-DE-07", "PLG-DE-07", "CMI-32"];

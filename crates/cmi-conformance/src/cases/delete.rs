@@ -12,34 +12,34 @@ pub(super) const CASES: &[Case] = cases! {
     "delete-deletes": "a VM is deleted"
         ["DRV-18", "DRV-DE-00", "DRV-DE-12", "PLG-DE-00", "PLG-DE-12", "CMI-107", "CMI-110"],
         [] => |t| deletes(t, false);
-    "delete-by-id": "a VM is deleted with its id as well as without"
+    "delete-by-id": "a VM can be deleted with and without its provider ID"
         ["CMI-108"], [] => |t| deletes(t, true);
-    "delete-means-gone": "after OK the VM is gone, at once"
+    "delete-means-gone": "the VM is gone as soon as the call is OK"
         ["DRV-23", "CMI-111"], [] => |t| deletes(t, true);
-    "delete-never-made": "to delete what was never made is OK"
+    "delete-never-made": "deleting an unknown machine is OK"
         ["DRV-19", "CMI-100"], [] => never_made;
-    "delete-again": "to delete what is gone is OK, with and without its id"
+    "delete-again": "deleting a deleted machine is OK, with and without its provider ID"
         ["DRV-19", "DRV-21", "CMI-100", "CMI-102"], [] => |t| again(t, 1);
-    "delete-ten-times": "to delete ten more times is OK"
+    "delete-ten-times": "ten repeated deletes are OK"
         ["DRV-21", "CMI-102"], [] => |t| again(t, 10);
-    "delete-just-its-vm": "of three VMs the one that is meant goes"
+    "delete-just-its-vm": "only the named VM of three is deleted"
         ["DRV-07", "DRV-22", "CMI-79", "CMI-103"], [] => just_its_vm;
-    "delete-other-cluster": "a VM of the same name in another cluster stays, whether by name or by its id"
+    "delete-other-cluster":
+        "a VM of the same name in another cluster is kept, even if its provider ID is given"
         ["DRV-20", "CMI-101"], [] => other_cluster;
-    "delete-other-machine-id": "the id of another machine's VM deletes no VM but that of the name"
+    "delete-other-machine-id": "the provider ID of another machine does not delete its VM"
         ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"], [] => other_machine_id;
-    "delete-other-identity": "a VM of the same name that belongs to another machine object stays"
+    "delete-other-identity": "a VM of the same name with another machine tag is kept"
         ["CAP-02"], [] => other_identity;
-    "delete-other-parameters":
-        "a VM is deleted by a spec that names its machine and asks for another VM than was made"
+    "delete-other-parameters": "a VM is deleted even if the spec describes another VM"
         ["CAP-30"], [Need::Setting(Setting::IncompatibleChange)] => other_parameters;
-    "delete-several-vms": "of several VMs of one machine, all are deleted"
+    "delete-several-vms": "all VMs of a machine are deleted"
         ["CAP-31"], [Need::SecondVm, Need::Hook(Hook::Plant)] => several;
-    "delete-planted-vm": "a VM of another machine that was made behind the driver's back stays"
+    "delete-planted-vm": "a planted VM of another machine is kept"
         ["DRV-20", "CMI-101"], [STATUS, Need::Hook(Hook::Plant)] => planted;
-    "delete-vanished-vm": "to delete what is gone without the driver is OK"
+    "delete-vanished-vm": "deleting a VM that vanished is OK"
         ["DRV-19", "CMI-100", "CAP-12"], [Need::Hook(Hook::Vanish)] => vanished;
-    "delete-uninitialized": "a VM that was never initialized can be deleted"
+    "delete-uninitialized": "an uninitialized VM can be deleted"
         ["DRV-DE-00", "PLG-DE-00"], [INITIALIZE, Need::Hook(Hook::Uninitialize)] => uninitialized;
 };
 

@@ -12,15 +12,13 @@ use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use cmi_grpc::proto::capcmi::v1::{self, RestartMachineResponse, UpdateMachineResponse};
 
 pub(super) const CASES: &[Case] = cases! {
-    "wire-extension-missing-fields":
-        "a request of the extension about a machine without a REQUIRED field is INVALID_ARGUMENT"
+    "wire-extension-missing-fields": "an extension request without a REQUIRED field is INVALID_ARGUMENT"
         ["CAP-21"], [Need::Endpoint] => missing_fields;
     "wire-extension-broken-spec":
-        "a request of the extension about a machine whose provider spec is no JSON object is INVALID_ARGUMENT"
+        "an extension request whose provider spec is not a JSON object is INVALID_ARGUMENT"
         ["CAP-21"], [Need::Endpoint] => broken_spec;
     "wire-extension-answers":
-        "an answer of the extension about a machine can be read, its REQUIRED fields are there and no field \
-         is too long, and it names the VM"
+        "extension answers can be parsed, contain the REQUIRED fields within their limits, and name the VM"
         ["CAP-22"], [Need::Endpoint] => answers;
 };
 

@@ -19,7 +19,7 @@ const TRANSIENT: &[Code] = &[
 const ABSENCE: &str = "; NOT_FOUND is a promise that the back end has no such VM, and another would be made";
 
 pub(super) const UNAVAILABLE: &[Case] = family! {
-    "-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+    "-unavailable": "an unreachable back end is UNAVAILABLE; the call works afterwards"
         [Need::Hook(Hook::Unavailable)] => |t, call| broken(t, call, Hook::Unavailable, &[Code::Unavailable]);
     "create" CreateMachine ["DRV-CR-14", "PLG-CR-14", "CMI-26", "DRV-16", "CMI-96", "DRV-15", "CMI-95"];
     "delete" DeleteMachine ["DRV-DE-14", "PLG-DE-14", "DRV-24", "CMI-112", "DRV-23", "CMI-111"];
@@ -30,7 +30,7 @@ pub(super) const UNAVAILABLE: &[Case] = family! {
 };
 
 pub(super) const UNKNOWN: &[Case] = family! {
-    "-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+    "-unknown": "an unmapped error is UNKNOWN or INTERNAL; the call works afterwards"
         [Need::Hook(Hook::Unknown)]
         => |t, call| broken(t, call, Hook::Unknown, &[Code::Unknown, Code::Internal]);
     "create" CreateMachine ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"];
@@ -42,7 +42,7 @@ pub(super) const UNKNOWN: &[Case] = family! {
 };
 
 pub(super) const INTERNAL: &[Case] = family! {
-    "-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+    "-internal": "a broken invariant of the back end is INTERNAL; the call works afterwards"
         [Need::Hook(Hook::Internal)] => |t, call| broken(t, call, Hook::Internal, &[Code::Internal]);
     "create" CreateMachine ["DRV-CR-13", "PLG-CR-13"];
     "delete" DeleteMachine ["DRV-DE-13", "PLG-DE-13"];
@@ -53,27 +53,24 @@ pub(super) const INTERNAL: &[Case] = family! {
 };
 
 pub(super) const LOCKED: &[Case] = cases! {
-    "create-locked":
-        "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be adopted all the same it \
-            is OK"
+    "create-locked": "a locked VM is FAILED_PRECONDITION, or OK if it can be adopted"
         ["DRV-CR-09", "PLG-CR-09"],
         [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => locked_and_adopted;
-    "delete-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+    "delete-locked": "a locked VM is FAILED_PRECONDITION; the call works afterwards"
         ["DRV-DE-09", "PLG-DE-09"],
         [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => |t| locked(t, Operation::DeleteMachine);
-    "status-locked":
-        "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be read all the same it is OK"
+    "status-locked": "a locked VM is FAILED_PRECONDITION, or OK if it can be read"
         ["DRV-GS-09", "PLG-GS-09"],
         [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
             => locked_and_read;
-    "shut-down-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+    "shut-down-locked": "a locked VM is FAILED_PRECONDITION; the call works afterwards"
         ["PLG-SD-09"],
         [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
             => |t| locked(t, Operation::ShutDownMachine);
 };
 
 pub(super) const DEADLINE: &[Case] = family! {
-    "-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+    "-deadline": "a slow call ends at its deadline and can be repeated"
         [Need::Hook(Hook::Slow)] => deadline;
     "create" CreateMachine ["DRV-CR-04", "PLG-CR-04"];
     "delete" DeleteMachine ["DRV-DE-04", "PLG-DE-04"];
@@ -84,12 +81,11 @@ pub(super) const DEADLINE: &[Case] = family! {
 };
 
 pub(super) const CASES: &[Case] = cases! {
-    "create-lost-response": "a VM whose answer was lost is the one that a repeat gives"
+    "create-lost-response": "a repeat after a lost response returns the same VM"
         ["DRV-12", "CMI-22", "CMI-84", "CAP-11"], [Need::Hook(Hook::LoseResponse)] => create_lost;
-    "delete-lost-response": "a deletion whose answer was lost is OK when it is repeated"
+    "delete-lost-response": "a repeat after a lost response is OK"
         ["DRV-21", "CMI-22", "CMI-102", "CAP-11"], [Need::Hook(Hook::LoseResponse)] => delete_lost;
-    "create-exhausted":
-        "a back end without room is RESOURCE_EXHAUSTED, and makes one VM when it has room again"
+    "create-exhausted": "a full back end is RESOURCE_EXHAUSTED, and makes one VM once it has room"
         ["DRV-CR-08", "PLG-CR-08"], [Need::Hook(Hook::Exhaust)] => exhausted;
 };
 

@@ -15,8 +15,7 @@ use cmi_driver::{
 /// A tag that no driver knows.
 const OTHER_TAG: &str = "conformance.example.com/purpose";
 
-const TITLE: &str = "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never \
-    breaks the driver";
+const TITLE: &str = "null or a value of the wrong type is INVALID_ARGUMENT or treated as unset";
 
 pub(super) const MACHINE_CALLS: &[Case] = family! {
     "-field-types": TITLE [] => field_types;
@@ -32,8 +31,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-21"], [Need::Call(Operation::InitializeMachine)]
         => |t| field_types_of_a_vm(t, Operation::InitializeMachine);
     "update-field-types":
-        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, also in what can be \
-         updated, and never breaks the driver"
+        "null or a value of the wrong type is INVALID_ARGUMENT or treated as unset, in updatable fields too"
         ["CAP-21"], [Need::Call(Operation::UpdateMachine)]
         => |t| field_types_of_a_vm(t, Operation::UpdateMachine);
     "restart-machine-field-types": TITLE
@@ -46,8 +44,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-28"], [Need::Call(Operation::DescribeClass)]
         => |t| of_a_class(t, |class| DescribeClassRequest { class });
     "volumes-field-types":
-        "null, or a value of another type, in the spec of a volume is INVALID_ARGUMENT or leaves the volume \
-         out, and never breaks the driver"
+        "null or a value of the wrong type in a volume is INVALID_ARGUMENT, or the volume is skipped"
         ["DRV-GV-03", "PLG-GV-03", "DRV-46", "CMI-152"], [Need::Call(Operation::GetVolumeIds)]
         => volumes;
 };

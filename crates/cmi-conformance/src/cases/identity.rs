@@ -26,27 +26,23 @@ const CONCURRENT_CALLS: usize = 32;
 const TRIES: usize = 3;
 
 pub(super) const CASES: &[Case] = cases! {
-    "info-names-the-driver":
-        "name and version are there and not too long, and the name is a domain name: the client takes the \
-         answer"
+    "info-names-the-driver": "name and version are set and within their limits; the name is a domain name"
         ["CMI-14", "CMI-50", "CMI-51", "CMI-53", "CMI-54", "CMI-55", "CMI-56"], [] => names_the_driver;
-    "info-has-a-host-name": "the name holds the host name of the driver's author"
+    "info-has-a-host-name": "the name contains the host name of the author"
         ["CMI-52"], [] => has_a_host_name;
-    "capabilities-stay": "ten questions about capabilities have one answer"
+    "capabilities-stay": "ten calls return the same capabilities"
         ["CMI-58", "CMI-59"], [] => capabilities_stay;
-    "capabilities-stay-unavailable": "the driver can do the same while its back end can't be reached"
+    "capabilities-stay-unavailable": "capabilities do not change while the back end is unreachable"
         ["CMI-59"], [Need::Hook(Hook::Unavailable)] => stay_unavailable;
     "probe-ready": "the driver becomes ready"
         ["CMI-64", "CMI-70"], [] => becomes_ready;
-    "probe-unhealthy": "a driver that is not healthy says FAILED_PRECONDITION"
+    "probe-unhealthy": "an unhealthy driver is FAILED_PRECONDITION"
         ["CMI-68", "CMI-72", "CMI-73", "CMI-75", "CMI-77"], [Need::Hook(Hook::Unhealthy)] => unhealthy;
-    "probe-unavailable":
-        "while the back end can't be reached, Probe answers OK or FAILED_PRECONDITION, and OK afterwards"
+    "probe-unavailable": "with an unreachable back end Probe is OK or FAILED_PRECONDITION, and OK afterwards"
         ["CMI-73", "CMI-77"], [Need::Hook(Hook::Unavailable)] => unavailable;
-    "probe-beside-slow-calls":
-        "Probe does not wait for other calls, when there are as many as the provider makes at a time"
+    "probe-beside-slow-calls": "Probe answers during the maximum number of slow calls"
         ["CAP-34"], [Need::Hook(Hook::Slow)] => beside_slow_calls;
-    "probe-starting": "a driver that still starts is healthy and not ready"
+    "probe-starting": "a starting driver is healthy and not ready"
         ["CMI-69"], [Need::Hook(Hook::Starting)] => starting;
 };
 

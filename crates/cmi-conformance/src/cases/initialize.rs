@@ -12,20 +12,19 @@ const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 const FAILURES: u64 = 3;
 
 pub(super) const CASES: &[Case] = cases! {
-    "initialize-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "initialize-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["INI-11", "CAP-05"], [] => offered;
-    "initialize-like-create": "the answer names the VM as CreateMachine did, with and without its id"
+    "initialize-like-create": "the answer matches CreateMachine, with and without the provider ID"
         ["INI-22", "CAP-22"], [INITIALIZE] => like_create;
-    "initialize-ten-times": "to initialize ten more times is OK, and it is the same VM"
+    "initialize-ten-times": "ten repeated calls are OK and return the same VM"
         ["INI-22"], [INITIALIZE] => ten_times;
-    "initialize-changes-once": "a VM that is initialized is not changed again"
+    "initialize-changes-once": "an initialized VM is not changed again"
         ["INI-22"], [INITIALIZE, Need::Hook(Hook::Mutations)] => changes_once;
-    "initialize-never-made": "what was never made is not initialized, and not made"
+    "initialize-never-made": "an unknown machine is neither initialized nor created"
         ["INI-22"], [INITIALIZE] => never_made;
-    "initialize-fails": "an initialization that fails is code 17, and is done when it is repeated"
+    "initialize-fails": "a failed initialization is code 17 and can be repeated"
         ["INI-12", "INI-21"], [INITIALIZE, Need::Hook(Hook::FailInitialize)] => fails;
-    "initialize-status":
-        "a VM whose initialization was taken back is code 17 with its id, and whole again when it is repeated"
+    "initialize-status": "a VM whose initialization was undone is code 17 with its ID, until it is repeated"
         ["INI-18", "INI-23"], [INITIALIZE, STATUS, Need::Hook(Hook::Uninitialize)] => taken_back;
 };
 

@@ -23,19 +23,19 @@ const MORE_THAN_A_LONG_PAGE: usize = 210;
 const NO_TIME: Duration = Duration::from_secs(5);
 
 pub(super) const CASES: &[Case] = cases! {
-    "list-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "list-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"], [] => |t| as_declared(t, Operation::ListMachines);
-    "list-all": "a list that is longer than a page is whole, and what was deleted is not in it"
+    "list-all": "a list longer than a page is complete, without deleted VMs"
         ["DRV-34", "CMI-137"], [LIST] => all;
-    "list-keys": "the list leads from provider ids to machine names"
+    "list-keys": "the list maps provider IDs to machine names"
         ["DRV-36", "DRV-LM-00", "PLG-LM-00", "CMI-138", "CMI-140"], [LIST] => keys;
     "list-empty": "a cluster without VMs has an empty list"
         ["DRV-LM-00", "PLG-LM-00", "CMI-17", "CMI-141"], [LIST] => empty;
-    "list-other-cluster": "two clusters have no VM in common"
+    "list-other-cluster": "lists of two clusters have no common VM"
         ["DRV-03", "CMI-49", "CMI-137"], [LIST] => other_cluster;
-    "list-tags": "a list that tells whose a VM is tells the tags that it was made with"
+    "list-tags": "a list with tags returns those that the VM was created with"
         ["CAP-04"], [LIST] => tags_of_each;
-    "list-planted-vm": "a VM of another cluster that was made behind the driver's back is not in the list"
+    "list-planted-vm": "a planted VM of another cluster is not listed"
         ["DRV-03", "CMI-49"], [LIST, Need::Hook(Hook::Plant)] => planted;
 };
 

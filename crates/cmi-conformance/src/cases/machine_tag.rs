@@ -9,14 +9,13 @@ use cmi_driver::{Code, Operation, ProviderId, tags};
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
 pub(super) const CASES: &[Case] = cases! {
-    "machine-tag-added": "a VM without the tag `capcmi.io/machine` gets it, and gets it again"
+    "machine-tag-added": "a VM without the tag `capcmi.io/machine` gets it; repeating is OK"
         ["CAP-18"], [Need::MachineTag, STATUS] => added;
-    "machine-tag-unknown-to-the-caller": "a VM that got the tag is found by a caller that gives its id and \
-        no tag"
+    "machine-tag-unknown-to-the-caller": "a VM with the tag is found by its provider ID without the tag"
         ["CAP-19"], [Need::MachineTag, STATUS] => found_without;
-    "machine-tag-deleted-without": "a VM that got the tag is deleted by a caller that gives its id and no tag"
+    "machine-tag-deleted-without": "a VM with the tag is deleted by its provider ID without the tag"
         ["CAP-19"], [Need::MachineTag] => deleted_without;
-    "machine-tag-kept": "a VM that has the tag gets no other"
+    "machine-tag-kept": "an existing tag is not replaced"
         ["CAP-20"], [Need::MachineTag] => kept;
 };
 

@@ -12,13 +12,13 @@ const MIGRATE: Need = Need::Call(Operation::GenerateMachineClassForMigration);
 const SAMPLE: Need = Need::Setting(Setting::Migration);
 
 pub(super) const CASES: &[Case] = cases! {
-    "migrate-offered": "the call is UNIMPLEMENTED when it is not declared, and never when it is"
+    "migrate-offered": "an undeclared call is UNIMPLEMENTED, a declared call never is"
         ["DRV-48", "DRV-MG-12"], [] => offered;
-    "migrate-fills-the-class": "the sample class is converted, and what was there stays"
+    "migrate-fills-the-class": "the sample class is converted, and existing fields are kept"
         ["DRV-49", "DRV-50", "DRV-MG-00"], [MIGRATE, SAMPLE] => fills;
-    "migrate-again": "to convert again, also into the filled class, gives the same"
+    "migrate-again": "a repeated conversion gives the same result, from the converted class too"
         ["DRV-51"], [MIGRATE, SAMPLE] => again;
-    "migrate-broken": "a class that can't be converted is INTERNAL, in a message that says why"
+    "migrate-broken": "a class that cannot be converted is INTERNAL, with the reason"
         ["DRV-MG-13", "DRV-52"], [MIGRATE, Need::Setting(Setting::BrokenMigration)] => broken;
 };
 

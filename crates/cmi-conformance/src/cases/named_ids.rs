@@ -8,12 +8,11 @@ use cmi_driver::{Code, Operation, ProviderId};
 const NEEDS: [Need; 2] = [Need::Call(Operation::GetMachineStatus), Need::NamedIds];
 
 pub(super) const CASES: &[Case] = cases! {
-    "named-id-is-the-vms":
-        "the id that is named before there is a VM is the one that CreateMachine gives it, each time"
+    "named-id-is-the-vms": "the ID named in advance is the ID that CreateMachine returns"
         ["CAP-24"], NEEDS => is_the_vms;
-    "named-id-stays": "the id that is named is the same each time, also when there was a VM of it"
+    "named-id-stays": "the named ID is stable, even after a VM had it"
         ["CAP-25"], NEEDS => stays;
-    "named-id-is-one-machines": "no two machines are named the same id"
+    "named-id-is-one-machines": "two machines never get the same ID"
         ["CAP-26"], NEEDS => is_one_machines;
 };
 

@@ -14,18 +14,15 @@ use cmi_driver::{Code, Operation, ProviderId};
 const DIFFER_AFTER: [usize; 3] = [0, 20, 63];
 
 pub(super) const CASES: &[Case] = cases! {
-    "create-similar-names":
-        "names that differ in one character, the first or a late one, are different machines, and each is \
-         found and deleted by its own"
+    "create-similar-names": "names that differ in one character belong to different machines"
         ["DRV-07", "DRV-11", "DRV-22", "CMI-79", "CMI-83", "CMI-103"], [] => similar_names;
     "create-name-that-begins-another":
-        "a name that is the beginning of another one is another machine, and each is found and deleted by \
-         its own"
+        "a name and a longer name with that prefix belong to different machines"
         ["DRV-07", "DRV-11", "DRV-22", "CMI-79", "CMI-83", "CMI-103"], [] => beginnings;
-    "create-dotted-name": "names that differ in `.` and `-` alone are different machines"
+    "create-dotted-name": "names that differ only in `.` and `-` belong to different machines"
         ["DRV-07", "DRV-11", "DRV-22", "CMI-79", "CMI-83", "CMI-103"], [] => dots;
     "create-joined-names":
-        "machines whose cluster and name are the same text one after the other are different machines"
+        "different pairs of cluster and name with the same concatenation belong to different machines"
         ["DRV-08", "DRV-11", "DRV-20", "CMI-79", "CMI-80", "CMI-83", "CMI-101"], [] => joined;
 };
 

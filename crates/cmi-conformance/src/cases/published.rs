@@ -19,26 +19,22 @@ const CALLED_STATUS: Need = Need::Call(Operation::GetMachineStatus);
 const CALLED_LIST: Need = Need::Call(Operation::ListMachines);
 
 pub(super) const CASES: &[Case] = cases! {
-    "wire-status-answers":
-        "the published GetMachineStatus names the VM, and no other, also when the extension has a call for it"
+    "wire-status-answers": "the published GetMachineStatus returns the right VM, also beside the extension"
         ["PLG-GS-00", "PLG-GS-05", "CMI-115", "CMI-116", "CMI-121", "CMI-122"],
         [Need::Endpoint, CALLED_STATUS] => status_answers;
-    "wire-status-other-identity":
-        "the published GetMachineStatus names no VM that belongs to another machine object"
+    "wire-status-other-identity": "the published GetMachineStatus returns no VM with another machine tag"
         ["CAP-03"], [Need::Endpoint, CALLED_STATUS] => status_other_identity;
     "wire-list-answers":
-        "the published ListMachines holds the VMs of its cluster alone, also when the extension has a call \
-         for it"
+        "the published ListMachines returns only VMs of its cluster, also beside the extension"
         ["PLG-LM-00", "CMI-49", "CMI-137", "CMI-138", "CMI-141"],
         [Need::Endpoint, CALLED_LIST] => list_answers;
-    "wire-undeclared-extension":
-        "a call of the extension that is not declared is UNIMPLEMENTED, and one that is declared is not"
+    "wire-undeclared-extension": "an undeclared extension call is UNIMPLEMENTED, a declared call is not"
         ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12", "CAP-05"],
         [Need::Endpoint] => undeclared_extension;
     "wire-extension-capabilities":
-        "what the extension declares can be read: places are JSON pointers, and the schema is an object"
+        "extension capabilities can be parsed: JSON pointers, and a schema that is an object"
         ["CAP-05"], [Need::Endpoint] => extension_capabilities;
-    "wire-list-pages": "no page of a list is longer than asked for, and all pages together hold every VM once"
+    "wire-list-pages": "no page exceeds the requested size, and together they contain each VM once"
         ["CAP-06"], [Need::Endpoint, CALLED_LIST] => list_pages;
 };
 

@@ -27,20 +27,17 @@ const RESTART: Need = Need::Hook(Hook::Restart);
 pub(super) const CASES: &[Case] = cases! {
     "restart-changes-nothing-said": "name, version and capabilities are the same after a restart"
         ["CMI-59"], [RESTART] => says_the_same;
-    "restart-finds-the-vm": "a VM that was made before a restart is found afterwards, under the same id"
+    "restart-finds-the-vm": "an existing VM is found after a restart, with the same ID"
         ["DRV-13", "CMI-79", "CMI-85"], [RESTART] => finds_the_vm;
-    "restart-adopts-the-vm": "a VM that was made before a restart is not made a second time"
+    "restart-adopts-the-vm": "an existing VM is not created again after a restart"
         ["DRV-12", "CMI-82", "CMI-84"], [RESTART] => adopts_the_vm;
-    "restart-deletes-the-vm": "a VM that was made before a restart is deleted, and what was deleted stays \
-        gone"
+    "restart-deletes-the-vm": "an existing VM is deleted after a restart, and deleted VMs stay deleted"
         ["DRV-18", "DRV-21", "CMI-99", "CMI-102"], [RESTART] => deletes_the_vm;
-    "restart-amid-a-create":
-        "a create that was under way when the driver was killed is repeated with success, and there is one VM"
+    "restart-amid-a-create": "a create that the restart interrupted can be repeated, and one VM exists"
         ["DRV-12", "CMI-22", "CMI-79", "CMI-84"], [Need::Hook(Hook::Slow), RESTART] => amid_a_create;
-    "restart-names-the-same-id": "the id that was named before a restart is named after it"
+    "restart-names-the-same-id": "the named ID is the same after a restart"
         ["CAP-25"], [Need::Call(Operation::GetMachineStatus), Need::NamedIds, RESTART] => names_the_same_id;
-    "wire-restart":
-        "a plugin that was killed and started again serves at its endpoint, also where its socket was left"
+    "wire-restart": "a killed and restarted plugin serves at its endpoint, even with a stale socket"
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
 };
 

@@ -11,24 +11,23 @@ use cmi_driver::{Code, Operation, ProviderId};
 const RESTART: Need = Need::Call(Operation::RestartMachine);
 
 pub(super) const CASES: &[Case] = cases! {
-    "restart-machine-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "restart-machine-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["CAP-05"], [] => offered;
-    "restart-machine-again": "to restart three times is OK, or ABORTED while it is restarting"
+    "restart-machine-again": "three restarts are OK, or ABORTED during a restart"
         ["CAP-14"], [RESTART] => |t| keeps(t, 3);
-    "restart-machine-keeps-the-vm": "a VM that was restarted is found under its id, by its tags, as the same \
-        Node"
+    "restart-machine-keeps-the-vm": "a restarted VM keeps its ID, tags and node name"
         ["CAP-15"], [RESTART] => |t| keeps(t, 1);
-    "restart-machine-switches-on": "a VM that was off runs after it was restarted"
+    "restart-machine-switches-on": "a stopped VM runs after a restart"
         ["CAP-14"],
         [RESTART, Need::Call(Operation::ShutDownMachine), Need::Call(Operation::GetMachineStatus)]
         => switches_on;
-    "restart-machine-is-made": "the back end sees that a VM is restarted"
+    "restart-machine-is-made": "the back end records the restart"
         ["CAP-14"], [RESTART, Need::Hook(Hook::Mutations)] => is_made;
-    "restart-machine-never-made": "what is not there is not restarted, and not made"
+    "restart-machine-never-made": "an unknown machine is neither restarted nor created"
         ["CAP-16"], [RESTART] => never_made;
     "restart-machine-other-cluster": "a VM of the same name in another cluster is not restarted"
         ["CAP-17"], [RESTART] => other_cluster;
-    "restart-machine-other-identity": "a VM that belongs to another machine object is not restarted"
+    "restart-machine-other-identity": "a VM with another machine tag is not restarted"
         ["CAP-17"], [RESTART] => other_identity;
 };
 

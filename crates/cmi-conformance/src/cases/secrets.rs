@@ -12,9 +12,9 @@ use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 const LOGS: Need = Need::Setting(Setting::Logs);
 
 pub(super) const CASES: &[Case] = cases! {
-    "secrets-do-not-come-back": "no answer and no message holds credentials or bootstrap data"
+    "secrets-do-not-come-back": "no answer or message contains credentials or bootstrap data"
         ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [] => do_not_come_back;
-    "secrets-are-not-logged": "no log holds credentials or bootstrap data"
+    "secrets-are-not-logged": "no log contains credentials or bootstrap data"
         ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [LOGS] => are_not_logged;
 };
 

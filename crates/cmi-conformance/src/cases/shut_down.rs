@@ -14,17 +14,17 @@ const BETWEEN_CALLS: Duration = Duration::from_millis(20);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 pub(super) const CASES: &[Case] = cases! {
-    "shut-down-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "shut-down-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["PLG-SD-12", "CMI-126"], [] => offered;
-    "shut-down-keeps-the-vm": "the VM is still there after its guest was asked to stop"
+    "shut-down-keeps-the-vm": "the VM still exists after the call"
         ["CMI-127", "CMI-132"], [SHUT_DOWN] => keeps_the_vm;
-    "shut-down-stops": "after OK the guest stops, in its own time"
+    "shut-down-stops": "the guest stops after the call is OK"
         ["PLG-SD-00", "CMI-127"], [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)] => stops;
-    "shut-down-again": "to stop what was asked to stop is OK, or ABORTED while it is stopping"
+    "shut-down-again": "a second call is OK, or ABORTED while the guest stops"
         ["CMI-127", "CMI-129"], [SHUT_DOWN] => |t| again(t, 1);
-    "shut-down-ten-times": "to stop ten more times is OK, or ABORTED while it is stopping"
+    "shut-down-ten-times": "ten repeated calls are OK, or ABORTED while the guest stops"
         ["CMI-129"], [SHUT_DOWN] => |t| again(t, 10);
-    "shut-down-other-cluster": "a VM of the same name in another cluster goes on"
+    "shut-down-other-cluster": "a VM of the same name in another cluster keeps running"
         ["CMI-128"], [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)] => other_cluster;
 };
 

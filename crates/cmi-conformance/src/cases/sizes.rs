@@ -35,14 +35,13 @@ const BETWEEN_REPEATS: Duration = Duration::from_millis(50);
 const UNKNOWN_FIELD: &[u8] = b"\xc2\x3e\x13conformance-unknown";
 
 pub(super) const CASES: &[Case] = cases! {
-    "wire-response-sizes": "no field of a response is longer than it may be"
+    "wire-response-sizes": "response fields are within their size limits"
         ["CMI-14"], [Need::Endpoint] => response_sizes;
-    "wire-large-requests":
-        "requests whose fields are as long as they may be are taken, also where that is more than 4 MiB"
+    "wire-large-requests": "requests with fields at their size limits are accepted, even above 4 MiB"
         ["CMI-14"], [Need::Endpoint] => large_requests;
-    "wire-unknown-fields": "a field of a request that the plugin does not know changes nothing"
+    "wire-unknown-fields": "unknown request fields are ignored"
         ["CMI-154"], [Need::Endpoint] => unknown_fields;
-    "wire-key-case": "a field of the provider spec whose name differs in case is another field"
+    "wire-key-case": "field names in the provider spec are case-sensitive"
         ["DRV-03", "CMI-30", "CMI-49"], [Need::Endpoint] => key_case;
 };
 

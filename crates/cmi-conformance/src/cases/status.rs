@@ -11,28 +11,28 @@ const UNIQUE_NAMES: &str = "; if the back end takes no second VM of a name, say 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
 pub(super) const CASES: &[Case] = cases! {
-    "status-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "status-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["DRV-26", "DRV-GS-12", "PLG-GS-12", "CMI-114"], [] => offered;
-    "status-like-create": "the answer names the VM as CreateMachine did, with and without its id"
+    "status-like-create": "the answer matches CreateMachine, with and without the provider ID"
         ["DRV-27", "DRV-GS-00", "PLG-GS-00", "CMI-115", "CMI-120", "CMI-121", "CMI-122"],
         [STATUS] => like_create;
-    "status-never-made": "what was never made is NOT_FOUND"
+    "status-never-made": "an unknown machine is NOT_FOUND"
         ["DRV-GS-05", "PLG-GS-05"], [STATUS] => never_made;
-    "status-after-create": "what was NOT_FOUND before it was made is found afterwards"
+    "status-after-create": "a machine that was NOT_FOUND is found after its create"
         ["DRV-27", "DRV-GS-00", "PLG-GS-00", "CMI-115"], [STATUS] => after_create;
-    "status-after-delete": "what is deleted is NOT_FOUND, also by its id"
+    "status-after-delete": "a deleted machine is NOT_FOUND, also by its provider ID"
         ["DRV-GS-05", "PLG-GS-05"], [STATUS] => after_delete;
-    "status-other-cluster": "a VM of another cluster is NOT_FOUND, whether by name or by its id"
+    "status-other-cluster": "a VM of another cluster is NOT_FOUND, also by its provider ID"
         ["DRV-28", "CMI-116"], [STATUS] => other_cluster;
-    "status-other-machine-id": "the id of another machine's VM does not lead to that VM"
+    "status-other-machine-id": "the provider ID of another machine does not find its VM"
         ["DRV-27", "CMI-79", "CMI-115"], [STATUS] => other_machine_id;
-    "status-other-identity": "a VM of the same name that belongs to another machine object is NOT_FOUND"
+    "status-other-identity": "a VM of the same name with another machine tag is NOT_FOUND"
         ["CAP-03"], [STATUS] => other_identity;
-    "status-ten-times": "ten questions have one answer"
+    "status-ten-times": "ten calls return the same answer"
         ["DRV-29", "CMI-117"], [STATUS] => ten_times;
-    "status-changes-nothing": "the back end sees no change when a VM is read"
+    "status-changes-nothing": "the call changes nothing at the back end"
         ["DRV-29", "CMI-117", "INI-01", "CAP-13"], [STATUS, Need::Hook(Hook::Mutations)] => changes_nothing;
-    "status-vanished-vm": "a VM that is gone without the driver is NOT_FOUND"
+    "status-vanished-vm": "a VM that vanished is NOT_FOUND"
         ["DRV-GS-05", "PLG-GS-05", "CAP-12"], [STATUS, Need::Hook(Hook::Vanish)] => vanished;
     "status-several-vms": "several VMs of one machine are OUT_OF_RANGE, and the message names them"
         ["DRV-GS-11", "PLG-GS-11"], [STATUS, Need::SecondVm, Need::Hook(Hook::Plant)] => several;

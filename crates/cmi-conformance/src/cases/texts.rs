@@ -12,15 +12,15 @@ use cmi_driver::{Code, Operation};
 
 pub(super) const CASES: &[Case] = cases! {
     "create-any-script":
-        "a tag with umlauts, Chinese characters and emoji is INVALID_ARGUMENT and makes nothing, or the VM \
-         is like any other"
+        "a tag with non-ASCII characters is INVALID_ARGUMENT and creates nothing, or the VM works"
         ["DRV-04", "DRV-10", "CMI-02", "CMI-30", "CMI-48", "CMI-82"], [] => any_script;
-    "create-other-identity-any-script": "machine objects that differ in such characters alone are told apart"
+    "create-other-identity-any-script":
+        "machine tags that differ only in non-ASCII characters are distinguished"
         ["CAP-01"], [] => other_identity;
-    "list-tags-any-script":
-        "a list that tells whose a VM is tells a machine object with such characters as it is"
+    "list-tags-any-script": "a list with tags returns non-ASCII characters unchanged"
         ["CAP-04"], [Need::Call(Operation::ListMachines)] => listed_identity;
-    "update-any-script": "an update to such a text is INVALID_ARGUMENT, or the VM has that text"
+    "update-any-script":
+        "an update to a text with non-ASCII characters is INVALID_ARGUMENT, or is applied unchanged"
         ["CAP-23"],
         [
             Need::Call(Operation::UpdateMachine),

@@ -16,32 +16,27 @@ const UPDATE: Need = Need::Call(Operation::UpdateMachine);
 const HOT_UPDATES: Need = Need::Setting(Setting::HotUpdates);
 
 pub(super) const CASES: &[Case] = cases! {
-    "update-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "update-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["UPD-02", "CAP-05"], [] => offered;
     "update-there-and-back":
-        "each change is answered OK and taken back, also when it was half done, on the same VM, and may be \
-         repeated"
+        "each change is applied and reverted on the same VM, also after a partial update, and can be repeated"
         ["UPD-02"], [UPDATE, HOT_UPDATES] => there_and_back;
-    "update-changes-once":
-        "the back end sees each change when it is made and when it is taken back, and none when that is \
-         repeated"
+    "update-changes-once": "the back end records each change and its reversal once, and no repeats"
         ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => changes_once;
     "update-any-state":
-        "what the VM really has is brought to the spec that is given, step by step, and whatever the request \
-         says was applied last"
+        "the VM reaches the requested spec from any partial state, regardless of the last applied spec"
         ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => any_state;
-    "update-written":
-        "the VM has each value that a change asks for, and after the way back what it had before"
+    "update-written": "the VM gets each requested value, and the old one after the reversal"
         ["UPD-03", "CAP-23"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::VmSpec)] => written;
-    "update-keeps-the-owner": "a list that tells whose a VM is tells the same after an update"
+    "update-keeps-the-owner": "an update does not change the tags in a list"
         ["CAP-33"], [UPDATE, HOT_UPDATES, Need::Call(Operation::ListMachines)] => keeps_the_owner;
-    "update-keeps-the-rest": "what the VM has beside what a change names stays, whatever has set it"
+    "update-keeps-the-rest": "an update keeps settings that it does not name"
         ["CAP-33"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::VmSpec)] => keeps_the_rest;
-    "update-nothing": "an update that changes nothing makes no change"
+    "update-nothing": "an update without a change changes nothing"
         ["UPD-03"], [UPDATE, Need::Hook(Hook::Mutations)] => nothing;
-    "update-status": "a VM that was updated is found, and is whole, by the spec that it was updated to"
+    "update-status": "an updated VM is found, and initialized, by its new spec"
         ["UPD-02"], [UPDATE, HOT_UPDATES, Need::Call(Operation::GetMachineStatus)] => found_by_the_new_spec;
-    "update-never-made": "what was never made is not updated, and not made"
+    "update-never-made": "an unknown machine is neither updated nor created"
         ["UPD-02"], [UPDATE] => never_made;
     "update-other-cluster": "a VM of the same name in another cluster is not updated"
         ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => other_cluster;

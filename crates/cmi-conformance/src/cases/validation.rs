@@ -21,7 +21,7 @@ pub(super) const BLANK_NAME: &[Case] = family! {
 };
 
 pub(super) const TOO_LONG_NAME: &[Case] = cases! {
-    "create-too-long-name": "a name beyond every limit is INVALID_ARGUMENT and makes nothing"
+    "create-too-long-name": "a name that is too long is INVALID_ARGUMENT and creates nothing"
         ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"], [] => too_long_name;
 };
 
@@ -35,7 +35,7 @@ pub(super) const EMPTY_SPEC: &[Case] = family! {
 };
 
 pub(super) const NO_CLUSTER: &[Case] = family! {
-    "-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing" [] => no_cluster;
+    "-cluster-tag": "a spec without a cluster is INVALID_ARGUMENT and changes nothing" [] => no_cluster;
     "create" CreateMachine ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"];
     "delete" DeleteMachine ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"];
     "status" GetMachineStatus ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"];
@@ -44,8 +44,7 @@ pub(super) const NO_CLUSTER: &[Case] = family! {
 };
 
 pub(super) const MANDATORY_FIELDS: &[Case] = family! {
-    "-mandatory-fields":
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
+    "-mandatory-fields": "a missing mandatory field is INVALID_ARGUMENT, and the message names it"
         [Need::Setting(Setting::MandatoryFields)] => mandatory_fields;
     "create" CreateMachine ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"];
     "delete" DeleteMachine ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"];
@@ -55,8 +54,7 @@ pub(super) const MANDATORY_FIELDS: &[Case] = family! {
 
 pub(super) const MISSING_FIELDS: &[Case] = family! {
     "-missing-fields":
-        "a blank name, and a spec that is empty, names no cluster or lacks a mandatory field, is \
-         INVALID_ARGUMENT"
+    "a blank name, an empty spec, or a spec without cluster or mandatory field is INVALID_ARGUMENT"
         [] => missing_fields;
     "initialize" InitializeMachine ["CAP-21"];
     "update" UpdateMachine ["CAP-21"];
@@ -64,15 +62,15 @@ pub(super) const MISSING_FIELDS: &[Case] = family! {
 };
 
 pub(super) const INVALID_SPECS: &[Case] = cases! {
-    "create-invalid-specs": "a spec that is not valid is INVALID_ARGUMENT and makes nothing"
+    "create-invalid-specs": "an invalid spec is INVALID_ARGUMENT and creates nothing"
         ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
         [Need::Setting(Setting::InvalidSpecs)] => invalid_specs;
-    "create-out-of-range": "a size that there is not is OUT_OF_RANGE and makes nothing"
+    "create-out-of-range": "a size that does not exist is OUT_OF_RANGE and creates nothing"
         ["DRV-CR-11", "PLG-CR-11"], [Need::Setting(Setting::OutOfRangeSpecs)] => out_of_range;
 };
 
 pub(super) const MESSAGES: &[Case] = family! {
-    "-messages": "an error says in words what is wrong" [] => messages;
+    "-messages": "an error has a message that explains it" [] => messages;
     "create" CreateMachine ["DRV-06", "DRV-17", "CMI-40", "CMI-98"];
     "delete" DeleteMachine ["DRV-25", "CMI-113"];
     "status" GetMachineStatus ["DRV-32", "CMI-125"];

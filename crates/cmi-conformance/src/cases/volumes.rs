@@ -13,20 +13,19 @@ const OWN: Need = Need::Setting(Setting::OwnVolumes);
 const FOREIGN: Need = Need::Setting(Setting::ForeignVolumes);
 
 pub(super) const CASES: &[Case] = cases! {
-    "volumes-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+    "volumes-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["DRV-40", "DRV-GV-12", "PLG-GV-12", "CMI-146"], [] => |t| as_declared(t, Operation::GetVolumeIds);
-    "volumes-own": "the ids of own volumes come out, in order"
+    "volumes-own": "the IDs of own volumes are returned, in order"
         ["DRV-42", "DRV-GV-00", "PLG-GV-00"], [VOLUMES, OWN] => own;
-    "volumes-several":
-        "of several own volumes the ids of all come out, in order, also with one twice and others between"
+    "volumes-several": "the IDs of several own volumes are returned in order, with repeats and others between"
         ["DRV-43", "CMI-147"], [VOLUMES, OWN] => several;
-    "volumes-foreign": "volumes of others have no id here; one without a source may be INVALID_ARGUMENT, too"
+    "volumes-foreign": "volumes of others get no ID; a volume without a source may be INVALID_ARGUMENT"
         ["DRV-44", "CMI-148"], [VOLUMES, OWN, FOREIGN] => foreign;
-    "volumes-none": "no volumes have no ids, unless an empty list is INVALID_ARGUMENT"
+    "volumes-none": "an empty list is OK without IDs, or INVALID_ARGUMENT"
         ["DRV-44", "CMI-151"], [VOLUMES] => none;
-    "volumes-ten-times": "ten questions have one answer"
+    "volumes-ten-times": "ten calls return the same answer"
         ["DRV-45", "CMI-149"], [VOLUMES, OWN] => ten_times;
-    "volumes-invalid": "what is no PersistentVolume spec is INVALID_ARGUMENT, in a message that says so"
+    "volumes-invalid": "an invalid PersistentVolume spec is INVALID_ARGUMENT, and the message explains it"
         ["DRV-GV-03", "PLG-GV-03", "DRV-46", "CMI-152"], [VOLUMES] => invalid;
 };
 

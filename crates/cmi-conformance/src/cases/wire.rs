@@ -29,53 +29,47 @@ const OPTIONAL: [(Capability, &str); 4] = [
 const MANY: usize = 1000;
 
 pub(super) const CASES: &[Case] = cases! {
-    "wire-services": "the required calls of both services are there, at one endpoint"
+    "wire-services": "one endpoint serves the required calls of both services"
         ["CMI-03", "CMI-08", "CMI-50", "CMI-58", "CMI-64", "CMI-153", "CMI-155", "CMI-159", "CMI-161"],
         [Need::Endpoint] => services;
-    "wire-required-capabilities": "create and delete are declared, and what is declared is known"
+    "wire-required-capabilities": "create and delete are declared, and all declared capabilities are known"
         ["CMI-06", "CMI-60", "CMI-61", "CMI-62", "CMI-81", "CMI-99"],
         [Need::Endpoint] => required_capabilities;
-    "wire-undeclared-calls": "a call that is not declared is UNIMPLEMENTED, and one that is declared is not"
+    "wire-undeclared-calls": "an undeclared call is UNIMPLEMENTED, a declared call is not"
         ["CMI-07", "CMI-36", "CMI-114", "CMI-126", "CMI-136", "CMI-146", "PLG-GS-12", "PLG-LM-12",
         "PLG-SD-12", "PLG-GV-12"], [Need::Endpoint] => undeclared_calls;
     "wire-missing-fields": "a request without a REQUIRED field is INVALID_ARGUMENT"
         ["CMI-15", "CMI-19", "CMI-28", "CMI-87", "CMI-89", "CMI-105", "CMI-106", "CMI-118", "CMI-119",
         "CMI-130", "CMI-131", "CMI-139"], [Need::Endpoint] => missing_fields;
-    "wire-broken-spec": "a provider spec that is no JSON object is INVALID_ARGUMENT"
+    "wire-broken-spec": "a provider spec that is not a JSON object is INVALID_ARGUMENT"
         ["CMI-30", "CMI-48", "CMI-88"], [Need::Endpoint] => broken_spec;
-    "wire-broken-volumes": "a list of volumes that is no JSON list is INVALID_ARGUMENT"
+    "wire-broken-volumes": "a volume list that is not a JSON list is INVALID_ARGUMENT"
         ["PLG-GV-03", "CMI-150"], [Need::Endpoint] => broken_volumes;
-    "wire-status":
-        "errors of requests that are well formed, and of those that are not, have a canonical code, a \
-         message and no details"
+    "wire-status": "errors have a canonical code, a message and no details, even for malformed requests"
         ["CMI-23", "CMI-24", "CMI-40", "CMI-41"], [Need::Endpoint] => status;
-    "wire-response-fields": "the REQUIRED fields of the responses are there"
+    "wire-response-fields": "responses contain their REQUIRED fields"
         ["CMI-15", "CMI-92", "CMI-93"], [Need::Endpoint] => response_fields;
-    "wire-any-bytes": "secrets and LastKnownState of any bytes do no harm"
+    "wire-any-bytes": "secrets and LastKnownState can contain any bytes"
         ["CMI-44", "CMI-94", "CMI-109", "CMI-132"], [Need::Endpoint] => any_bytes;
-    "wire-serves-on": "a thousand calls later the plugin still serves"
+    "wire-serves-on": "the plugin still serves after a thousand calls"
         ["CMI-182"], [Need::Endpoint] => serves_on;
-    "wire-unhealthy": "a plugin that is not healthy answers Probe with FAILED_PRECONDITION"
+    "wire-unhealthy": "an unhealthy plugin answers Probe with FAILED_PRECONDITION"
         ["CMI-68", "CMI-75"], [Need::Endpoint, Need::Hook(Hook::Unhealthy)] => unhealthy;
-    "wire-create-deadline":
-        "a create that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+    "wire-create-deadline": "a call that exceeds the caller's deadline is DEADLINE_EXCEEDED"
         ["PLG-CR-04"],
         [Need::Endpoint, Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::CreateMachine, CREATE);
-    "wire-delete-deadline":
-        "a deletion that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+    "wire-delete-deadline": "a call that exceeds the caller's deadline is DEADLINE_EXCEEDED"
         ["PLG-DE-04"],
         [Need::Endpoint, Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::DeleteMachine, DELETE);
-    "wire-status-deadline":
-        "a look-up that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+    "wire-status-deadline": "a call that exceeds the caller's deadline is DEADLINE_EXCEEDED"
         ["PLG-GS-04"],
         [Need::Endpoint, Need::Hook(Hook::Slow), Need::Call(Operation::GetMachineStatus)]
             => |t| deadline(t, Operation::GetMachineStatus, STATUS);
-    "wire-list-deadline": "a list that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+    "wire-list-deadline": "a call that exceeds the caller's deadline is DEADLINE_EXCEEDED"
         ["PLG-LM-04"],
         [Need::Endpoint, Need::Hook(Hook::Slow), Need::Call(Operation::ListMachines)]
             => |t| deadline(t, Operation::ListMachines, LIST);
-    "wire-shut-down-deadline":
-        "a stop that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+    "wire-shut-down-deadline": "a call that exceeds the caller's deadline is DEADLINE_EXCEEDED"
         ["PLG-SD-04"],
         [Need::Endpoint, Need::Hook(Hook::Slow), Need::Call(Operation::ShutDownMachine)]
             => |t| deadline(t, Operation::ShutDownMachine, SHUT_DOWN);

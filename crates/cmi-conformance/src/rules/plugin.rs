@@ -3,163 +3,157 @@
 use super::Rule;
 
 pub(super) const RULES: &[Rule] = rules! { Published:
-    "CMI-02"     Said   "What is asked for in the spec decides what VM is made";
-    "CMI-03"     Must   "Every declared call is served";
+    "CMI-02"     Said   "The provider spec configures the VM";
+    "CMI-03"     Must   "Declared calls are served";
     "CMI-06"     Should "CREATE_MACHINE and DELETE_MACHINE are declared";
-    "CMI-07"     Should "A call that is not supported says so";
+    "CMI-07"     Should "Unsupported calls have an appropriate code";
     "CMI-08"     Must   "Identity and Machine are both served";
-    "CMI-10"     Should "Calls at once for one machine do no harm";
-    "CMI-11"     May    "The second of two calls at once may be ABORTED";
-    "CMI-13"     Said / Must "Nothing sensitive in plain text or in logs", by_every_case;
-    "CMI-14"     Must   "Fields keep to their size limits";
-    "CMI-15"     Must   "A REQUIRED field is there";
-    "CMI-17"     Must   "A REQUIRED list may be empty only where none is an answer";
-    "CMI-19"     Said   "A field that is not set has its zero value";
-    "CMI-22"     Said   "A call that is repeated goes on where it was";
-    "CMI-23"     Must   "Every answer ends in a gRPC status";
+    "CMI-10"     Should "Concurrent calls for one machine are handled gracefully";
+    "CMI-11"     May    "The second of two concurrent calls can be ABORTED";
+    "CMI-13"     Said / Must "Messages and logs contain no sensitive data", by_every_case;
+    "CMI-14"     Must   "Fields are within their size limits";
+    "CMI-15"     Must   "REQUIRED fields are set";
+    "CMI-17"     Must   "A REQUIRED list is empty only where an empty answer is valid";
+    "CMI-19"     Said   "An unset field has its zero value";
+    "CMI-22"     Said   "A retried call continues where it stopped";
+    "CMI-23"     Must   "Calls return a gRPC status";
     "CMI-24"     Must   "The status has a canonical code";
-    "CMI-26"     Must   "Every call answers the code of its table";
-    "CMI-27"     Must   "The codes that all calls have in common are answered, too";
+    "CMI-26"     Must   "Calls use the codes of their tables";
+    "CMI-27"     Must   "Calls use the general codes too";
     "CMI-28"     Must   "A missing field is INVALID_ARGUMENT";
-    "CMI-30"     Must   "A field that is not valid is INVALID_ARGUMENT";
+    "CMI-30"     Must   "An invalid field is INVALID_ARGUMENT";
     "CMI-32"     Must   "A caller without the permission gets PERMISSION_DENIED";
-    "CMI-34"     Must   "A pending operation is ABORTED, or waited for";
-    "CMI-36"     Must   "What is not implemented is UNIMPLEMENTED";
-    "CMI-38"     Must   "Secrets that are not valid are UNAUTHENTICATED";
-    "CMI-40"     Must   "Every error says in words what is wrong";
-    "CMI-41"     Must   "Status details stay empty";
+    "CMI-34"     Must   "A pending operation is ABORTED, or the call waits";
+    "CMI-36"     Must   "An unimplemented call is UNIMPLEMENTED";
+    "CMI-38"     Must   "Invalid secrets are UNAUTHENTICATED";
+    "CMI-40"     Must   "Errors have a readable message";
+    "CMI-41"     Must   "Status details are empty";
     "CMI-43"     Must   "Secret keys are alphanumeric, `-`, `_` and `.`"
-                        untested "a rule for the caller; Kubernetes has no Secret with another key";
-    "CMI-44"     Must   "A secret value of any bytes does no harm";
-    "CMI-48"     Said   "Every call that takes a provider spec checks it";
-    "CMI-49"     Should "The VMs of one cluster can be told from those of another";
+                        untested "a rule for the caller; Kubernetes allows no other keys in a Secret";
+    "CMI-44"     Must   "Secret values can contain any bytes";
+    "CMI-48"     Said   "Calls validate the provider spec first";
+    "CMI-49"     Should "VMs of different clusters can be distinguished";
     "CMI-50"     Must   "GetPluginInfo is implemented";
-    "CMI-51"     Must   "The name is in domain name notation";
-    "CMI-52"     Should "The name holds whose plugin it is";
+    "CMI-51"     Must   "The name follows domain name notation";
+    "CMI-52"     Should "The name contains the host name of the author";
     "CMI-53"     Must   "The name has at most 63 bytes and is alphanumeric at both ends";
-    "CMI-54"     Must   "The name is there";
-    "CMI-55"     Must   "The version is there";
-    "CMI-56"     May    "The manifest keeps to its size limit";
-    "CMI-57"     Must   "GetPluginInfo that fails is not OK"
-                        untested "nothing outside of a plugin keeps it from telling its name; \
-                            `capcmi driver serve` has a test of its own for it";
+    "CMI-54"     Must   "The name is set";
+    "CMI-55"     Must   "The version is set";
+    "CMI-56"     May    "The manifest is within its size limit";
+    "CMI-57"     Must   "A failed GetPluginInfo is not OK"
+                        untested "no client can make this call fail; `capcmi driver serve` has its own test";
     "CMI-58"     Must   "GetPluginCapabilities is implemented";
     "CMI-59"     Must   "A version has one set of capabilities";
-    "CMI-60"     May    "Capabilities are those that are known";
+    "CMI-60"     May    "Capabilities are known ones";
     "CMI-61"     Must   "CREATE_MACHINE is declared";
     "CMI-62"     Must   "DELETE_MACHINE is declared";
-    "CMI-63"     Must   "GetPluginCapabilities that fails is not OK"
-                        untested "nothing outside of a plugin keeps it from telling what it can do; \
-                            `capcmi driver serve` has a test of its own for it";
+    "CMI-63"     Must   "A failed GetPluginCapabilities is not OK"
+                        untested "no client can make this call fail; `capcmi driver serve` has its own test";
     "CMI-64"     Must   "Probe is implemented";
-    "CMI-68"     Must   "A plugin that is not healthy answers an error";
-    "CMI-69"     Must   "A plugin that still starts answers OK and is not ready";
-    "CMI-70"     Said   "A plugin that has started is ready";
-    "CMI-72"     Must   "Probe that fails is not OK";
-    "CMI-73"     Must   "Probe answers the code of its table";
-    "CMI-75"     Must   "A plugin that is not healthy is FAILED_PRECONDITION";
+    "CMI-68"     Must   "An unhealthy plugin answers Probe with an error";
+    "CMI-69"     Must   "A starting plugin is OK and not ready";
+    "CMI-70"     Said   "A started plugin is ready";
+    "CMI-72"     Must   "A failed Probe is not OK";
+    "CMI-73"     Must   "Probe uses the codes of its table";
+    "CMI-75"     Must   "An unhealthy plugin is FAILED_PRECONDITION";
     "CMI-77"     Must   "A missing dependency is FAILED_PRECONDITION";
-    "CMI-79"     Must   "A machine leads to one VM";
-    "CMI-80"     Should "A provider spec leads to one cluster";
+    "CMI-79"     Must   "A machine maps to one VM";
+    "CMI-80"     Should "A provider spec maps to one cluster";
     "CMI-81"     Must   "CreateMachine is implemented and declared";
-    "CMI-82"     Must   "A VM that is there and fits is adopted";
-    "CMI-83"     Must   "Each machine has a VM of its own";
-    "CMI-84"     Must   "CreateMachine can be repeated";
-    "CMI-85"     Said   "Provider id and node name are those of the Node";
-    "CMI-87"     Must   "CreateMachine takes no blank name";
-    "CMI-88"     Should "A provider spec that can't be read is refused";
-    "CMI-89"     Must   "CreateMachine takes no empty provider spec";
-    "CMI-90"     May    "CreateMachine takes secrets";
-    "CMI-91"     May    "CreateMachine takes any LastKnownState";
-    "CMI-92"     Must   "CreateMachine answers a provider id";
-    "CMI-93"     Must   "CreateMachine answers a node name";
-    "CMI-94"     May    "A LastKnownState may hold any bytes";
-    "CMI-95"     Must   "A create that is not complete does not answer OK";
-    "CMI-96"     Must   "CreateMachine answers the code of its table";
-    "CMI-98"     Must   "An error of CreateMachine says in words what is wrong";
+    "CMI-82"     Must   "CreateMachine adopts a VM that matches the request";
+    "CMI-83"     Must   "Each machine has its own VM";
+    "CMI-84"     Must   "CreateMachine is idempotent";
+    "CMI-85"     Said   "Provider ID and node name match the Node";
+    "CMI-87"     Must   "CreateMachine rejects a blank name";
+    "CMI-88"     Should "An invalid provider spec is rejected";
+    "CMI-89"     Must   "CreateMachine rejects an empty provider spec";
+    "CMI-90"     May    "CreateMachine accepts secrets";
+    "CMI-91"     May    "CreateMachine accepts any LastKnownState";
+    "CMI-92"     Must   "CreateMachine returns a provider ID";
+    "CMI-93"     Must   "CreateMachine returns a node name";
+    "CMI-94"     May    "LastKnownState can contain any bytes";
+    "CMI-95"     Must   "An incomplete create is not OK";
+    "CMI-96"     Must   "CreateMachine uses the codes of its table";
+    "CMI-98"     Must   "CreateMachine errors have a readable message";
     "CMI-99"     Must   "DeleteMachine is implemented and declared";
-    "CMI-100"    Must   "To delete what is not there is OK";
-    "CMI-101"    Must   "DeleteMachine touches no VM of another cluster";
-    "CMI-102"    Must   "DeleteMachine can be repeated";
-    "CMI-103"    Said   "A machine leads to the VM that is to be deleted";
-    "CMI-105"    Must   "DeleteMachine takes no blank name";
-    "CMI-106"    Must   "DeleteMachine takes no empty provider spec";
-    "CMI-107"    May    "DeleteMachine takes secrets";
-    "CMI-108"    May    "DeleteMachine works with and without the provider id";
-    "CMI-109"    May    "DeleteMachine takes any LastKnownState";
-    "CMI-110"    May    "DeleteMachine may answer a LastKnownState";
-    "CMI-111"    Must   "A deletion that is not complete does not answer OK";
-    "CMI-112"    Must   "DeleteMachine answers the code of its table";
-    "CMI-113"    Must   "An error of DeleteMachine says in words what is wrong";
-    "CMI-114"    Must   "GetMachineStatus that is declared is implemented";
-    "CMI-115"    Said   "GetMachineStatus answers as CreateMachine does";
-    "CMI-116"    Must   "GetMachineStatus sees no VM of another cluster";
-    "CMI-117"    Must   "GetMachineStatus can be repeated";
-    "CMI-118"    Must   "GetMachineStatus takes no blank name";
-    "CMI-119"    Must   "GetMachineStatus takes no empty provider spec";
-    "CMI-120"    May    "GetMachineStatus works with and without the provider id";
-    "CMI-121"    Must   "GetMachineStatus answers a provider id";
-    "CMI-122"    Must   "GetMachineStatus answers a node name";
-    "CMI-123"    Must   "A look-up that is not complete does not answer OK";
-    "CMI-124"    Must   "GetMachineStatus answers the code of its table";
-    "CMI-125"    Must   "An error of GetMachineStatus says in words what is wrong";
-    "CMI-126"    Must   "ShutDownMachine that is declared is implemented";
-    "CMI-127"    Must   "A guest that is stopped, or has accepted to stop, is OK";
-    "CMI-128"    Must   "ShutDownMachine stops no guest of another cluster";
-    "CMI-129"    Must   "ShutDownMachine can be repeated";
-    "CMI-130"    Must   "ShutDownMachine takes no blank name";
-    "CMI-131"    Must   "ShutDownMachine takes no empty provider spec";
+    "CMI-100"    Must   "Deleting a VM that does not exist is OK";
+    "CMI-101"    Must   "DeleteMachine ignores VMs of other clusters";
+    "CMI-102"    Must   "DeleteMachine is idempotent";
+    "CMI-103"    Said   "A machine maps to the VM to delete";
+    "CMI-105"    Must   "DeleteMachine rejects a blank name";
+    "CMI-106"    Must   "DeleteMachine rejects an empty provider spec";
+    "CMI-107"    May    "DeleteMachine accepts secrets";
+    "CMI-108"    May    "DeleteMachine works with and without the provider ID";
+    "CMI-109"    May    "DeleteMachine accepts any LastKnownState";
+    "CMI-110"    May    "DeleteMachine can return a LastKnownState";
+    "CMI-111"    Must   "An incomplete delete is not OK";
+    "CMI-112"    Must   "DeleteMachine uses the codes of its table";
+    "CMI-113"    Must   "DeleteMachine errors have a readable message";
+    "CMI-114"    Must   "A declared GetMachineStatus is implemented";
+    "CMI-115"    Said   "GetMachineStatus answers match CreateMachine";
+    "CMI-116"    Must   "GetMachineStatus ignores VMs of other clusters";
+    "CMI-117"    Must   "GetMachineStatus is idempotent";
+    "CMI-118"    Must   "GetMachineStatus rejects a blank name";
+    "CMI-119"    Must   "GetMachineStatus rejects an empty provider spec";
+    "CMI-120"    May    "GetMachineStatus works with and without the provider ID";
+    "CMI-121"    Must   "GetMachineStatus returns a provider ID";
+    "CMI-122"    Must   "GetMachineStatus returns a node name";
+    "CMI-123"    Must   "An incomplete look-up is not OK";
+    "CMI-124"    Must   "GetMachineStatus uses the codes of its table";
+    "CMI-125"    Must   "GetMachineStatus errors have a readable message";
+    "CMI-126"    Must   "A declared ShutDownMachine is implemented";
+    "CMI-127"    Must   "Shutting down a guest that stops or has stopped is OK";
+    "CMI-128"    Must   "ShutDownMachine ignores VMs of other clusters";
+    "CMI-129"    Must   "ShutDownMachine is idempotent";
+    "CMI-130"    Must   "ShutDownMachine rejects a blank name";
+    "CMI-131"    Must   "ShutDownMachine rejects an empty provider spec";
     "CMI-132"    May    "ShutDownMachine works with and without its optional fields";
-    "CMI-133"    Must   "A request to stop that failed does not answer OK";
-    "CMI-134"    Must   "ShutDownMachine answers the code of its table";
-    "CMI-135"    Must   "An error of ShutDownMachine says in words what is wrong";
-    "CMI-136"    Must   "ListMachines that is declared is implemented";
-    "CMI-137"    Must   "ListMachines names every VM of the provider spec";
-    "CMI-138"    Said   "The list leads from provider ids to machine names";
-    "CMI-139"    Must   "ListMachines takes no empty provider spec";
-    "CMI-140"    May    "ListMachines takes secrets";
+    "CMI-133"    Must   "A failed shutdown request is not OK";
+    "CMI-134"    Must   "ShutDownMachine uses the codes of its table";
+    "CMI-135"    Must   "ShutDownMachine errors have a readable message";
+    "CMI-136"    Must   "A declared ListMachines is implemented";
+    "CMI-137"    Must   "ListMachines returns every VM of the provider spec";
+    "CMI-138"    Said   "The list maps provider IDs to machine names";
+    "CMI-139"    Must   "ListMachines rejects an empty provider spec";
+    "CMI-140"    May    "ListMachines accepts secrets";
     "CMI-141"    Must   "A cluster without VMs has an empty list";
-    "CMI-142"    Must   "A list that is not complete does not answer OK";
-    "CMI-143"    Must   "ListMachines answers the code of its table";
-    "CMI-145"    Must   "An error of ListMachines says in words what is wrong";
-    "CMI-146"    Must   "GetVolumeIDs that is declared is implemented";
+    "CMI-142"    Must   "An incomplete list is not OK";
+    "CMI-143"    Must   "ListMachines uses the codes of its table";
+    "CMI-145"    Must   "ListMachines errors have a readable message";
+    "CMI-146"    Must   "A declared GetVolumeIDs is implemented";
     "CMI-147"    Must   "GetVolumeIDs of own volumes is OK";
-    "CMI-148"    May    "Volumes of others may be left out";
-    "CMI-149"    Must   "GetVolumeIDs can be repeated";
-    "CMI-150"    Must   "GetVolumeIDs takes no empty PVSpecList";
-    "CMI-151"    Must   "No volumes have no ids";
-    "CMI-152"    Must   "An error of GetVolumeIDs says in words what is wrong";
-    "CMI-153"    Must   "The services are spoken to by their published names";
-    "CMI-154"    Should "Messages are those of proto3: a field that is not known yet does no harm";
+    "CMI-148"    May    "Volumes of others can be skipped";
+    "CMI-149"    Must   "GetVolumeIDs is idempotent";
+    "CMI-150"    Must   "GetVolumeIDs rejects an empty PVSpecList";
+    "CMI-151"    Must   "An empty volume list has no IDs";
+    "CMI-152"    Must   "GetVolumeIDs errors have a readable message";
+    "CMI-153"    Must   "The services have their published names";
+    "CMI-154"    Should "Messages follow proto3: unknown fields are ignored";
     "CMI-155"    Must   "The five REQUIRED calls are implemented";
-    "CMI-157"    Must   "The plugin listens where CMI_ENDPOINT says";
+    "CMI-157"    Must   "The plugin listens at CMI_ENDPOINT";
     "CMI-158"    May    "Only network sockets are endpoints"
-                        untested "a unix socket is an endpoint of this project, too: the extension says so";
-    "CMI-159"    Must   "All services are at one address";
+                        untested "the extension of this project also allows unix sockets";
+    "CMI-159"    Must   "All services have one address";
     "CMI-161"    Must   "The transport is a network socket";
-    "CMI-165"    Should / Must "Nothing sensitive leaks", by_every_case;
-    "CMI-174"    Must   "Nothing is taken for granted about the image manifest"
-                        untested "about how the program is started and what it writes, which no call \
-                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-165"    Should / Must "No sensitive data leaks", by_every_case;
+    "CMI-174"    Must   "The program does not expect variables from its image manifest"
+                        untested "calls do not reveal start-up and output of the program; `capcmi driver \
+                            serve` has its own tests";
     "CMI-179"    Must   "CMI_ENDPOINT has a scheme, an authority and a port"
-                        untested "about how the program is started, which no call shows, and the hook \
-                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
-                            of its own for it";
-    "CMI-180"    Must   "Loopback and other addresses can be listened on"
-                        untested "about how the program is started, which no call shows, and the hook \
-                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
-                            of its own for it";
-    "CMI-181"    Must   "Without CMI_ENDPOINT the plugin does not start"
-                        untested "about how the program is started, which no call shows, and the hook \
-                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
-                            of its own for it";
-    "CMI-182"    Must   "The plugin serves for as long as it runs";
-    "CMI-183"    Should "Logs go to standard output and standard error alone"
-                        untested "about how the program is started and what it writes, which no call \
-                            shows; `capcmi driver serve` has tests of its own for it";
-    "CMI-186"    Should / Must "No secret is written to logs", by_every_case;
-    "CMI-188"    Should "What is configured wrongly fails at once, with an exit code"
-                        untested "about how the program is started, which no call shows, and the hook \
-                            `restart` starts it in its author's way alone; `capcmi driver serve` has tests \
-                            of its own for it";
+                        untested "calls do not reveal how the program starts, and the hook `restart` starts \
+                            it only in its author's way; `capcmi driver serve` has its own tests";
+    "CMI-180"    Must   "The plugin can listen on loopback and other addresses"
+                        untested "calls do not reveal how the program starts, and the hook `restart` starts \
+                            it only in its author's way; `capcmi driver serve` has its own tests";
+    "CMI-181"    Must   "The plugin does not start without CMI_ENDPOINT"
+                        untested "calls do not reveal how the program starts, and the hook `restart` starts \
+                            it only in its author's way; `capcmi driver serve` has its own tests";
+    "CMI-182"    Must   "The plugin is a long-running service";
+    "CMI-183"    Should "Logs are written only to standard output and standard error"
+                        untested "calls do not reveal start-up and output of the program; `capcmi driver \
+                            serve` has its own tests";
+    "CMI-186"    Should / Must "Logs contain no secrets", by_every_case;
+    "CMI-188"    Should "A wrong configuration fails immediately with an exit code"
+                        untested "calls do not reveal how the program starts, and the hook `restart` starts \
+                            it only in its author's way; `capcmi driver serve` has its own tests";
 };

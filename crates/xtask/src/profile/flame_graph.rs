@@ -1,7 +1,7 @@
 //! A flame graph, as an SVG that needs no script: a box for each function under its caller, as wide as the
 //! time that it took. Each box shows its name and its share under the pointer.
 //!
-//! `inferno` would do the same, but its licence (CDDL-1.0) is none that `deny.toml` allows.
+//! `inferno` does the same, but `deny.toml` does not allow its licence (CDDL-1.0).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

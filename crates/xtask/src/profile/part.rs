@@ -83,8 +83,8 @@ const NAMES: &[(Part, &[&str])] = &[
 ];
 
 impl Part {
-    /// Returns the part of a sample: that of the innermost function whose part is known. The kernel's
-    /// functions belong to the kernel, whatever part has called them.
+    /// Returns the part of the innermost function with a known part. The kernel's functions belong to the
+    /// kernel, regardless of their caller.
     pub fn of(sample: &Sample) -> Self {
         if sample.frames.last().is_some_and(|frame| frame.is_kernel) {
             return Self::Kernel;

@@ -10,7 +10,7 @@ pub struct Sample {
 /// A function on the stack of a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The name, without the hash by which the compiler tells two functions apart.
+    /// The name, without the hash that the compiler appends.
     pub function: String,
     /// Whether the function belongs to the kernel.
     pub is_kernel: bool,

@@ -13,7 +13,7 @@ use serde_json::Value;
 #[tokio::test]
 async fn the_shipped_template_asks_for_what_the_documented_configuration_has() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let page = fs::read_to_string(root.join("docs/libvirt.md"))?;
+    let page = fs::read_to_string(root.join("docs/back-ends/libvirt.md"))?;
     let (_, config) = page
         .split_once("## Configuration\n\n```yaml\n")
         .context("no configuration")?;

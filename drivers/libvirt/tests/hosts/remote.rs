@@ -44,7 +44,9 @@ fn run(command: &mut Command) -> Result<()> {
 
 /// Makes certificates for the host `localhost` as the documentation has it.
 fn certificates(folder: &Path) -> Result<()> {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/libvirt.md"))?;
+    let page = fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/back-ends/libvirt-hosts.md"),
+    )?;
     let (_, section) = page
         .split_once("### Hosts over TLS\n")
         .context("no section about TLS")?;

@@ -78,7 +78,7 @@ supervise)
     trap 'touch "$folder/stop"; end' TERM INT
     while [ ! -e "$folder/stop" ]; do
         # One that was killed right before it started a QEMU takes the domain for starting for ever, with the state change lock
-        # held: it looks for no process where it had noted none. docs/libvirt.md has it for libvirtd of systemd.
+        # held: it looks for no process where it had noted none. See docs/back-ends/libvirt-operations.md.
         grep -ls "<domstatus .*pid='0'" /run/libvirt/qemu/*.xml | xargs -r rm -- || true
         listen=()
         ! grep -q '^listen_tls = 1' "$folder/etc/libvirtd.conf" || listen=(--listen)

@@ -95,7 +95,7 @@ def test_it_has_less_than_200_lines_and_its_back_end_less_than_150() -> None:
 
 def test_the_tutorial_builds_it_piece_by_piece() -> None:
     """Its pieces of Python, one after the other, are the file."""
-    page = DRIVER.parents[4] / "docs/driver-authors.md"
+    page = DRIVER.parents[4] / "docs/drivers/quickstart.md"
     tutorial = page.read_text().split("\n## A driver from an empty file\n")[1].split("\n## ")[0]
     pieces = [block.split("```")[0] for block in tutorial.split("```python\n")[1:]]
 
@@ -108,7 +108,7 @@ def test_the_tutorial_builds_it_piece_by_piece() -> None:
 def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_path: Path) -> None:
     """With programs that fetch from this repository, install nothing, and take a driver that listens for compliant."""
     repository = DRIVER.parents[4]
-    page = (repository / "docs/driver-authors.md").read_text()
+    page = (repository / "docs/drivers/quickstart.md").read_text()
     recipe = page.split("On GitHub Actions")[1].split("```yaml\n")[1].split("```")[0]
     steps = [line.split("- run: ")[1] for line in recipe.splitlines() if "- run: " in line]
     files = next(line.split("FILES: ")[1] for line in recipe.splitlines() if "FILES: " in line)

@@ -243,7 +243,7 @@ def test_with_tls_only_a_client_with_a_certificate_is_served(start: Process, tmp
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_the_certificates_that_the_documentation_makes_are_good_for_both_sides(start: Process, tmp_path: Path) -> None:
     """With a kubectl that writes the Secrets into folders."""
-    page = (FOLDER.parents[3] / "docs/driver-deployment.md").read_text()
+    page = (FOLDER.parents[3] / "docs/drivers/deployment.md").read_text()
     commands = page.split("<!-- tested: certificates -->")[1].split("```sh\n")[1].split("```")[0]
     (tmp_path / "bin").mkdir()
     kubectl = tmp_path / "bin/kubectl"
