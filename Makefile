@@ -131,8 +131,13 @@ lint-python: ## Check format and lints of the Python drivers.
 	$(IN_PYTHON) ruff format --check .
 	$(IN_PYTHON) ruff check .
 
+.PHONY: lint-prose
+lint-prose: ## Check that pages, comments and messages are easy to read (hack/prose.py --help).
+	python3 -B -m unittest discover --quiet --start-directory hack
+	hack/prose.py
+
 .PHONY: lint
-lint: lint-python ## Check format, lints and, where cargo-deny is installed, dependencies, as CI does.
+lint: lint-python lint-prose ## Check format, prose, lints and, where cargo-deny is installed, dependencies, as CI does.
 	$(CARGO) fmt --all --check
 	CARGO='$(CARGO)' hack/check-features.sh
 	$(CARGO) clippy --workspace $(WITHOUT_LIBVIRT) --all-targets --locked -- -D warnings

@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+"""Checks that the project's texts are easy to read.
+
+    hack/prose.py                  check all texts; the counts by page, crate and folder
+    hack/prose.py PATH...          only texts below these paths, with a line for each file
+    hack/prose.py --worst N        also the N worst sentences
+    hack/prose.py --shorten        remove the files that are done from hack/prose-pending.txt
+
+The texts are Markdown pages, comments in Rust code, and messages. A message is a string literal of at least
+four words in Rust code outside tests. The check counts habits that make a sentence hard to read, and
+tolerates 40 for each 1,000 sentences. hack/prose-pending.txt lists the Rust files whose comments are still above
+the limit, and the crates whose messages are (`messages of src`). The list may only get shorter.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PENDING = "hack/prose-pending.txt"
+
+# Findings for each 1,000 sentences.
+LIMIT = 40
+# A text with fewer sentences may have one finding, whatever its rate.
+FEW = 25
+# Words of the longest sentence, and of the shortest that counts as a sentence.
+LONGEST, SHORTEST = 32, 4
+
+CODE_FOLDERS = ("src", "crates", "drivers", "examples", "benches", "tests", "fuzz")
+MESSAGE_FOLDERS = ("src", "crates", "drivers")
+SKIPPED = {"target", "out", "node_modules", ".git", ".venv"}
+
+
+def words(text):
+    return "(?:" + "|".join(text.split()) + ")"
+
+
+VERBS = words("is was are were has had can may comes? goes keeps stands came must")
+NOUNS = words("of it they the a an to one else this that those there")
+PREPOSITIONS = words("of at from by in after before for with to under")
+CALQUES = (
+    "anew|as ever|beforehand|all the same|belongs? into|by itself|of its own|says? so|said so|go(?:es)? by|"
+    r"takes? [a-z ]{1,20} for (?:gone|one|an?)|in words|at once|(?:from )?(?:then|there) on|meanwhile|thereof|"
+    "besides|as a rule|(?:gets?|got) away"
+)
+HABITS = {
+    'clause with "what"': rf"\b(?:what|whatever) (?:{VERBS}|{NOUNS})\b",
+    "negation by noun": (
+        r"\b(?:is|are|was|were|be) none\b|\b(?:is|are|was|were) no [a-z]+(?: [a-z]+)? of\b|"
+        r"\b(?:nothing but|any more)\b"
+    ),
+    "pronoun chain": (
+        r"\b(?:one|those|that) of (?:which|those|them|what)\b|\bof (?:that|those) of\b|"
+        r"\bthe one (?:that|of|which)\b|\b(?:that|those) of the\b|"
+        r"\b(?:one|those) that (?:is|are|has|have|was|were)\b"
+    ),
+    'clause with "of which"': rf"\b{PREPOSITIONS} which\b",
+    "literal translation": rf"\b(?:{CALQUES})\b",
+}
+HABITS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in HABITS.items()}
+LONG = f"more than {LONGEST} words"
+
+
+def findings(sentence):
+    """Returns the names of the habits in a sentence, once for each occurrence."""
+    found = [name for name, pattern in HABITS.items() for _ in pattern.finditer(sentence)]
+    if len(sentence.split()) > LONGEST:
+        found.append(LONG)
+    return found
+
+
+def sentences(text):
+    """Yields the sentences of a paragraph. Code and links count as their text."""
+    text = re.sub(r"(`+)(?:(?!\1).)+\1", "CODE", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"\[([^\]]*)\]", r"\1", text)
+    text = re.sub(r"\b(e\.g|i\.e|etc|vs)\.", r"\1", text)
+    for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z\"(])|;\s+", text):
+        if len(sentence.split()) >= SHORTEST:
+            yield sentence.strip()
+
+
+class Paragraphs:
+    """Joins lines of text to paragraphs, each with its first line."""
+
+    ITEM = re.compile(r"(?:[*+-]|\d+\.|#+|>)\s+")
+
+    def __init__(self):
+        self.done, self.lines, self.start, self.in_code = [], [], 0, False
+
+    def end(self):
+        if self.lines:
+            self.done.append((self.start, " ".join(self.lines)))
+        self.lines = []
+
+    def add(self, number, line):
+        text = line.strip()
+        if text.startswith("```"):
+            self.in_code = not self.in_code
+            self.end()
+        elif self.in_code:
+            pass
+        elif text.startswith("|"):
+            self.end()
+            self.done.extend((number, cell) for cell in re.split(r"(?<!\\)\|", text.strip("|")))
+        elif text == "":
+            self.end()
+        else:
+            item = self.ITEM.match(text)
+            if item:
+                self.end()
+                text = text[item.end() :]
+            if not self.lines:
+                self.start = number
+            self.lines.append(text)
+
+
+def markdown(text):
+    """Returns the paragraphs, list items and table cells of a Markdown page."""
+    text = re.sub(r"<!--.*?-->", lambda comment: "\n" * comment.group().count("\n"), text, flags=re.DOTALL)
+    paragraphs = Paragraphs()
+    for number, line in enumerate(text.splitlines(), 1):
+        paragraphs.add(number, line)
+    paragraphs.end()
+    return paragraphs.done
+
+
+TOKEN = re.compile(
+    r"""
+    (?P<comment>//[^\n]*)
+    | (?P<block>/\*)
+    | \b[bc]?r(?P<hashes>\#*)"(?P<raw>.*?)"(?P=hashes)
+    | (?:\b[bc])?"(?P<string>(?:[^"\\]|\\.)*)"
+    | '(?:[^'\\\n]|\\u\{[^}]*\}|\\x..|\\.)'
+    | (?P<test>\#\[cfg\(test\)\])
+    | (?P<bracket>[{};])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Rust:
+    """The comments of a Rust file, and its messages outside tests."""
+
+    def __init__(self, text):
+        self.comments, self.messages = [], []
+        paragraphs, last, style = Paragraphs(), 0, ""
+        # The depth of braces, and the depth at which the item under #[cfg(test)] began.
+        depth, test = 0, None
+        position = 0
+        while token := TOKEN.search(text, position):
+            position = token.end()
+            kind = token.lastgroup
+            if kind == "comment":
+                line = text.count("\n", 0, token.start()) + 1
+                marker = re.match(r"//[/!]?", token.group()).group()
+                begins_line = text[: token.start()].rpartition("\n")[2].strip() == ""
+                if line != last + 1 or marker != style or not begins_line:
+                    paragraphs.end()
+                    paragraphs.in_code = False
+                content = token.group()[len(marker) :]
+                if not content.startswith("     "):
+                    paragraphs.add(line, content)
+                last, style = line, marker
+            elif kind == "block":
+                position = self.end_of_block(text, position)
+            elif kind == "test":
+                test = depth if test is None else test
+            elif kind == "bracket":
+                depth += {"{": 1, "}": -1}.get(token.group(), 0)
+                # The item ends with its closing brace, or with a semicolon when it has no body.
+                if test is not None and depth <= test and token.group() != "{":
+                    test = None
+            elif kind in ("raw", "string") and test is None:
+                self.add_message(text, token, kind)
+        paragraphs.end()
+        self.comments = paragraphs.done
+
+    @staticmethod
+    def end_of_block(text, position):
+        depth = 1
+        for mark in re.finditer(r"/\*|\*/", text[position:]):
+            depth += 1 if mark.group() == "/*" else -1
+            if depth == 0:
+                return position + mark.end()
+        return len(text)
+
+    def add_message(self, text, token, kind):
+        message = token.group(kind)
+        if kind == "string":
+            message = re.sub(r"\\\n\s*", "", message)
+            message = re.sub(r"\\n", "\n", message)
+            message = re.sub(r'\\(["\\])', r"\1", message)
+        elif "\n" in message:
+            return  # a document, such as YAML
+        message = re.sub(r"\{[^{}]*\}", "X", message)
+        if len(re.findall(r"[A-Za-z]{2,}", message)) >= SHORTEST:
+            line = text.count("\n", 0, token.start()) + 1
+            self.messages.extend((line, part) for part in message.split("\n"))
+
+
+class Count:
+    """The sentences of a text and their findings."""
+
+    def __init__(self, name):
+        self.name, self.sentences, self.found = name, 0, []
+
+    def add(self, path, paragraphs):
+        for line, paragraph in paragraphs:
+            for sentence in sentences(paragraph):
+                self.sentences += 1
+                found = findings(sentence)
+                if found:
+                    self.found.append((path, line, sentence, found))
+
+    @property
+    def total(self):
+        return sum(len(found) for *_, found in self.found)
+
+    @property
+    def rate(self):
+        return 1000 * self.total / max(self.sentences, 1)
+
+    def is_good(self):
+        return self.rate <= LIMIT or (self.sentences < FEW and self.total <= 1)
+
+    def worst(self, number):
+        order = sorted(self.found, key=lambda found: (-len(found[3]), -len(found[2]), found[:2]))
+        return order[:number]
+
+
+def files(root, folders, suffix):
+    for folder in folders:
+        for path in sorted((root / folder).rglob(f"*{suffix}")):
+            relative = path.relative_to(root)
+            if not SKIPPED & set(relative.parts):
+                yield relative
+
+
+def is_test(path):
+    return "tests" in path.parts or path.stem == "tests" or path.stem.endswith("_tests")
+
+
+def crate(path):
+    """Returns the folder of the crate that a file belongs to."""
+    return path.parts[0] if path.parts[0] == "src" else "/".join(path.parts[:2])
+
+
+def counts(root):
+    """Returns the counts of pages, of Rust files, and of messages by crate."""
+    pages = [path for path in map(pathlib.Path, ("README.md", "CONTRIBUTING.md")) if (root / path).exists()]
+    of_pages, of_comments, of_messages = [], [], {}
+    for path in [*pages, *files(root, ["docs"], ".md")]:
+        count = Count(path.as_posix())
+        count.add(path.as_posix(), markdown((root / path).read_text()))
+        of_pages.append(count)
+    for path in files(root, CODE_FOLDERS, ".rs"):
+        code = Rust((root / path).read_text())
+        count = Count(path.as_posix())
+        count.add(path.as_posix(), code.comments)
+        of_comments.append(count)
+        if path.parts[0] in MESSAGE_FOLDERS and not is_test(path):
+            name = f"messages of {crate(path)}"
+            of_messages.setdefault(name, Count(name)).add(path.as_posix(), code.messages)
+    return of_pages, of_comments, list(of_messages.values())
+
+
+def merged(of_comments):
+    """Returns the counts of comments by crate and folder."""
+    folders = {}
+    for count in of_comments:
+        path = pathlib.Path(count.name)
+        folder = crate(path) if path.parts[0] in MESSAGE_FOLDERS else path.parts[0]
+        total = folders.setdefault(folder, Count(f"comments of {folder}"))
+        total.sentences += count.sentences
+        total.found += count.found
+    return list(folders.values())
+
+
+def problems(pages, code, pending):
+    """Returns the errors in the counts of pages and code, given the lines of the list of pending texts."""
+    errors = []
+    # Pages cannot be pending.
+    known = {count.name: count for count in code}
+    if pending != sorted(set(pending)):
+        errors.append(f"{PENDING} must be sorted, without repeats")
+    for name in pending:
+        if name not in known or known[name].is_good():
+            reason = "is below the limit" if name in known else "does not exist"
+            errors.append(f"{name} {reason}: remove it from {PENDING} (hack/prose.py --shorten)")
+    for count in pages + code:
+        if not count.is_good() and (count in pages or count.name not in pending):
+            lines = [f"{count.name}: {count.total} findings in {count.sentences} sentences; rewrite these:"]
+            for path, line, sentence, found in count.worst(10):
+                lines.append(f"    {path}:{line}: {', '.join(found)}\n        {sentence}")
+            errors.append("\n".join(lines))
+    return errors
+
+
+def is_below(count, paths):
+    names = {path for path, *_ in count.found} | {count.name.removeprefix("messages of ")}
+    return any(name == path or name.startswith(f"{path}/") for name in names for path in paths)
+
+
+def main(arguments=None, root=ROOT):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst sentences")
+    parser.add_argument("--shorten", action="store_true", help=f"remove from {PENDING} the texts that are done")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders")
+    options = parser.parse_args(arguments)
+    pages, comments, messages = counts(root)
+    list_of_pending = root / PENDING
+    pending = list_of_pending.read_text().splitlines() if list_of_pending.exists() else []
+    code = comments + messages
+    if options.shorten:
+        undone = {count.name for count in code if not count.is_good()}
+        pending = [name for name in pending if name in undone]
+        list_of_pending.write_text("".join(f"{name}\n" for name in pending))
+    shown = pages + messages + merged(comments)
+    if options.paths:
+        here = pathlib.Path.cwd()
+        paths = [(here / path).resolve().relative_to(root).as_posix() for path in options.paths]
+        pages = [count for count in pages if is_below(count, paths)]
+        code = [count for count in code if is_below(count, paths)]
+        pending = [name for name in pending if name in {count.name for count in code}]
+        shown = pages + code
+    width = max((len(count.name) for count in shown), default=0)
+    print(f"{'':{width}}  sentences  findings  per 1000")
+    for count in shown:
+        print(f"{count.name:{width}}  {count.sentences:9}  {count.total:8}  {count.rate:8.0f}")
+    if options.worst:
+        total = Count("")
+        total.found = [found for count in pages + code for found in count.found]
+        for path, line, sentence, found in total.worst(options.worst):
+            print(f"{path}:{line}: {', '.join(found)}\n    {sentence}")
+    errors = problems(pages, code, pending)
+    for error in errors:
+        print(error, file=sys.stderr)
+    if errors:
+        print("hack/prose.py --help explains the limit; do not add to the list", file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
