@@ -65,9 +65,10 @@ pin-images: ## Write the digests of the base images into the Dockerfile; wants C
 
 # It links libvirt's C library, which nothing else needs.
 WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
-# Most cases wait for other processes: a thread for each core would leave the cores idle half of the time.
+# Most cases wait for other processes: a thread for each core would leave the cores idle half of the time. Cases run make,
+# which has to know nothing of the jobs of this one.
 # Always the same packages: cargo enables features by the selected packages, and another selection rebuilds dependencies.
-TEST = RUST_TEST_THREADS="$${RUST_TEST_THREADS:-8}" $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
+TEST = MAKEFLAGS= RUST_TEST_THREADS="$${RUST_TEST_THREADS:-8}" $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 
 .PHONY: test
 test: ## Run the tests on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.

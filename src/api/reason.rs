@@ -331,7 +331,7 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::Unavailable => (
             "The driver or its back end cannot be reached.",
-            "Check that the plugin runs and reaches its back end: `capcmi describe driver NAME`. The \
+            "Check that the plugin runs and reaches its back end: `capcmi driver info --endpoint URI`. The \
                 provider continues when it is back.",
         ),
         Code::DeadlineExceeded => (

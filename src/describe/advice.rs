@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::machine::MachineReport;
+use super::owners::OwnerState;
 use super::vm::VmAnswer;
 use crate::api::conditions::{self, ConditionStatus};
 use crate::api::reason::{self, Reason};
@@ -56,7 +57,7 @@ pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
     steps.retain(|step| said.insert(step.clone()));
     steps.extend(of_vm(facts));
     if steps.is_empty() {
-        steps.push(without_remedy(machine, summary, now));
+        steps.push(without_remedy(facts, summary, now));
     }
     steps
 }
@@ -141,10 +142,17 @@ fn of_vm(facts: &MachineReport) -> Option<String> {
 }
 
 /// What to do when no condition has a remedy.
-fn without_remedy(machine: &InfraMachine, summary: Option<&Condition>, now: Timestamp) -> String {
+fn without_remedy(facts: &MachineReport, summary: Option<&Condition>, now: Timestamp) -> String {
+    let machine = &facts.machine;
     let status = machine.status.clone().unwrap_or_default();
     if conditions::is_true(&status.conditions, conditions::READY) {
-        return "Nothing: the machine is in the desired state.".to_owned();
+        let text = if is_without_node(facts) {
+            "The VM is up, and its Machine has no Node yet. If this lasts, compare the ProviderIDs: see \
+                docs/operate/no-node.md."
+        } else {
+            "Nothing: the machine is in the desired state."
+        };
+        return text.to_owned();
     }
     if status.conditions.is_empty() {
         let age = machine
@@ -171,6 +179,15 @@ fn without_remedy(machine: &InfraMachine, summary: Option<&Condition>, now: Time
         return format!("{cause}Wait. If this takes too long, check the logs of the driver.");
     }
     format!("{cause}Wait.")
+}
+
+/// Whether Cluster API still looks for the Node of a VM that is up.
+fn is_without_node(facts: &MachineReport) -> bool {
+    let is_provisioned = |phase: &Option<String>| phase.as_deref() == Some("Provisioned");
+    facts.owners.iter().any(|owner| {
+        owner.kind == "Machine"
+            && matches!(&owner.state, OwnerState::There { phase, .. } if is_provisioned(phase))
+    })
 }
 
 /// Cause and remedy of a reason; `None` for a reason that asks for nothing.

@@ -137,7 +137,7 @@ fn the_page_of_a_machine_says_why_it_waits_what_to_do_and_when_it_is_tried_again
 }
 
 #[test]
-fn the_page_of_a_machine_that_is_up_shows_its_vm_and_asks_for_nothing() {
+fn page_of_a_machine_that_is_up_asks_for_a_step_only_without_a_node() {
     let mut up = refused();
     up["spec"]["providerID"] = json!("sim://1");
     up["status"] = json!({
@@ -152,7 +152,16 @@ fn the_page_of_a_machine_that_is_up_shows_its_vm_and_asks_for_nothing() {
     vm.failure_domain = Some("zone-a".to_owned());
     let mut facts = facts(&up, VmAnswer::Observed(ObservedVm::Present(Box::new(vm))));
     facts.events = Ok(Vec::new());
-    assert_page("up.txt", &machine_page(&facts, at(7_300)));
+    let mut owner_is = |phase: &str| {
+        facts.owners[0].state = OwnerState::There {
+            phase: Some(phase.to_owned()),
+            deleting: false,
+        };
+        machine_page(&facts, at(7_300))
+    };
+    let without_node = owner_is("Provisioned");
+    assert!(without_node.contains("compare the ProviderIDs"), "{without_node}");
+    assert_page("up.txt", &owner_is("Running"));
 }
 
 /// What can't be had keeps nothing else off the page.
