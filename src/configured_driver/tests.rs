@@ -27,6 +27,7 @@ pub(crate) struct FakeDriver {
     pub takes: Duration,
     pub create: Script<Machine>,
     pub probe: Script<Readiness>,
+    pub prepare: Script<()>,
     pub calls: Arc<Mutex<Vec<Operation>>>,
 }
 
@@ -38,6 +39,7 @@ impl Default for FakeDriver {
             takes: Duration::ZERO,
             create: Box::new(|| Box::pin(async { Ok(machine()) })),
             probe: Box::new(|| Box::pin(async { Ok(Readiness::Ready) })),
+            prepare: Box::new(|| Box::pin(async { Ok(()) })),
             calls: Arc::default(),
         }
     }
@@ -90,6 +92,10 @@ impl Driver for FakeDriver {
     async fn probe(&self) -> Result<Readiness> {
         self.record(Operation::Probe);
         (self.probe)().await
+    }
+
+    async fn prepare_call(&self, _operation: Operation) -> Result<()> {
+        (self.prepare)().await
     }
 
     async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
@@ -295,6 +301,18 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
 }
 
+/// Nothing is written about a create that could not leave this process.
+#[tokio::test]
+async fn prepare_call_reports_an_unreachable_driver() {
+    let driver = configured_driver(FakeDriver {
+        prepare: Box::new(|| Box::pin(async { Err(Status::new(Code::Unavailable, "down")) })),
+        ..FakeDriver::default()
+    });
+    let permit = driver.acquire(Priority::Create, "test").await;
+    let prepared = permit.driver().prepare_call(Operation::CreateMachine).await;
+    assert_eq!(status_of(prepared).0, Code::Unavailable);
+}
+
 #[tokio::test]
 async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
@@ -407,6 +425,21 @@ async fn a_create_that_waits_for_the_drivers_rate_gets_its_whole_timeout_and_is_
     let waited = Duration::from_secs(u64::from(PERMITS) - 1);
     assert!(last >= waited + timeout, "{last:?}");
     assert!(last <= known.create_given_up_after, "{last:?}");
+}
+
+#[test]
+fn create_waits_for_at_most_one_call_of_each_permit() {
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::new(30).unwrap(),
+        calls_per_second: std::num::NonZeroU32::new(5).unwrap(),
+        ..Limits::default()
+    };
+    let timeout = limits.timeouts.of(Operation::CreateMachine);
+    let in_turn = Duration::from_secs(6);
+    assert_eq!(
+        limits.create_given_up_after(),
+        Duration::from_mins(1) + in_turn + timeout
+    );
 }
 
 /// An API server that takes long for the note, and a process that was suspended.
@@ -613,6 +646,29 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
         1,
         "the fourth create is woken, once"
     );
+}
+
+/// Most look-ups lead to a create.
+#[tokio::test]
+async fn look_up_permit_serves_a_create_if_one_is_left_for_deletions() {
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::new(2).unwrap(),
+        ..Limits::default()
+    };
+    let settings = of_one_namespace(limits);
+    let driver = configured_driver_with(settings, FakeDriver::default(), Leadership::unelected());
+    let permit = |key: &str| {
+        let requester = Requester::new(key, "ns");
+        driver
+            .try_acquire(Priority::Upkeep, requester, Waker::new(|| {}))
+            .unwrap()
+    };
+    let (mut first, mut second) = (permit("first"), permit("second"));
+    assert!(first.may_create("first"));
+    assert!(first.may_create("first"), "from now on");
+    assert!(!second.may_create("second"), "it is the one for deletions");
+    drop(first);
+    assert!(second.may_create("second"));
 }
 
 /// An object without a finalizer may go while its reconcile is on the way to the queue: no reconcile of it

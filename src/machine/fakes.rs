@@ -166,6 +166,8 @@ pub struct Vms {
     named: Option<ProviderId>,
     /// Whether creates are never answered.
     creates_hang: bool,
+    /// Whether each VM is said to be uninitialized.
+    is_uninitialized: bool,
     /// Whether a deletion takes three calls, each of which goes on from the state that the last one gave: the
     /// first is answered OK, the second fails, and the third deletes the VM.
     deletes_in_steps: bool,
@@ -191,6 +193,14 @@ impl Vms {
     pub fn hanging() -> Self {
         Self {
             creates_hang: true,
+            ..Self::default()
+        }
+    }
+
+    /// Of a driver whose VMs are never initialized.
+    pub fn uninitialized() -> Self {
+        Self {
+            is_uninitialized: true,
             ..Self::default()
         }
     }
@@ -319,6 +329,9 @@ impl Driver for VmDriver {
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
         self.record(Operation::GetMachineStatus);
+        if self.back_end.is_uninitialized {
+            return Err(Status::new(Code::Uninitialized, "half done"));
+        }
         let vms = self.back_end.existing.lock().unwrap();
         let found = vms.iter().find(|vm| match &request.provider_id {
             Some(id) => *id == vm.provider_id,

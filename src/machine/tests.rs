@@ -12,19 +12,22 @@ use super::fakes::{Server, Vms};
 use super::fixtures::{MachineFixture, machine, world};
 use super::gather::gather;
 use super::object::Object;
-use super::outcome::Outcome;
+use super::outcome::{Blocked, Failure, Outcome};
 use super::plan::{Plan, SHUT_DOWN_TRIES, Step, plan};
 use super::provider_ids::Holder;
 use super::publish::publish;
+use super::runtime_state::{LookUpHint, RuntimeState};
 use super::{Context, reconcile};
 use crate::admission::{self, AdmissionPolicies};
 use crate::api::annotations;
+use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::configured_driver::{Limits, Priority, Timeouts};
 use crate::identity;
 use crate::reconciler::Action;
-use cmi_driver::{DeleteMachineRequest, MachineClass, MachineRef, Operation};
+use crate::retry::Stage;
+use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 
@@ -84,6 +87,28 @@ async fn of_an_object_that_cannot_be_read_the_vm_that_only_the_status_confirms_i
     again(&server, &ctx).await;
     assert_eq!(vms.ids(), Vec::<String>::new());
     assert!(!server.is_kept());
+}
+
+/// The cache is behind: it will show the other object, or the deletion.
+#[tokio::test]
+async fn unreadable_object_keeps_the_vm_of_another_or_living_object() {
+    let unreadable = |fixture: MachineFixture, uid: &str| {
+        let mut object = serde_json::to_value(fixture.provider_id("sim://1").build()).unwrap();
+        object["spec"]["providerSpec"] = json!("no object");
+        object["metadata"]["uid"] = json!(uid);
+        Server::holding(object)
+    };
+    let kept = machine().configured_driver("pool").identified();
+    for live in [unreadable(deleted(), "u-2"), unreadable(kept, "u-1")] {
+        let cached = unreadable(deleted(), "u-1").infra_machine();
+        let vms = Vms::default();
+        vms.add("sim://1", "m1", None);
+        let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+        let done = reconcile(cached, Arc::new(live.context(vec![driver]))).await;
+        assert!(matches!(done, Err(Error::Conflict { .. })), "{done:?}");
+        assert_eq!(vms.ids(), ["sim://1"]);
+        assert_eq!(live.version(), "1", "nothing is written");
+    }
 }
 
 /// clusterctl waits for every machine of the Cluster.
@@ -505,4 +530,113 @@ async fn a_create_is_in_flight_until_it_is_answered_or_given_up() {
     assert!(ctx.states.is_create_in_flight("u-1"));
     drop(create);
     assert!(!ctx.states.is_create_in_flight("u-1"));
+}
+
+/// Should nothing wake them, they do not all ask at once.
+#[tokio::test]
+async fn wait_for_a_permit_is_checked_again_within_an_hour() {
+    let driver = Vms::default().configured_driver(&[], NO_SETTLE_TIME);
+    for n in 0..32 {
+        let mut machine = machine().build();
+        machine.metadata.uid = Some(format!("u-{n}"));
+        let ctx = Server::with(&machine).context(Vec::new());
+        let outcome = ctx.waiting_for_a_permit(&machine, &driver);
+        let Outcome::Waiting(Some(wait)) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            (Duration::from_mins(30)..=Duration::from_hours(1)).contains(&wait),
+            "{wait:?}"
+        );
+    }
+}
+
+/// What is known of a machine that is up once this is published, and was suspected to be missing before.
+async fn known_after(outcome: Outcome) -> RuntimeState {
+    let server = Server::with(&machine().provisioned().build());
+    let ctx = server.context(Vec::new());
+    ctx.states.hint("u-1", LookUpHint::Missing);
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    publish(&ctx, &before, &mut object, &gathered, outcome)
+        .await
+        .unwrap();
+    ctx.states.get("u-1")
+}
+
+#[tokio::test]
+async fn suspicion_ends_only_with_an_answer_or_a_pause() {
+    let blocked = |condition, reason| Outcome::Blocked(Blocked::new(condition, reason, "waits"));
+    for (outcome, left) in [
+        (Outcome::Updated, None),
+        (Outcome::Vanished("sim://1".parse().unwrap()), None),
+        (blocked(conditions::PAUSED, reason::PAUSED), None),
+        (
+            blocked(conditions::READY, reason::WAITING_FOR_OWNER),
+            Some(LookUpHint::Missing),
+        ),
+    ] {
+        let said = format!("{outcome:?}");
+        assert_eq!(known_after(outcome).await.hint, left, "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_vm_that_starts_is_left_alone_for_a_while() {
+    let vm = |power_state| {
+        let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m1");
+        Outcome::Provisioned(Box::new(cmi_driver::Machine {
+            power_state: Some(power_state),
+            ..vm
+        }))
+    };
+    let starting = known_after(vm(PowerState::Starting)).await;
+    assert!(starting.settle_until.is_some());
+    let running = known_after(vm(PowerState::Running)).await;
+    assert!(running.settle_until.is_none() && running.hint.is_none());
+}
+
+/// Its driver was asked before, and can't.
+#[tokio::test]
+async fn a_vm_that_is_up_is_not_initialized_without_the_call() {
+    let vms = Vms::uninitialized();
+    let fixture = || machine().provisioned().configured_driver("pool");
+    let server = Server::with(&fixture().build());
+    let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
+    let ctx = server.context(vec![driver]);
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let lacking = world().unable_to(Operation::InitializeMachine, 0);
+    let plan = lacking.refresh().plan(fixture());
+    let execution = execute(&ctx, &mut object, &gathered, plan).await;
+    let outcome = execution.unwrap().outcome;
+    assert!(
+        matches!(outcome, Outcome::NotSupported(Operation::InitializeMachine)),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn update_without_a_vm_leads_to_a_look_up() {
+    for (offers, hint) in [
+        (&[Operation::GetMachineStatus][..], Some(LookUpHint::Signal)),
+        (&[], None),
+    ] {
+        let server = Server::with(&machine().provisioned().configured_driver("pool").build());
+        let driver = Vms::default().configured_driver(offers, NO_SETTLE_TIME);
+        let ctx = server.context(vec![driver]);
+        // The first asks the driver what it offers.
+        gather(&ctx, &server.object()).await;
+        let before = server.object();
+        let gathered = gather(&ctx, &before).await;
+        let mut object = Object::new(&ctx, Arc::new(before.clone()));
+        let failure = Failure::new(Stage::Update, Status::new(Code::NotFound, "there is none"));
+        let outcome = Outcome::Failed(Box::new(failure));
+        publish(&ctx, &before, &mut object, &gathered, outcome)
+            .await
+            .unwrap();
+        assert_eq!(ctx.states.get("u-1").hint, hint);
+    }
 }

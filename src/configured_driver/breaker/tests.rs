@@ -130,6 +130,15 @@ async fn other_errors_leave_a_closed_breaker_closed() {
     assert!(breakers.try_admit(&key, "m", NONE) && breakers.by_class.lock().is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn only_an_initialization_without_room_suspends_creates() {
+    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
+    breakers.record_failure(&key, &Status::new(Code::Unavailable, "down"));
+    assert!(breakers.attempt(&key).is_ok());
+    breakers.record_failure(&key, &exhausted().unwrap_err());
+    assert!(is_circuit_open(&breakers.attempt(&key).unwrap_err()));
+}
+
 /// What was let through before it opened, and has waited for the driver's rate since.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_is_under_way_and_not_made_is_held_back_too() {
@@ -138,6 +147,20 @@ async fn a_create_that_is_under_way_and_not_made_is_held_back_too() {
     assert!(second.check().is_ok());
     first.record(&exhausted());
     assert!(is_circuit_open(&second.check().unwrap_err()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_open_create_goes_on_after_an_older_one_ends() {
+    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
+    let (first, late) = (breakers.attempt(&key).unwrap(), breakers.attempt(&key).unwrap());
+    first.record(&exhausted());
+    tick(&breakers, 599).await;
+    assert!(late.check().is_err());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let finds_out = breakers.attempt(&key).unwrap();
+    assert!(late.check().is_ok(), "it is open no more");
+    late.record(&exhausted());
+    assert!(finds_out.check().is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,6 +183,7 @@ async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doub
             .collect();
         let more = breakers.try_admit(&key, "another", NONE);
         assert_eq!(more, uids.len() == 5, "{uids:?} are under way");
+        assert!(more || breakers.attempt(&key).is_err(), "{uids:?} are under way");
         for attempt in attempts {
             attempt.record(&Ok(()));
         }

@@ -525,3 +525,19 @@ fn what_is_used_and_waited_for_is_counted_by_priority() {
     let load = permits.load().map(|load| (load.in_use, load.waiting));
     assert_eq!(load, [(1, 2), (1, 1)]);
 }
+
+/// The permit was reserved for another, which did not come.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_with_a_free_permit_leaves_the_queue() {
+    let (permits, woken) = permits(1);
+    assert!(permits.try_acquire(Priority::Create, "a", woken.waker("a")));
+    for key in ["b", "c"] {
+        assert!(!permits.try_acquire(Priority::Create, key, woken.waker(key)));
+    }
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["b"]);
+    tokio::time::advance(RESERVED_FOR).await;
+    assert!(permits.try_acquire(Priority::Create, "c", woken.waker("c")));
+    permits.release("ns", Priority::Create);
+    assert!(woken.take().is_empty(), "it has had its permit");
+}

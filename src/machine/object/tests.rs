@@ -166,6 +166,21 @@ async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_lo
     );
 }
 
+/// The call that the status reports is done, and is not to be made again.
+#[tokio::test]
+async fn status_write_ignores_only_changes_without_effect_on_the_plan() {
+    let server = Server::with(&machine().identified().build());
+    let ctx = server.context(Vec::new());
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    server.touch();
+    assert!(object.patch_status(provisioned).await.unwrap());
+    assert!(server.object().is_provisioned());
+    server.ask_again();
+    let refused = object.patch_status(|_| InfraMachineStatus::default()).await;
+    assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    assert!(server.object().is_provisioned());
+}
+
 /// A create is issued only on an object that was written a moment ago, so that a cache that
 /// is behind creates nothing.
 #[test]
@@ -383,4 +398,19 @@ async fn the_id_of_a_vm_that_is_there_is_never_named_anew() {
         .await
         .unwrap();
     assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://1"));
+}
+
+/// Wherever the object is moved meanwhile, its VM may be half updated.
+#[tokio::test]
+async fn update_is_recorded_once_before_its_call_and_blocks_a_move() {
+    let server = Server::with(&machine().provisioned().build());
+    let ctx = server.context(Vec::new());
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    for _ in 0..2 {
+        object.issue_update().await.unwrap();
+        let noted = server.object();
+        assert!(identity::is_update_issued(&noted));
+        assert!(identity::blocks_move(&noted.metadata));
+        assert_eq!(server.version(), "2", "written once");
+    }
 }

@@ -1041,6 +1041,40 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     }
 }
 
+/// The whole fleet would be written.
+#[test]
+fn unguarded_identities_keep_the_status_of_a_vm_that_is_up() {
+    let larger = || machine().provisioned().spec(&json!({"size": "l"}));
+    for (plan, machine) in [
+        (
+            world().refresh().plan(machine().provisioned()),
+            machine().provisioned(),
+        ),
+        (world().plan(larger()), larger()),
+    ] {
+        assert!(
+            matches!(plan, Plan::Execute(Step::Refresh(_) | Step::Update(_))),
+            "{plan:?}"
+        );
+        assert_eq!(
+            not_in_force(&machine.build(), &plan, "the policies are gone"),
+            Outcome::Waiting(Some(admission::CHECK_INTERVAL))
+        );
+    }
+}
+
+#[test]
+fn unguarded_identities_give_none_to_a_waiting_machine() {
+    let plan = world().without_bootstrap().plan(machine());
+    assert_eq!(plan.required_policy_check(), RequiredPolicyCheck::Cached);
+    let block = blocked(not_in_force(&machine().build(), &plan, "the policies are gone"));
+    assert_eq!(
+        (block.condition, block.reason),
+        (conditions::READY, reason::IDENTITY_NOT_GUARDED)
+    );
+    assert!(block.ownership.is_none());
+}
+
 /// A status that was forged would take the note of an unanswered create with it, and the VM of that be
 /// forgotten.
 #[test]

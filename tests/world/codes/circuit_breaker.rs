@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
+use capcmi::retry::LONG_WAIT;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase};
 use management_cluster::eventually;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::support::by_hand::{all_become, delete_all};
 use crate::support::checks::{condition, provisioned};
@@ -137,6 +139,33 @@ async fn capacity_that_is_back_ends_the_waits_for_it() -> Result<()> {
     all_become(&world, "machines that were called", &names, is_up).await?;
     second.terminate().await?;
     cloud.holds(WAITING).await?;
+    Ok(())
+}
+
+/// It waits with those that were not tried.
+#[tokio::test(start_paused = true)]
+async fn refused_machine_retries_when_a_vm_of_its_class_is_deleted() -> Result<()> {
+    let world = World::new("refused").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
+    let (before, refused) = (vec!["before".to_owned()], vec!["refused".to_owned()]);
+    ByHand::new(&world, "c", "before").create().await?;
+    all_become(&world, "a machine of the class", &before, is_up).await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "code": "ResourceExhausted", "count": 1}]))?;
+    ByHand::new(&world, "c", "refused").create().await?;
+    let exhausted = |_: &str, machine: Option<&_>| {
+        let machine = machine.context("is gone")?;
+        condition(machine, conditions::READY, "False", Some("ResourceExhausted"))
+    };
+    all_become(&world, "exhaustion", &refused, exhausted).await?;
+    let start = Instant::now();
+    delete_all(&world, &before).await?;
+    all_become(&world, "a create after the deletion", &refused, is_up).await?;
+    let waited = start.elapsed();
+    ensure!(waited < LONG_WAIT / 2, "{waited:?}");
+    cloud.holds(1).await?;
     Ok(())
 }
 

@@ -270,6 +270,8 @@ fn random() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
@@ -279,5 +281,11 @@ mod tests {
         assert_eq!(wait(u32::MAX, 0.0), MAX_WAIT);
         assert!(wait(0, 0.999) >= FIRST_WAIT / 2);
         assert!((0.0..1.0).contains(&random()));
+    }
+
+    #[test]
+    fn providers_that_lose_a_plugin_together_do_not_come_back_together() {
+        let waits: HashSet<_> = (0..16).map(|_| wait(0, random())).collect();
+        assert!(waits.len() > 1, "{waits:?}");
     }
 }

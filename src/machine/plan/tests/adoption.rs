@@ -54,6 +54,15 @@ fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_da
 }
 
 #[test]
+fn adoption_records_driver_and_secret_with_the_identity() {
+    for (machine, secret) in [(asked(), ""), (asked().secret("a"), "a")] {
+        let ownership = adopt(world().plan(machine)).ownership;
+        assert_eq!(ownership.secret.as_deref(), Some(secret));
+        assert_eq!(ownership.driver.as_deref(), Some("pool"));
+    }
+}
+
+#[test]
 fn a_provider_id_that_no_administrator_vouches_for_leads_to_no_call() {
     let plan = world().plan(machine().provider_id("sim://9"));
     assert_eq!(reason_of(plan), (conditions::READY, reason::FOREIGN_PROVIDER_ID));

@@ -210,6 +210,20 @@ fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
 }
 
 #[test]
+fn events_tell_adopted_from_provisioned_vms() {
+    let asked = machine()
+        .provider_id("sim://1")
+        .annotated(annotations::ADOPT, "{}");
+    for (before, note) in [
+        (machine(), "provisioned VM sim://1"),
+        (asked, "adopted VM sim://1"),
+    ] {
+        let (first, _) = events(before, &vm());
+        assert_eq!(first.map(|event| event.note).as_deref(), Some(note));
+    }
+}
+
+#[test]
 fn what_only_takes_its_time_is_not_said() {
     let deleting = Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
