@@ -15,16 +15,16 @@ from grpc import StatusCode
 
 import backend
 
-# The tags that say which cluster a VM belongs to, and which machine object.
+# Tags: the cluster of the VM, and the machine object that owns it.
 CLUSTER, IDENTITY = "kubernetes.io/cluster", "capcmi.io/machine"
 FIELDS = {"vmPool": str, "size": str, "rootFsSize": int, "tags": dict}
-# The sizes that there are, with the GB that their root file systems may have.
+# Sizes, with their allowed root file systems in GB.
 SIZES = {"small": range(10, 101), "large": range(10, 1001)}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 STOP = {signal.SIGINT, signal.SIGTERM}
 PROVIDER_ID = re.compile(r"minimal:///[0-9a-f]{32}")
 
-# What the failures of the back end are to the provider. None of them is NOT_FOUND, upon which it would make a VM.
+# Codes of back-end errors. None is NOT_FOUND: the provider would create a second VM.
 CODES = {
     backend.Away: StatusCode.UNAVAILABLE,
     backend.Broken: StatusCode.INTERNAL,
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def call(method):
-    """A call that ends with the code of what it raises. What is not foreseen is UNKNOWN, and may hold secrets."""
+    """Turns exceptions into gRPC codes. An unexpected one becomes UNKNOWN without its text, which may hold secrets."""
 
     @wraps(method)
     def answered(self, request, context):
@@ -65,9 +65,9 @@ def read_spec(raw, *tags):
     try:
         spec = json.loads(raw)
     except ValueError as error:
-        refuse(f"is no JSON: {error}")
+        refuse(f"is not JSON: {error}")
     if not isinstance(spec, dict):
-        refuse("is no JSON object")
+        refuse("is not a JSON object")
     for field in sorted(spec.keys() | {"vmPool", "size", "tags"}):
         if field not in FIELDS:
             refuse(f"has the field /{field}, which is not known")
@@ -82,7 +82,7 @@ def read_spec(raw, *tags):
 
 
 def check_size(size, disk):
-    """What there is may change: a VM that was made before has to be found and deleted all the same."""
+    """Checks the size against those offered now. Only a create calls it: VMs of removed sizes must still be found."""
     if size not in SIZES or disk < 0:
         raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderSpec has the /size {size} or a negative /rootFsSize")
     if disk not in SIZES[size]:
@@ -161,7 +161,7 @@ class Machine(services.MachineServicer):
     def GetMachineStatus(self, request, context):
         _, found = self.find(request, read(request), context)
         if not found:
-            raise Refused(StatusCode.NOT_FOUND, f"the cluster has no VM of machine {request.MachineName}")
+            raise Refused(StatusCode.NOT_FOUND, f"no VM of machine {request.MachineName} exists in this cluster")
         if len(found) > 1:
             raise Refused(StatusCode.OUT_OF_RANGE, several(request, found))
         return cmi.GetMachineStatusResponse(ProviderID=found[0].id, NodeName=found[0].machine)
@@ -176,11 +176,12 @@ class Machine(services.MachineServicer):
 def main():
     endpoint, folder = os.environ.get("CMI_ENDPOINT", ""), os.environ.get("MINIMAL_CLOUD")
     if not endpoint.startswith(("tcp://", "unix:///")):
-        sys.exit("CMI_ENDPOINT has to be tcp://HOST:PORT or unix:///PATH")
+        sys.exit("CMI_ENDPOINT must be tcp://HOST:PORT or unix:///PATH")
     if not folder:
         sys.exit("MINIMAL_CLOUD has to name the folder that the VMs are kept in")
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # before there are threads that they could be sent to
-    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 5 << 20)]  # ours alone, and whole
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # before any thread starts
+    # no shared port; requests of up to 5 MiB
+    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 5 << 20)]
     server = grpc.server(ThreadPoolExecutor(64), options=options)
     vms = backend.Folder(folder)
     services.add_IdentityServicer_to_server(Identity(vms), server)
