@@ -34,7 +34,7 @@ pub fn driver_of(
 
 /// Decides which driver a machine gets, by the machine alone.
 pub fn choice(machine: &InfraMachine) -> Choice<'_> {
-    let exists = machine.metadata.deletion_timestamp.is_some() || identity::provider_id(machine).is_some();
+    let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
     match identity::recorded_driver(machine) {
         Some(name) if exists => Choice::Holder(name),
         identified => Choice::Asked(identified.or(machine.spec.driver.as_deref())),

@@ -217,44 +217,6 @@ pub fn is_update_issued(machine: &InfraMachine) -> bool {
     annotation(machine, annotations::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
 }
 
-/// Whether the id of the VM was named before its create; see [`annotations::PROVIDER_ID`]. A note that came
-/// with a copied identity says nothing about this machine's VM.
-fn is_id_named(machine: &InfraMachine) -> bool {
-    annotation(machine, annotations::PROVIDER_ID) == Some(annotations::NAMED)
-        && MachineId::of(machine).is_some()
-}
-
-/// Whether `spec.providerID` is only the id that the driver has said the VM would have: no answer of a driver
-/// says that the VM exists.
-pub fn is_id_unconfirmed(machine: &InfraMachine) -> bool {
-    is_id_named(machine) && !machine.is_provisioned()
-}
-
-/// Whether only the status says that the VM of the named id exists: nothing was written into the metadata
-/// since the create.
-pub fn is_confirmed_by_status(machine: &InfraMachine) -> bool {
-    is_id_named(machine) && machine.is_provisioned()
-}
-
-/// The id that the driver has named for the VM, while no answer of a driver says that the VM exists.
-pub fn named_provider_id(machine: &InfraMachine) -> Option<&str> {
-    let id = machine.spec.provider_id.as_deref();
-    id.filter(|_| is_id_unconfirmed(machine))
-}
-
-/// The id of the VM, once a driver has said that the VM exists, or an administrator has said that there is
-/// one to adopt.
-pub fn provider_id(machine: &InfraMachine) -> Option<&str> {
-    let id = machine.spec.provider_id.as_deref();
-    id.filter(|_| !is_id_unconfirmed(machine))
-}
-
-/// When the unanswered creates were issued, as [`annotations::CREATE_ISSUED_AT`] has it. Where only the
-/// status confirmed the VM, the note is of the create that made it.
-pub fn create_issued_at(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, annotations::CREATE_ISSUED_AT).filter(|_| !is_confirmed_by_status(machine))
-}
-
 /// The Secret with the credentials for every call: the Secret that the VM was made with, else the spec's.
 /// With another account, the VM would appear to be gone.
 pub fn credentials(machine: &InfraMachine) -> Option<&str> {
@@ -368,27 +330,6 @@ mod tests {
                 .collect(),
         );
         machine
-    }
-
-    /// Cluster API copies annotations of templates, and an id is no secret.
-    #[test]
-    fn a_mark_that_was_copied_with_an_identity_makes_no_id_a_named_one() {
-        let of = |identity: &str| {
-            let mut machine = machine(&[
-                (annotations::MACHINE_ID, identity),
-                (annotations::PROVIDER_ID, annotations::NAMED),
-                (annotations::CREATE_ISSUED_AT, "2026-01-01T00:00:00Z"),
-            ]);
-            machine.spec.provider_id = Some("sim://1".to_owned());
-            machine
-        };
-        let own = of("ns1/m1/u-1");
-        assert_eq!(named_provider_id(&own), Some("sim://1"));
-        assert_eq!(provider_id(&own), None);
-        let copied = of("ns1/m2/u-9");
-        assert!(!is_id_unconfirmed(&copied) && !is_confirmed_by_status(&copied));
-        assert_eq!(named_provider_id(&copied), None);
-        assert_eq!(provider_id(&copied), Some("sim://1"), "it is a foreign one");
     }
 
     fn tagged(spec: &Value, zones: bool, zone: Option<&str>) -> Result<ProviderSpec, InvalidSpec> {

@@ -17,7 +17,6 @@ mod object;
 mod outcome;
 mod ownership;
 mod plan;
-mod provider_ids;
 mod publish;
 mod runtime_state;
 mod status;

@@ -33,8 +33,6 @@ use kube::Client;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub use self::plan::awaits_vm;
-
 use self::gather::gather;
 use self::plan::{Plan, plan};
 use crate::api::cluster_api::Machine;

@@ -21,15 +21,8 @@ pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
 pub const SECRET: &str = "infrastructure.capcmi.io/secret";
 /// Annotation: when a CreateMachine was issued whose answer is not written here, RFC 3339; where there is
 /// another one before it, that one's time as well, with a comma between. The back end may still carry
-/// out such a create. With [`PROVIDER_ID`], once the status says that the VM was provisioned, it is the
-/// create that made it, and stays until something else is written. Reserved.
+/// out such a create. Reserved.
 pub const CREATE_ISSUED_AT: &str = "infrastructure.capcmi.io/create-issued-at";
-/// Annotation: [`NAMED`] where `spec.providerID` was written before the create, with the identity, because
-/// the driver had said which id the VM would have. Until the status says that the VM was provisioned, it is
-/// no word of a driver that there is one. Reserved.
-pub const PROVIDER_ID: &str = "infrastructure.capcmi.io/provider-id";
-/// The value of [`PROVIDER_ID`].
-pub const NAMED: &str = "named-beforehand";
 /// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time
 /// runs from then. Reserved.
 pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-accepted-at";
@@ -79,7 +72,7 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
 /// The annotations that the provider writes to what says which VM is whose.
-pub const OWN_ANNOTATIONS: [&str; 15] = [
+pub const OWN_ANNOTATIONS: [&str; 14] = [
     CLUSTER_ID,
     MACHINE_ID,
     VM_EXISTENCE,
@@ -89,7 +82,6 @@ pub const OWN_ANNOTATIONS: [&str; 15] = [
     SECRET,
     CREATE_ISSUED_AT,
     UPDATE_ISSUED,
-    PROVIDER_ID,
     SHUT_DOWN_ACCEPTED_AT,
     ADOPTED,
     NOT_READY_TAINT_REMOVED_FROM,
@@ -99,7 +91,7 @@ pub const OWN_ANNOTATIONS: [&str; 15] = [
 
 /// The annotations that only the provider and the administrator may write: a user with forged ones could
 /// claim the VM of another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 15] = [
+pub const RESERVED_ANNOTATIONS: [&str; 14] = [
     CLUSTER_ID,
     MACHINE_ID,
     VM_EXISTENCE,
@@ -109,7 +101,6 @@ pub const RESERVED_ANNOTATIONS: [&str; 15] = [
     SECRET,
     CREATE_ISSUED_AT,
     UPDATE_ISSUED,
-    PROVIDER_ID,
     SHUT_DOWN_ACCEPTED_AT,
     FORCE_DELETE,
     ADOPT,
@@ -125,8 +116,7 @@ pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 /// Annotation, any value: `clusterctl move` waits until it is gone.
 pub const BLOCK_MOVE: &str = "clusterctl.cluster.x-k8s.io/block-move";
-/// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight, and where only the status says
-/// that the VM was confirmed, which is left behind: see [`PROVIDER_ID`]. With any other value it is the
+/// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight. With any other value it is the
 /// user's.
 pub const BLOCK_MOVE_VALUE: &str = "capcmi";
 /// Annotation, any value: Cluster API updates the machine in place, and has written the new spec.

@@ -249,11 +249,6 @@ impl Controllers {
                 {
                     on_drain_change(&owner);
                 }
-                let (before, now) = (change.previous(), change.current());
-                states.ids.changed(
-                    before.and_then(|object| object.0.as_ref().ok()),
-                    now.and_then(|object| object.0.as_ref().ok()),
-                );
                 match change {
                     Change::Deleted(object) => {
                         states.forget(object.meta().uid());
@@ -482,7 +477,6 @@ fn infra_machine_drain_predicate(object: &DeserializeGuard<InfraMachine>) -> u64
         annotation(annotations::PAUSED),
         machine_owner(meta).map(|owner| &owner.uid),
         meta.deletion_timestamp.is_some(),
-        object.0.as_ref().is_ok_and(volume_drain::awaits_vm),
     ))
 }
 

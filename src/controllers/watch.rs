@@ -50,14 +50,6 @@ impl<K> Change<K> {
         }
     }
 
-    /// The object as it was known, if it was.
-    pub(super) fn previous(&self) -> Option<&Arc<K>> {
-        match self {
-            Self::Updated { before, .. } | Self::Deleted(before) => Some(before),
-            Self::Added(_) => None,
-        }
-    }
-
     /// Whether the change passes a predicate, which is a fingerprint, as those of kube are, of what has to
     /// change. Additions and deletions pass every predicate.
     pub(super) fn passes(&self, predicate: impl Fn(&K) -> u64) -> bool {

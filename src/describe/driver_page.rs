@@ -167,8 +167,6 @@ fn capability_rows(page: &mut Page, capabilities: &Capabilities) {
         .map(ToString::to_string)
         .collect();
     page.row("Hot-updatable", or_none(&hot.join(", ")));
-    let names_ids = capabilities.names_provider_ids;
-    page.row("Names ids", if names_ids { "before the create" } else { "no" });
     let schema = capabilities.provider_spec_schema.is_some();
     page.row("Schema", if schema { "published" } else { "none" });
 }

@@ -53,13 +53,7 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
         page.row("Finalizers", or_none(&holders.join(", ")));
     }
     let id = or_none(machine.spec.provider_id.as_deref().unwrap_or_default());
-    let unconfirmed = identity::is_id_unconfirmed(machine);
-    let note = if unconfirmed {
-        ", reserved for its VM: no driver has confirmed the VM yet"
-    } else {
-        ""
-    };
-    page.row("Provider ID", &format!("{id}{note}"));
+    page.row("Provider ID", id);
     let status = machine.status.clone().unwrap_or_default();
     if let (Some(reason), message) = (&status.failure_reason, status.failure_message.as_deref()) {
         page.row("Failed", &format!("{reason}: {}", message.unwrap_or_default()));

@@ -79,7 +79,7 @@ async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClas
         return VmAnswer::NotCalled(why.to_owned());
     }
     if capabilities.supports(Operation::GetMachineStatus) {
-        let provider_id = identity::provider_id(machine).and_then(|id| id.parse().ok());
+        let provider_id = machine.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
         let observed = permit.observe_vm(MachineRef::new(name, class), provider_id).await;
         return observed.map_or_else(
             |status| VmAnswer::failed(Operation::GetMachineStatus, &status),

@@ -18,7 +18,7 @@ pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
     match Adoption::of(machine) {
         Adoption::Asked => None,
         Adoption::TooLate => adopted_id(machine),
-        Adoption::None | Adoption::Confirmed => identity::provider_id(machine),
+        Adoption::None | Adoption::Confirmed => machine.spec.provider_id.as_deref(),
     }
 }
 
@@ -85,7 +85,7 @@ pub fn adopted_tags(
     let applied = identity::applied_spec(machine);
     let carried = applied.and_then(|applied| IdentityTags::carried_by(&applied, capabilities));
     if adopted_id(machine).is_none() {
-        let is_known = identity::provider_id(machine).is_some();
+        let is_known = machine.spec.provider_id.is_some();
         // The tags of a create carry the machine's identity, and are left out.
         return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));
     }

@@ -19,7 +19,6 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::Ownership;
 use super::plan::{Plan, Step};
-use super::provider_ids::Holder;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets::Redactor;
@@ -116,7 +115,7 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
         object.ensure_finalizer_and_identity(&ownership).await?;
     }
     if block.unblocks_move {
-        object.prepare_for_move().await?;
+        object.unblock_move().await?;
     }
     Ok(())
 }
@@ -147,11 +146,6 @@ impl Executor<'_, '_, '_> {
             Step::Update(plan) => self.update(*plan).await,
             Step::Delete(plan) => self.delete(*plan).await,
         }
-    }
-
-    /// The machine as one that holds an id of the driver that is called for it.
-    fn holder(&self) -> Holder {
-        Holder::new(self.object.uid(), self.permit.configured_driver().name())
     }
 }
 

@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
     DeleteMachineResponse, Driver, GetMachineStatusRequest, LastKnownState, ListMachinesRequest,
-    ListedMachine, Machine, Operation, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest,
+    ListedMachine, Machine, Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest,
     ShutDownMachineResponse, Status,
 };
 
@@ -162,8 +162,6 @@ fn refusal(code: u16, reason: &str) -> Response<Body> {
 pub struct Vms {
     existing: Arc<Mutex<Vec<ListedMachine>>>,
     calls: Arc<Mutex<Vec<Operation>>>,
-    /// The id that it names for a VM that is not there, if it names ids.
-    named: Option<ProviderId>,
     /// Whether creates are never answered.
     creates_hang: bool,
     /// Whether each VM is said to be uninitialized.
@@ -181,14 +179,6 @@ struct VmDriver {
 }
 
 impl Vms {
-    /// Of a driver that names this id for every VM that is not there.
-    pub fn naming(id: &str) -> Self {
-        Self {
-            named: Some(id.parse().unwrap()),
-            ..Self::default()
-        }
-    }
-
     /// Of a driver that never answers a create.
     pub fn hanging() -> Self {
         Self {
@@ -280,7 +270,6 @@ impl Driver for VmDriver {
     async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         Ok(Capabilities {
             operations: self.offers.iter().copied().collect(),
-            names_provider_ids: self.back_end.named.is_some(),
             ..Capabilities::minimal()
         }
         .into())
@@ -337,13 +326,7 @@ impl Driver for VmDriver {
             Some(id) => *id == vm.provider_id,
             None => vm.machine_name == request.machine.name,
         });
-        let found = found.ok_or_else(|| {
-            let absent = Status::new(Code::NotFound, "there is none");
-            match &self.back_end.named {
-                Some(id) if request.provider_id.is_none() => absent.with_named_provider_id(id.clone()),
-                Some(_) | None => absent,
-            }
-        })?;
+        let found = found.ok_or_else(|| Status::new(Code::NotFound, "there is none"))?;
         Ok(Machine::new(
             found.provider_id.clone(),
             found.machine_name.clone(),

@@ -181,15 +181,6 @@ impl MachineFixture {
         self
     }
 
-    /// As write 1 leaves it where the driver has named the id.
-    pub fn named(self, id: &str) -> Self {
-        self.identified()
-            .annotated(annotations::PROVIDER_ID, annotations::NAMED)
-            .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE)
-            .annotated(annotations::CREATE_ISSUED_AT, &at(0).to_string())
-            .provider_id(id)
-    }
-
     pub fn status(mut self, change: impl FnOnce(&mut InfraMachineStatus)) -> Self {
         change(self.0.status.get_or_insert_default());
         self
@@ -440,12 +431,6 @@ impl World {
 
     pub fn conflicting_with(mut self, other: &str) -> Self {
         self.conflict = ProviderIdConflict::Named(other.to_owned());
-        self
-    }
-
-    /// Another one has the id, for a VM that is yet to be made.
-    pub fn rivalled_by_a_create_of(mut self, other: &str) -> Self {
-        self.conflict = ProviderIdConflict::Unconfirmed(other.to_owned());
         self
     }
 

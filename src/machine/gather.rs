@@ -20,7 +20,7 @@ use crate::api::{ObjectMetaExt as _, annotations};
 use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::driver_resolution::driver_of;
-use crate::identity::{self, Adoption};
+use crate::identity::Adoption;
 use crate::wall_clock;
 use cmi_driver::{Operation, ProviderSpec};
 
@@ -192,16 +192,11 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     let others = cache.select(|other| other.external_id() == Some(number));
     let conflict = others.iter().find_map(|other| {
         let object = other.object()?;
-        let named = object.0.as_ref().ok().filter(|other| is_conflicting(other))?;
-        let key = format!("{}/{}", other.key().namespace(), other.key().name());
-        Some(if identity::is_id_unconfirmed(named) {
-            ProviderIdConflict::Unconfirmed(key)
-        } else {
-            ProviderIdConflict::Named(key)
-        })
+        object.0.as_ref().ok().filter(|other| is_conflicting(other))?;
+        Some(format!("{}/{}", other.key().namespace(), other.key().name()))
     });
     match conflict {
-        Some(conflict) => conflict,
+        Some(other) => ProviderIdConflict::Named(other),
         None if is_cached => ProviderIdConflict::None,
         None => ProviderIdConflict::Unknown,
     }

@@ -16,7 +16,6 @@ use kube::core::error_boundary::InvalidObject;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
 
 use super::execute::execute;
 use super::gather::cluster_of;
@@ -24,8 +23,7 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::publish::{events, log, record_failure};
 use super::{Context, gather_and_plan};
-use crate::admission::{self, Enforcement};
-use crate::api::v1alpha1::{InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
 use crate::apiserver::{Error, NewEvent};
 use crate::identity;
@@ -41,15 +39,10 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         tracing::error!(name, error = invalid.error, "cannot read an InfraMachine");
     }
     if invalid.metadata.deletion_timestamp.is_none() {
-        // The move of a paused object is unblocked, as for every machine whose VM only the status has
-        // confirmed.
+        // clusterctl waits for every machine of the Cluster.
         if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
             let machine = Arc::new(live(ctx, invalid).await?);
-            // The status decides what is written, and may be forged where the policies are not in force.
-            if ctx.policies.enforcement_since(Instant::now()).await != Enforcement::InForce {
-                return Ok(Action::requeue(admission::CHECK_INTERVAL));
-            }
-            Object::new(ctx, machine).prepare_for_move().await?;
+            Object::new(ctx, machine).unblock_move().await?;
         }
         return Ok(Action::await_change());
     }
@@ -83,8 +76,8 @@ fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {
     paused_by(object, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
 }
 
-/// Returns the live object, with the fields of the spec and of the status that can be read: the deletion may
-/// need the credentials and the id of the VM.
+/// Returns the live object, with the fields of the spec that can be read: the deletion may need the
+/// credentials and the id of the VM.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an invalid InfraMachine";
     let namespace = invalid.metadata.namespace();
@@ -103,25 +96,7 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     Ok(InfraMachine {
         spec: legible(&text),
         metadata: live,
-        status: legible_status(&text),
-    })
-}
-
-/// Returns the part of the status that says whether there is a VM, if it can be read: for an id that was
-/// named before the VM was made, only the status says so.
-fn legible_status(object: &str) -> Option<InfraMachineStatus> {
-    #[derive(Deserialize)]
-    struct Object {
-        status: Status,
-    }
-    #[derive(Deserialize)]
-    struct Status {
-        initialization: InfraMachineInitialization,
-    }
-    let Object { status } = serde_json::from_str(object).ok()?;
-    Some(InfraMachineStatus {
-        initialization: Some(status.initialization),
-        ..InfraMachineStatus::default()
+        status: None,
     })
 }
 
@@ -164,29 +139,6 @@ mod tests {
         assert_eq!(spec.driver, None);
         for nothing in ["{}", r#"{"spec": "text"}"#, r#"{"spec": {"secretRef": 1}}"#] {
             assert!(legible(nothing).secret_ref.is_none());
-        }
-    }
-
-    #[test]
-    fn of_a_status_that_cannot_be_read_it_is_known_whether_there_is_a_vm() {
-        let says = |status: &str| {
-            let status = legible_status(&format!(
-                r#"{{"spec": {{"providerSpec": "text"}}, "status": {status}}}"#
-            ));
-            status.and_then(|status| status.initialization?.provisioned)
-        };
-        assert_eq!(
-            says(r#"{"conditions": "none", "initialization": {"provisioned": true}}"#),
-            Some(true)
-        );
-        assert_eq!(says(r#"{"initialization": {"provisioned": false}}"#), Some(false));
-        for nothing in [
-            "{}",
-            r#"{"initialization": {}}"#,
-            r#"{"initialization": {"provisioned": 1}}"#,
-            "1",
-        ] {
-            assert_eq!(says(nothing), None, "{nothing}");
         }
     }
 }

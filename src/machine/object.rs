@@ -21,21 +21,13 @@ use crate::machine::ownership::{Ownership, has_finalizer};
 use crate::machine::status::{SecretMovability, in_progress};
 use crate::machine::unanswered_creates::UnansweredCreates;
 use crate::wall_clock;
-use cmi_driver::{LastKnownState, Operation, ProviderId};
+use cmi_driver::{LastKnownState, Operation};
 
 #[cfg(test)]
 mod tests;
 
 /// An annotation and its value; without a value, the annotation is removed.
 pub type Annotation = (&'static str, Option<String>);
-
-/// What a write does to `spec.providerID`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum IdChange<'a> {
-    None,
-    Set(&'a str),
-    Remove,
-}
 
 /// How often a write is tried against concurrent writers.
 const TRIES: u32 = 5;
@@ -120,15 +112,11 @@ impl<'a> Object<'a> {
     /// [`Error::Conflict`] when the object is not the version that this was decided on.
     pub async fn ensure_finalizer_and_identity(&mut self, ownership: &Ownership) -> Result<(), Error> {
         let annotations = missing_annotations(&self.latest, ownership)?;
-        self.write_ownership(annotations, IdChange::None).await
+        self.write_ownership(annotations).await
     }
 
     /// Write 1, before every create: finalizer, identity, and the creates whose answer is unknown, the coming
     /// one among them. Until that one is answered, `clusterctl move` has to wait.
-    ///
-    /// The patch carries the id that the driver has named for the VM, so that no other write has to bring it.
-    /// An id that was named before and of which no VM was seen gives way to the new one, and is removed where
-    /// none is named now.
     ///
     /// The patch is always sent, so that a cache that is behind never leads to a create.
     ///
@@ -138,29 +126,12 @@ impl<'a> Object<'a> {
         &mut self,
         ownership: &Ownership,
         unanswered: &UnansweredCreates,
-        named: Option<&ProviderId>,
     ) -> Result<(), Error> {
-        let mut annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
-        let id = match named {
-            _ if identity::provider_id(&self.latest).is_some() => IdChange::None,
-            Some(id) => {
-                annotations.insert(annotations::PROVIDER_ID.to_owned(), json!(annotations::NAMED));
-                IdChange::Set(id.as_str())
-            }
-            None if identity::is_id_unconfirmed(&self.latest) => {
-                annotations.insert(annotations::PROVIDER_ID.to_owned(), Value::Null);
-                IdChange::Remove
-            }
-            None => IdChange::None,
-        };
-        self.write_ownership(annotations, id).await
+        let annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
+        self.write_ownership(annotations).await
     }
 
-    async fn write_ownership(
-        &mut self,
-        annotations: Map<String, Value>,
-        id: IdChange<'_>,
-    ) -> Result<(), Error> {
+    async fn write_ownership(&mut self, annotations: Map<String, Value>) -> Result<(), Error> {
         let finalizers = if has_finalizer(&self.latest) {
             None
         } else {
@@ -176,13 +147,12 @@ impl<'a> Object<'a> {
         if let Some(finalizers) = finalizers {
             metadata.insert("finalizers".to_owned(), json!(finalizers));
         }
-        self.patch("writing finalizer and identity", Value::Object(metadata), id)
+        self.patch("writing finalizer and identity", Value::Object(metadata), None)
             .await
     }
 
-    /// Takes back the note that a VM may exist, since the only create is over and made none, and the id that
-    /// was named for the VM: the next one may be made elsewhere. Where other writers prevent it, the note
-    /// stays, which is never wrong.
+    /// Takes back the note that a VM may exist, since the only create is over and made none. Where other
+    /// writers prevent it, the note stays, which is never wrong.
     pub async fn record_no_vm(&mut self, existence: VmExistence) -> Result<(), Error> {
         let action = "patching the annotation vm-existence";
         for _ in 0..TRIES {
@@ -190,13 +160,8 @@ impl<'a> Object<'a> {
                 (annotations::VM_EXISTENCE, Some(existence.annotation().to_owned())),
                 (annotations::CREATE_ISSUED_AT, None),
             ];
-            annotations.extend(self.annotations_for_move());
-            let mut id = IdChange::None;
-            if identity::is_id_unconfirmed(&self.latest) {
-                annotations.push((annotations::PROVIDER_ID, None));
-                id = IdChange::Remove;
-            }
-            match self.try_patch(action, &annotations, id).await {
+            annotations.extend(self.block_move_removal());
+            match self.try_patch_annotations(action, &annotations).await {
                 Err(Error::Conflict { .. }) if self.still_applies(action).await? => {}
                 Err(Error::Conflict { .. }) => break,
                 done => return done,
@@ -209,11 +174,10 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// Lets `clusterctl move` go on where this provider has kept it waiting, and writes down what the move
-    /// would leave behind.
-    pub async fn prepare_for_move(&mut self) -> Result<(), Error> {
-        let annotations = self.annotations_for_move();
-        self.try_patch_annotations("preparing the machine for a move", &annotations)
+    /// Lets `clusterctl move` go on where this provider has kept it waiting.
+    pub async fn unblock_move(&mut self) -> Result<(), Error> {
+        let annotations: Vec<_> = self.block_move_removal().into_iter().collect();
+        self.try_patch_annotations("removing the annotation block-move", &annotations)
             .await
     }
 
@@ -237,21 +201,10 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Returns the annotations that have to change for `clusterctl move` to go on, as far as it waits for
-    /// this provider. A move leaves the status behind, so what only the status says of the VM is written down
-    /// with them.
-    pub fn annotations_for_move(&self) -> Vec<Annotation> {
-        let mut annotations = Vec::new();
-        if identity::blocks_move(&self.latest.metadata) {
-            annotations.push((annotations::BLOCK_MOVE, None));
-        }
-        if identity::is_confirmed_by_status(&self.latest) {
-            annotations.extend([
-                (annotations::PROVIDER_ID, None),
-                (annotations::CREATE_ISSUED_AT, None),
-            ]);
-        }
-        annotations
+    /// Returns the annotation that has to go for `clusterctl move` to go on, as far as it waits for this
+    /// provider.
+    pub fn block_move_removal(&self) -> Option<Annotation> {
+        identity::blocks_move(&self.latest.metadata).then_some((annotations::BLOCK_MOVE, None))
     }
 
     /// Keeps the state that the driver wants back with the next call (CTL-01, CTL-03).
@@ -286,29 +239,18 @@ impl<'a> Object<'a> {
         action: &'static str,
         wanted: &[Annotation],
     ) -> Result<(), Error> {
-        self.try_patch(action, wanted, IdChange::None).await
-    }
-
-    async fn try_patch(
-        &mut self,
-        action: &'static str,
-        wanted: &[Annotation],
-        id: IdChange<'_>,
-    ) -> Result<(), Error> {
         let changed: Map<String, Value> = wanted
             .iter()
             .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref())
             .map(|(key, value)| ((*key).to_owned(), json!(value)))
             .collect();
-        if changed.is_empty() && id == IdChange::None {
+        if changed.is_empty() {
             return Ok(());
         }
-        self.patch(action, json!({"annotations": changed}), id).await
+        self.patch(action, json!({"annotations": changed}), None).await
     }
 
-    /// Write 2: the providerID and the annotations that belong to it, in one patch. Nothing is written where
-    /// the id was named before the create, the status that follows says that the VM exists, and nothing else
-    /// has to be published.
+    /// Write 2: the providerID and the annotations that belong to it, in one patch.
     ///
     /// When another client writes meanwhile, the patch is retried on the object as it is now: a driver may
     /// not yet find the VM that it has just made, so its answer must not be lost.
@@ -316,18 +258,15 @@ impl<'a> Object<'a> {
         &mut self,
         provider_id: &str,
         annotations: &[Annotation],
-        status_follows: bool,
     ) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
         for _ in 1..TRIES {
-            let written = self.try_patch_provider_id(provider_id, annotations, status_follows);
-            match written.await {
+            match self.try_patch_provider_id(provider_id, annotations).await {
                 Err(Error::Conflict { .. }) => self.reread(action).await?,
                 done => return done,
             }
         }
-        self.try_patch_provider_id(provider_id, annotations, status_follows)
-            .await
+        self.try_patch_provider_id(provider_id, annotations).await
     }
 
     /// Awaits the answer of a driver. When the answer takes longer than a few seconds, the status says
@@ -404,44 +343,23 @@ impl<'a> Object<'a> {
         &mut self,
         provider_id: &str,
         annotations: &[Annotation],
-        status_follows: bool,
     ) -> Result<(), Error> {
-        let was_named = identity::is_id_unconfirmed(&self.latest);
-        let known = self.latest.spec.provider_id.as_deref();
-        let is_known = known == Some(provider_id);
-        if is_known && !was_named {
+        if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
             return self
                 .try_patch_annotations("writing the driver's answer about the VM", annotations)
                 .await;
         }
         let answered = self.ctx.states.get(self.uid()).answered;
         let over = create_is_over(&self.latest, answered);
-        if is_known && status_follows && is_implied_by_status(&self.latest, annotations, over.as_ref()) {
-            return Ok(());
-        }
-        if let Some(named) = known.filter(|_| !is_known) {
-            tracing::warn!(
-                name = self.name(),
-                named,
-                provider_id,
-                "the VM has another ProviderID than the driver named before the create; using the VM's"
-            );
-        }
-        let id = if is_known {
-            IdChange::None
-        } else {
-            IdChange::Set(provider_id)
-        };
-        let confirmed = was_named.then_some((annotations::PROVIDER_ID, None));
         let annotations: Map<String, Value> = annotations
             .iter()
             .cloned()
             .chain(over)
-            .chain(confirmed)
-            .chain(self.annotations_for_move())
+            .chain(self.block_move_removal())
             .map(|(key, value)| (key.to_owned(), json!(value)))
             .collect();
-        self.patch("writing spec.providerID", json!({"annotations": annotations}), id)
+        let metadata = json!({"annotations": annotations});
+        self.patch("writing spec.providerID", metadata, Some(provider_id))
             .await
     }
 
@@ -505,12 +423,8 @@ impl<'a> Object<'a> {
         let mut rest = self.finalizers(action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
         let mut metadata = json!({"finalizers": rest});
-        let annotations = self.annotations_for_move();
-        if !annotations.is_empty() {
-            let annotations = annotations
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), json!(value)));
-            metadata["annotations"] = Value::Object(annotations.collect());
+        if let Some((key, value)) = self.block_move_removal() {
+            metadata["annotations"] = json!({key: value});
         }
         let body = self.with_resource_version(json!({"metadata": metadata}));
         let released = patch_metadata(&self.api, self.name(), &body)
@@ -523,13 +437,16 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Patches metadata and the providerID.
-    async fn patch(&mut self, action: &'static str, metadata: Value, id: IdChange<'_>) -> Result<(), Error> {
+    /// Patches metadata, and the providerID if one is given.
+    async fn patch(
+        &mut self,
+        action: &'static str,
+        metadata: Value,
+        provider_id: Option<&str>,
+    ) -> Result<(), Error> {
         let mut body = json!({"metadata": metadata});
-        match id {
-            IdChange::None => {}
-            IdChange::Set(id) => body["spec"] = json!({"providerID": id}),
-            IdChange::Remove => body["spec"] = json!({"providerID": null}),
+        if let Some(provider_id) = provider_id {
+            body["spec"] = json!({"providerID": provider_id});
         }
         if self.was_deleted_despite_finalizer {
             return self.patch_in_memory(action, &body);
@@ -541,10 +458,8 @@ impl<'a> Object<'a> {
             .map_err(|error| Error::api(action, error))?;
         let mut written = InfraMachine::clone(&self.latest);
         written.metadata = patched;
-        match id {
-            IdChange::None => {}
-            IdChange::Set(id) => written.spec.provider_id = Some(id.to_owned()),
-            IdChange::Remove => written.spec.provider_id = None,
+        if let Some(provider_id) = provider_id {
+            written.spec.provider_id = Some(provider_id.to_owned());
         }
         self.set_latest(written);
         Ok(())
@@ -573,14 +488,6 @@ impl<'a> Object<'a> {
     fn with_resource_version(&self, mut body: Value) -> Value {
         body["metadata"]["resourceVersion"] = json!(self.latest.metadata.resource_version);
         body
-    }
-
-    /// Whether the object has this providerID, here or in the cache: a write whose answer was lost may have
-    /// succeeded.
-    pub fn is_known_by(&self, id: &ProviderId) -> bool {
-        let has = |machine: &InfraMachine| machine.spec.provider_id.as_deref() == Some(id.as_str());
-        let cached = self.cached();
-        has(&self.latest) || cached.is_some_and(|cached| cached.0.as_ref().is_ok_and(has))
     }
 
     fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
@@ -635,15 +542,6 @@ fn annotations_of_a_create(
 fn create_is_over(machine: &InfraMachine, answered: Option<AnsweredCreate>) -> Option<Annotation> {
     let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
     Some((annotations::CREATE_ISSUED_AT, unanswered.annotation()))
-}
-
-/// Whether a status that reports the VM as provisioned says all that there is to say of a VM whose id was
-/// named: the driver wants nothing kept that is not there already, and no other create may have made another
-/// VM.
-fn is_implied_by_status(machine: &InfraMachine, wanted: &[Annotation], over: Option<&Annotation>) -> bool {
-    let may_have_made_another = over.is_some_and(|(_, left)| left.is_some());
-    let is_there = |(key, value): &Annotation| identity::annotation(machine, key) == value.as_deref();
-    !may_have_made_another && wanted.iter().all(is_there)
 }
 
 /// Returns the annotations that have to change for the ownership.

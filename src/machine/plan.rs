@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
 pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
@@ -42,7 +41,7 @@ use crate::api::{ObjectMetaExt as _, VmExistence, annotations, labels, paused_by
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, Adoption, IdentityTags, InvalidSpec, MachineId, Role};
 use crate::retry::LONG_WAIT;
-use crate::wall_clock::{elapsed, remaining};
+use crate::wall_clock::remaining;
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// Grace period before a state is reported that other controllers usually end.
@@ -89,8 +88,6 @@ pub enum ProviderIdConflict {
     Unknown,
     /// There is such an InfraMachine, `<namespace>/<name>`.
     Named(String),
-    /// There is such an InfraMachine, and the driver has only named the id for it: no VM of it was seen yet.
-    Unconfirmed(String),
 }
 
 /// The controller owner of kind Machine.
@@ -285,7 +282,7 @@ fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
 
 /// Whether there is a VM that may be in use: it is looked after, whatever refers to its machine.
 fn has_known_vm(machine: &InfraMachine) -> bool {
-    machine.is_provisioned() || identity::provider_id(machine).is_some()
+    machine.is_provisioned() || machine.spec.provider_id.is_some()
 }
 
 /// Says what the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API
@@ -367,7 +364,6 @@ fn plan_provisioning(
     let longest = driver
         .create_given_up_after
         .saturating_add(driver.create_settle_time);
-    let may_have_lost_status = may_have_lost_status(machine, observed, unanswered.as_ref(), longest);
     let unanswered = unanswered
         .unwrap_or_default()
         .without(observed.state.answered)
@@ -387,8 +383,6 @@ fn plan_provisioning(
         wanted,
         look_up,
         provider_id: known_provider_id(machine),
-        named: identity::named_provider_id(machine).and_then(|id| id.parse().ok()),
-        may_have_lost_status,
         bootstrap,
         is_identified: MachineId::of(machine).is_some(),
         recorded,
@@ -397,42 +391,6 @@ fn plan_provisioning(
         half_open_reason: half_open_reason(machine, observed),
     }))
     .into()
-}
-
-/// Whether the status of a machine whose id was named may be lost. Only that status says that the VM exists,
-/// and a restore and a move by files leave it behind.
-///
-/// The status is not lost where it says anything from the time of the creates, or from before: it would say
-/// the rest as well. Nor is it lost where this process has had an answer to a create. As long as a create may
-/// be in flight, an absent VM may be about to come, whatever a lost status has said.
-fn may_have_lost_status(
-    machine: &InfraMachine,
-    observed: &Observed,
-    creates: Option<&UnansweredCreates>,
-    longest: Duration,
-) -> bool {
-    let is_named =
-        identity::is_id_unconfirmed(machine) && identity::vm_existence(machine) == VmExistence::MayExist;
-    if !is_named || observed.state.answered.is_some() {
-        return false;
-    }
-    let Some(latest) = creates.and_then(UnansweredCreates::latest) else {
-        // The time of the create can't be read.
-        return true;
-    };
-    if elapsed(latest, observed.now).is_none_or(|passed| passed < longest) {
-        return false;
-    }
-    let Some(status) = &machine.status else {
-        return true;
-    };
-    let is_of_then = |time: &Time| elapsed(latest, time.0).is_none_or(|after| after < longest);
-    let conditions = status
-        .conditions
-        .iter()
-        .map(|condition| &condition.last_transition_time);
-    let last = status.last_operation.iter().map(|last| &last.last_update_time);
-    !conditions.chain(last).any(is_of_then)
 }
 
 /// Returns why a create may be let through although capacity was exhausted. Nothing is recalled of a create
@@ -513,17 +471,6 @@ pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => {
             Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into()
         }
-        // For a paused machine only the pause is reported, and clusterctl waits.
-        Plan::Outcome(Outcome::Blocked(block)) if block.unblocks_move => Outcome::Blocked(Blocked {
-            requeue_after: Some(admission::CHECK_INTERVAL),
-            is_worth_an_event: block.is_worth_an_event,
-            ..Blocked::new(
-                block.condition,
-                block.reason,
-                format!("{}; also, {why}", block.message),
-            )
-        })
-        .into(),
         _ => Outcome::Blocked(Blocked {
             requeue_after: Some(admission::CHECK_INTERVAL),
             ..Blocked::new(
@@ -550,7 +497,7 @@ fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> 
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Blocked {
         // clusterctl pauses a Cluster before it moves it, and then waits.
-        unblocks_move: identity::blocks_move(&machine.metadata) || identity::is_confirmed_by_status(machine),
+        unblocks_move: identity::blocks_move(&machine.metadata),
         ..Blocked::new(conditions::PAUSED, reason::PAUSED, message)
     })
 }
@@ -619,5 +566,5 @@ pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
 
 /// Returns the id of the VM that exists, or existed.
 fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
-    identity::provider_id(machine)?.parse().ok()
+    machine.spec.provider_id.as_deref()?.parse().ok()
 }

@@ -66,8 +66,8 @@ pub fn record_failure(
     }
 }
 
-/// Writes the outcome, on every path: the providerID never after the status, and the finalizer is removed
-/// only when the VM is gone.
+/// Writes the outcome, on every path: the providerID before the status, and the finalizer is removed only
+/// when the VM is gone.
 pub async fn write(
     ctx: &Context,
     before: &InfraMachine,
@@ -78,11 +78,9 @@ pub async fn write(
 ) -> Result<(), Error> {
     let uid = object.uid().to_owned();
     let note = events::of(before, outcome, timing.attempts);
-    let known = known_vm(before, outcome);
-    let status_follows = matches!(outcome, Outcome::Provisioned(_));
-    if let Some(vm) = known {
+    if let Some(vm) = known_vm(before, outcome) {
         object
-            .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome), status_follows)
+            .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome))
             .await?;
     } else {
         object.patch_last_known_state(outcome.last_known_state()).await?;
@@ -91,16 +89,9 @@ pub async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        let written = object
+        object
             .patch_status(|machine| status::after(machine, outcome, timing))
-            .await;
-        if let (Err(Error::Conflict { .. }), Some(vm), true) = (&written, known, status_follows) {
-            // What the status was to say of the VM holds, whatever the object has become.
-            object
-                .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome), false)
-                .await?;
-        }
-        written?;
+            .await?;
         ctx.states.published(&uid);
         record_published(ctx, &uid, gathered, outcome, timing.wait);
         ctx.states.clear_errors(&uid);
@@ -120,7 +111,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
         _ => None,
     };
-    let known = identity::provider_id(before);
+    let known = before.spec.provider_id.as_deref();
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
@@ -159,7 +150,7 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         // reconcile.
         Outcome::Provisioned(_) if Adoption::of(before) != Adoption::None => Some(Duration::ZERO),
         // After a move the VM may lack a part of the spec, and the watch may not show any write either.
-        Outcome::Provisioned(_) if identity::provider_id(before).is_some() => Some(Duration::ZERO),
+        Outcome::Provisioned(_) if before.spec.provider_id.is_some() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)
         | Outcome::NotSupported(_)

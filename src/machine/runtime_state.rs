@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::outcome::{Outcome, RetryTrigger};
-use super::provider_ids::ProviderIds;
 use crate::api::v1alpha1::InfraMachine;
 use crate::reconciler::FailureCounts;
 use cmi_driver::Operation;
@@ -28,8 +27,6 @@ pub struct RuntimeStates {
     creates_in_flight: Mutex<HashSet<String>>,
     /// The number of hints so far, of all machines.
     hints: AtomicU64,
-    /// Which machine has which providerID.
-    pub ids: ProviderIds,
 }
 
 /// The state of one machine.

@@ -14,18 +14,13 @@ use super::gather::gather;
 use super::object::Object;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::plan::{Plan, SHUT_DOWN_TRIES, Step, plan};
-use super::provider_ids::Holder;
 use super::publish::publish;
 use super::runtime_state::{LookUpHint, RuntimeState};
 use super::{Context, reconcile};
-use crate::admission::{self, AdmissionPolicies};
 use crate::api::annotations;
 use crate::api::conditions::{self, reason};
-use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::configured_driver::{Limits, Priority, Timeouts};
-use crate::identity;
-use crate::reconciler::Action;
 use crate::retry::Stage;
 use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
 
@@ -71,24 +66,6 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
     assert!(!server.is_kept());
 }
 
-/// Its VM has lost its name, and no look-up or deletion by that finds it.
-#[tokio::test]
-async fn of_an_object_that_cannot_be_read_the_vm_that_only_the_status_confirms_is_deleted_by_its_id() {
-    let machine = machine().provisioned().named("sim://1").configured_driver("pool");
-    let deleted = machine.deleted_at(Timestamp::now() - Duration::from_mins(2));
-    let mut object = serde_json::to_value(deleted.build()).unwrap();
-    object["spec"]["providerSpec"] = json!("no object");
-    let server = Server::holding(object);
-    assert!(server.infra_machine().0.is_err());
-    let vms = Vms::default();
-    vms.add("sim://1", "renamed", None);
-    let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
-    let ctx = Arc::new(server.context(vec![driver]));
-    again(&server, &ctx).await;
-    assert_eq!(vms.ids(), Vec::<String>::new());
-    assert!(!server.is_kept());
-}
-
 /// The cache is behind: it will show the other object, or the deletion.
 #[tokio::test]
 async fn unreadable_object_keeps_the_vm_of_another_or_living_object() {
@@ -114,7 +91,10 @@ async fn unreadable_object_keeps_the_vm_of_another_or_living_object() {
 /// clusterctl waits for every machine of the Cluster.
 #[tokio::test]
 async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused() {
-    let mut object = serde_json::to_value(machine().provisioned().named("sim://1").build()).unwrap();
+    let blocking = machine()
+        .provisioned()
+        .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
+    let mut object = serde_json::to_value(blocking.build()).unwrap();
     object["spec"]["providerSpec"] = json!("no object");
     let server = Server::holding(object);
     let ctx = Arc::new(server.context(Vec::new()));
@@ -122,66 +102,11 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     assert!(server.annotation(annotations::BLOCK_MOVE).is_some(), "not paused");
     server.annotate(annotations::PAUSED, "");
     again(&server, &ctx).await;
-    for gone in [
-        annotations::BLOCK_MOVE,
-        annotations::PROVIDER_ID,
-        annotations::CREATE_ISSUED_AT,
-    ] {
-        assert_eq!(server.annotation(gone), None, "{gone}");
-    }
+    assert_eq!(server.annotation(annotations::BLOCK_MOVE), None);
     assert!(server.annotation(annotations::MACHINE_ID).is_some());
     let version = server.version();
     reconcile(server.infra_machine(), Arc::clone(&ctx)).await.unwrap();
     assert_eq!(server.version(), version, "written once");
-}
-
-/// What it says of the VM may be forged.
-#[tokio::test]
-async fn an_object_that_cannot_be_read_holds_clusterctl_up_while_its_status_is_not_guarded() {
-    let paused = machine()
-        .provisioned()
-        .named("sim://1")
-        .annotated(annotations::PAUSED, "");
-    let mut object = serde_json::to_value(paused.build()).unwrap();
-    object["spec"]["providerSpec"] = json!("no object");
-    let server = Server::holding(object);
-    let mut ctx = server.context(Vec::new());
-    let unchecked = AdmissionPolicies::new(ctx.client.clone(), Arc::clone(&ctx.metrics));
-    ctx.policies = Arc::new(unchecked);
-    let action = reconcile(server.infra_machine(), Arc::new(ctx)).await.unwrap();
-    assert_eq!(action, Action::requeue(admission::CHECK_INTERVAL));
-    for left in [
-        annotations::BLOCK_MOVE,
-        annotations::PROVIDER_ID,
-        annotations::CREATE_ISSUED_AT,
-    ] {
-        assert!(server.annotation(left).is_some(), "{left}");
-    }
-}
-
-/// The status is the only write that would have said so.
-#[tokio::test]
-async fn a_vm_that_the_status_could_not_confirm_is_confirmed_in_the_metadata() {
-    let server = Server::with(&machine().named("sim://1").build());
-    let ctx = server.context(Vec::new());
-    let before = server.object();
-    let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
-    server.ask_again();
-    let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m1");
-    let outcome = Outcome::Provisioned(Box::new(vm));
-    let written = publish(&ctx, &before, &mut object, &gathered, outcome).await;
-    assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");
-    let known = server.object();
-    assert!(!known.is_provisioned(), "another plan may follow from the change");
-    assert_eq!(identity::provider_id(&known), Some("sim://1"));
-    for gone in [
-        annotations::BLOCK_MOVE,
-        annotations::PROVIDER_ID,
-        annotations::CREATE_ISSUED_AT,
-    ] {
-        assert_eq!(server.annotation(gone), None, "{gone}");
-    }
 }
 
 /// A machine with this VM, of which a second create may have made another, deleted long after.
@@ -283,169 +208,19 @@ async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_recon
     );
 }
 
-/// What comes of the plan for a machine whose id was named so many seconds ago.
-async fn provisioned_late(vms: &Vms, seconds: i64) -> Outcome {
-    let server = Server::with(&machine().named("sim://1").configured_driver("pool").build());
+/// A second create of the first control plane machine would begin a second cluster.
+#[tokio::test]
+async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
+    let vms = Vms::default();
+    let restored = machine().identified().provider_id("sim://1");
+    let server = Server::with(&restored.configured_driver("pool").build());
     let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
     let ctx = server.context(vec![driver]);
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
     let mut object = Object::new(&ctx, Arc::new(before.clone()));
-    let plan = world().seconds_later(seconds).plan(before.into());
-    let execution = execute(&ctx, &mut object, &gathered, plan).await;
-    execution.unwrap().outcome
-}
-
-/// A host that has left the pool, and is still configured.
-#[tokio::test]
-async fn a_vm_of_the_id_that_was_named_is_found_where_its_name_does_not_lead_to_it() {
-    let vms = Vms::default();
-    vms.add("sim://1", "elsewhere", None);
-    let outcome = provisioned_late(&vms, 1).await;
-    let Outcome::Provisioned(vm) = outcome else {
-        panic!("{outcome:?}");
-    };
-    assert_eq!(vm.provider_id.as_str(), "sim://1");
-    assert_eq!(vms.count(Operation::GetMachineStatus), 2);
-    assert_eq!(vms.count(Operation::CreateMachine), 0);
-}
-
-fn another_machine() -> MachineFixture {
-    let mut machine = machine().build();
-    machine.metadata.uid = Some("u-2".to_owned());
-    machine.into()
-}
-
-/// A machine whose id was named for a create that was never answered, deleted long after, reconciled once;
-/// `other` is there as well.
-async fn deleted_after_naming(vms: &Vms, offers: &[Operation], other: Option<&InfraMachine>) -> Server {
-    let deleted = machine().named("sim://1").configured_driver("pool");
-    let server = Server::with(
-        &deleted
-            .deleted_at(Timestamp::now() - Duration::from_mins(2))
-            .build(),
-    );
-    let ctx = server.context(vec![vms.configured_driver(offers, NO_SETTLE_TIME)]);
-    ctx.states.ids.changed(None, other);
-    let ctx = Arc::new(ctx);
-    again(&server, &ctx).await;
-    server
-}
-
-/// A host that has left the pool, and is still configured: the finalizer goes when neither name nor id
-/// leads to a VM.
-#[tokio::test]
-async fn a_vm_of_the_id_that_was_named_is_deleted_where_its_name_does_not_lead_to_it() {
-    for offers in [Operation::GetMachineStatus, Operation::ListMachines] {
-        for vms in [Vms::default(), Vms::naming("sim://2")] {
-            vms.add("sim://1", "elsewhere", Some("u-1"));
-            vms.add("sim://3", "elsewhere", Some("u-3"));
-            let server = deleted_after_naming(&vms, &[offers], None).await;
-            assert_eq!(vms.ids(), ["sim://3"], "{offers}");
-            assert!(server.is_kept(), "{offers}: until it is seen to be gone");
-        }
-    }
-    let vms = Vms::default();
-    vms.add("sim://1", "elsewhere", None);
-    let server = deleted_after_naming(&vms, &[], None).await;
-    assert_eq!(vms.ids(), Vec::<String>::new(), "nothing shows it");
-    assert!(!server.is_kept());
-}
-
-/// Where the driver names it again, it has looked where the VM would be.
-#[tokio::test]
-async fn an_id_that_was_named_costs_a_look_up_only_where_another_is_named_by_now() {
-    for (vms, look_ups) in [
-        (Vms::naming("sim://1"), 1),
-        (Vms::naming("sim://2"), 2),
-        (Vms::default(), 2),
-    ] {
-        let server = deleted_after_naming(&vms, &[Operation::GetMachineStatus], None).await;
-        assert_eq!(vms.count(Operation::GetMachineStatus), look_ups);
-        assert!(!server.is_kept());
-    }
-}
-
-#[tokio::test]
-async fn a_vm_of_the_id_that_was_named_is_left_alone_where_another_machine_has_that_id() {
-    for offers in [&[Operation::GetMachineStatus][..], &[]] {
-        let vms = Vms::default();
-        vms.add("sim://1", "elsewhere", None);
-        let other = another_machine().provider_id("sim://1").build();
-        let server = deleted_after_naming(&vms, offers, Some(&other)).await;
-        assert_eq!(vms.ids(), ["sim://1"], "{offers:?}");
-        assert!(!server.is_kept());
-    }
-}
-
-/// Two back ends of one kind count from the same number.
-#[tokio::test]
-async fn a_vm_of_a_named_id_is_deleted_although_a_machine_of_another_driver_has_the_same_id() {
-    let other = another_machine().provider_id("sim://1").identified();
-    let other = other.annotated(annotations::DRIVER, "elsewhere").build();
-    for (offers, is_kept) in [(&[Operation::GetMachineStatus][..], true), (&[], false)] {
-        let vms = Vms::default();
-        vms.add("sim://1", "elsewhere", None);
-        let server = deleted_after_naming(&vms, offers, Some(&other)).await;
-        assert_eq!(vms.ids(), Vec::<String>::new(), "{offers:?}");
-        assert_eq!(
-            server.is_kept(),
-            is_kept,
-            "{offers:?}: until it is seen to be gone"
-        );
-    }
-}
-
-/// Of two machines with one id, one would be taken for the other.
-#[tokio::test]
-async fn an_id_that_another_machine_has_is_not_written_before_the_create() {
-    for (other, written) in [("sim://2", Some("sim://1")), ("sim://1", None)] {
-        let vms = Vms::naming("sim://1");
-        let server = Server::with(&machine().configured_driver("pool").build());
-        let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
-        let ctx = server.context(vec![driver]);
-        let other = another_machine().provider_id(other).build();
-        ctx.states.ids.changed(None, Some(&other));
-        let before = server.object();
-        let gathered = gather(&ctx, &before).await;
-        let mut object = Object::new(&ctx, Arc::new(before.clone()));
-        let plan = world().plan(before.into());
-        execute(&ctx, &mut object, &gathered, plan).await.unwrap();
-        assert_eq!(vms.count(Operation::CreateMachine), 1);
-        let owned = server.object();
-        assert_eq!(owned.spec.provider_id.as_deref(), written);
-        assert_eq!(identity::is_id_unconfirmed(&owned), written.is_some());
-        assert!(server.annotation(annotations::CREATE_ISSUED_AT).is_some());
-    }
-}
-
-/// A machine would hold it that has not written it: none could name it ever after.
-#[tokio::test]
-async fn an_id_that_could_not_be_written_before_the_create_is_free_for_another_machine() {
-    let (without, with) = (machine(), machine().named("sim://1"));
-    for (fixture, is_free) in [(without, true), (with, false)] {
-        let vms = Vms::naming("sim://1");
-        let server = Server::with(&fixture.configured_driver("pool").build());
-        let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
-        let ctx = server.context(vec![driver]);
-        let before = server.object();
-        let gathered = gather(&ctx, &before).await;
-        let mut object = Object::new(&ctx, Arc::new(before.clone()));
-        let plan = world().plan(before.into());
-        server.ask_again();
-        let refused = execute(&ctx, &mut object, &gathered, plan).await.map(drop);
-        assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
-        assert_eq!(vms.count(Operation::CreateMachine), 0);
-        let [own, another] = ["u-1", "u-2"].map(|uid| Holder::new(uid, "pool"));
-        assert!(!ctx.states.ids.is_anothers("sim://1", own));
-        assert_eq!(ctx.states.ids.claim("sim://1", another), is_free);
-    }
-}
-
-#[tokio::test]
-async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
-    let vms = Vms::default();
-    let outcome = provisioned_late(&vms, 660).await;
+    let plan = world().plan(before.into());
+    let outcome = execute(&ctx, &mut object, &gathered, plan).await.unwrap().outcome;
     assert!(
         matches!(&outcome, Outcome::Vanished(id) if id.as_str() == "sim://1"),
         "{outcome:?}"

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::runtime_state::AnsweredCreate;
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 use crate::wall_clock::elapsed;
@@ -21,9 +22,9 @@ pub struct UnansweredCreates {
 }
 
 impl UnansweredCreates {
-    /// Reads the annotation; nothing where it is missing, is over, or can't be read.
+    /// Reads the annotation; nothing where it is missing or can't be read.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
-        let text = identity::create_issued_at(machine)?;
+        let text = identity::annotation(machine, annotations::CREATE_ISSUED_AT)?;
         let mut issued = text
             .split(',')
             .map(|time| time.trim().parse())
@@ -90,7 +91,6 @@ impl UnansweredCreates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::annotations;
     use crate::machine::fixtures::{at, machine};
 
     fn issued(seconds: &[i64]) -> UnansweredCreates {

@@ -25,11 +25,8 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
 /// # Errors
 /// When one can't be written as JSON, which would be a fault of this module.
 pub fn definitions() -> Result<Vec<Value>, Error> {
-    let mut machine = serde_json::to_value(InfraMachine::crd())?;
-    machine["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"] =
-        Value::Array(vec![InfraMachine::rule()]);
     let derived = [
-        machine,
+        serde_json::to_value(InfraMachine::crd())?,
         serde_json::to_value(InfraMachineTemplate::crd())?,
         serde_json::to_value(InfraCluster::crd())?,
         serde_json::to_value(InfraClusterTemplate::crd())?,

@@ -34,11 +34,7 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
         ),
         File::new(
             "provider_id.yaml",
-            &policy(
-                "provider-id",
-                &["inframachines", "inframachines/status"],
-                &provider_id(),
-            )?,
+            &policy("provider-id", &["inframachines"], &provider_id())?,
         ),
         File::new(
             "finalizer.yaml",
@@ -149,55 +145,22 @@ fn reserved_annotations() -> PolicySpec {
 
 /// The providerID identifies a VM as well, and the driver is asked for the VM that it names: it comes from
 /// the driver, or with a moved object from the administrator. Cluster API reads it and never writes it.
-///
-/// Where the id was named before the VM was made, the status alone says that the VM exists: no create is
-/// waited for then, and none is made any more.
+/// The schema keeps it from changing.
 fn provider_id() -> PolicySpec {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
-    let provisioned = |object: &str| format!("{object}.?status.?initialization.?provisioned.orValue(false)");
-    let (mark, named) = (annotations::PROVIDER_ID, annotations::NAMED);
     PolicySpec {
         variables: json!([
             {"name": "after", "expression": value("object")},
             {"name": "before", "expression": before(&value("oldObject"), "''")},
-            {"name": "isNamed", "expression": before(
-                &format!("oldObject.metadata.?annotations[?'{mark}'].orValue('') == '{named}'"),
-                "false",
-            )},
-            {"name": "isProvisioned", "expression": provisioned("object")},
-            {"name": "wasProvisioned", "expression": before(&provisioned("oldObject"), "false")},
         ]),
-        validations: json!([
-            {
-                "expression": format!("variables.after == variables.before || {}", may_identify()),
-                "message": format!(
-                    "spec.providerID must not be set, changed or removed: it identifies the VM, and {}",
-                    who_may_identify("write it")
-                ),
-                "reason": "Forbidden",
-            },
-            {
-                "expression":
-                    "variables.after == variables.before || variables.before == '' || variables.isNamed",
-                "message": format!(
-                    "spec.providerID is immutable, unless annotation {mark} marks it as reserved before its \
-                        VM exists"
-                ),
-                "reason": "Invalid",
-            },
-            {
-                "expression": format!(
-                    "variables.isProvisioned == variables.wasProvisioned || {}",
-                    may_identify()
-                ),
-                "message": format!(
-                    "status.initialization.provisioned must not be changed: it records that the VM exists, \
-                        and {}",
-                    who_may_identify("write it")
-                ),
-                "reason": "Forbidden",
-            },
-        ]),
+        validations: json!([{
+            "expression": format!("variables.after == variables.before || {}", may_identify()),
+            "message": format!(
+                "spec.providerID must not be set, changed or removed: it identifies the VM, and {}",
+                who_may_identify("write it")
+            ),
+            "reason": "Forbidden",
+        }]),
     }
 }
 

@@ -25,28 +25,6 @@ pub struct Scope {
     pub cluster_id: String,
 }
 
-/// The id that an InfraMachine records for its VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RecordedId {
-    /// The VM of this id exists or existed: any other VM of the machine is a second one.
-    Confirmed(Box<str>),
-    /// The id was named before the create: any VM of the machine may be the one.
-    Named(Box<str>),
-}
-
-impl RecordedId {
-    fn of(machine: &InfraMachine) -> Option<Self> {
-        let named = identity::named_provider_id(machine).map(|id| Self::Named(id.into()));
-        named.or_else(|| identity::provider_id(machine).map(|id| Self::Confirmed(id.into())))
-    }
-
-    fn as_str(&self) -> &str {
-        match self {
-            Self::Confirmed(id) | Self::Named(id) => id,
-        }
-    }
-}
-
 /// The parts of an InfraMachine that decide which VM it owns. Small: a read of a whole fleet has one for each
 /// machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,8 +42,8 @@ pub struct LiveMachine {
     pub identity: Option<Box<str>>,
     /// Whether a VM of the machine may exist.
     pub may_have_vm: bool,
-    /// The id of its VM.
-    pub provider_id: Option<RecordedId>,
+    /// The id of its VM: any other VM of the machine is a second one.
+    pub provider_id: Option<Box<str>>,
     /// Whether the whole object could be read.
     pub is_readable: bool,
     /// Whether `clusterctl move` is taking the machine away.
@@ -103,14 +81,10 @@ impl LiveMachine {
                 .filter(|id| !id.is_empty() && *id != meta.uid())
                 .map(Box::from),
             may_have_vm: readable.is_none_or(|machine| identity::vm_existence(machine) != VmExistence::None),
-            provider_id: readable.and_then(RecordedId::of),
+            provider_id: readable.and_then(|machine| machine.spec.provider_id.as_deref().map(Box::from)),
             is_readable: readable.is_some(),
             is_moving: annotation(annotations::DELETE_FOR_MOVE).is_some(),
         }
-    }
-
-    fn recorded_id(&self) -> Option<&str> {
-        self.provider_id.as_ref().map(RecordedId::as_str)
     }
 
     fn has_identity(&self, id: &str) -> bool {
@@ -205,7 +179,7 @@ impl Live {
                 .or_insert_with(|| machine.key.clone());
         }
         machines.shrink_to_fit();
-        live.by_provider_id = TextIndex::new(&machines, |machine| [machine.recorded_id(), None]);
+        live.by_provider_id = TextIndex::new(&machines, |machine| [machine.provider_id.as_deref(), None]);
         live.by_identity = TextIndex::new(&machines, |machine| {
             [machine.identity.as_deref(), Some(&machine.uid)]
         });
@@ -232,7 +206,7 @@ impl Live {
     /// The machine that records this provider id, or the first of several.
     fn of_provider_id(&self, id: &str) -> Option<&LiveMachine> {
         self.at(&self.by_provider_id, id)
-            .find(|machine| machine.recorded_id() == Some(id))
+            .find(|machine| machine.provider_id.as_deref() == Some(id))
     }
 
     /// A machine of the Cluster that has the name that the VM was made for.
@@ -374,9 +348,7 @@ pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live
         return OwnerLookup::Foreign;
     };
     let owner = live.owners(scope, vm).next();
-    let is_only = |owner: &LiveMachine| {
-        !matches!(owner.provider_id, Some(RecordedId::Confirmed(_))) && siblings.count_of(owner, scope) <= 1
-    };
+    let is_only = |owner: &LiveMachine| owner.provider_id.is_none() && siblings.count_of(owner, scope) <= 1;
     match (owner, &cluster.frozen) {
         (Some(owner), _) if is_only(owner) => OwnerLookup::Owned(owner.key.clone()),
         (_, Some(why)) => OwnerLookup::Frozen(why.clone()),

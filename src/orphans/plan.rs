@@ -19,8 +19,7 @@
 //!   Cluster is read after the InfraMachines, so that a move that took the InfraMachines is seen.
 //!   [`OwnerLookup::Frozen`] and [`OwnerLookup::Foreign`] discard earlier observations, so that counting
 //!   begins anew. The other management cluster, where the Cluster lives on, has seen no deletion.
-//! * A create is **half done**: the providerID is not written yet, or only named beforehand. The InfraMachine
-//!   carries `m`.
+//! * A create is **half done**: the providerID is not written yet. The InfraMachine carries `m`.
 //! * A **cache that is behind** plays no part: the cache can say that a VM is owned, which deletes nothing,
 //!   but never that a VM is not owned.
 //! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost

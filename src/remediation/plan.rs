@@ -480,7 +480,7 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     if infra.metadata.deletion_timestamp.is_some() {
         return Err("the InfraMachine is being deleted");
     }
-    let provider_id = identity::provider_id(infra).and_then(|id| id.parse().ok());
+    let provider_id = infra.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
     let provider_id = provider_id.ok_or("the Machine has no VM to restart yet")?;
     // Cluster API manages an update in place and has not asked this provider for it: another extension may be
     // at work on the VM.

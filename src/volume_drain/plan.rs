@@ -281,12 +281,6 @@ fn remove_hook_if(has_hook: bool, end: End) -> Plan<'static> {
     }
 }
 
-/// Whether the VM of an InfraMachine has to be confirmed, or found to be gone, before its Node is drained:
-/// its status was lost, as in a restore, and comes again once the driver has been asked for the VM.
-pub fn awaits_vm(infra: &InfraMachine) -> bool {
-    identity::is_id_unconfirmed(infra) && !infra.has_vanished()
-}
-
 fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
     let (Some(cluster), Some(machine)) = (&observed.cluster, &observed.live) else {
         return Plan::NoOp;
@@ -317,20 +311,13 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
     if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
         return Plan::RemoveHook(End::Skipped("the machine has no VM of its own"));
     }
-    let (node, provider_id) = (&machine.status.node_ref.name, identity::provider_id(infra));
-    if !node.is_empty() && identity::is_id_unconfirmed(infra) {
-        return if awaits_vm(infra) {
-            Plan::Wait(until(deadline, observed.now))
-        } else {
-            Plan::RemoveHook(End::Skipped("the VM no longer exists"))
-        };
-    }
-    let Some(provider_id) = provider_id.filter(|_| !node.is_empty()) else {
+    let (node, provider_id) = (&machine.status.node_ref.name, &infra.spec.provider_id);
+    let Some(provider_id) = provider_id.as_ref().filter(|_| !node.is_empty()) else {
         return Plan::RemoveHook(End::Skipped("the Machine has no Node"));
     };
     let target = DrainTarget {
         node: node.clone(),
-        provider_id: provider_id.to_owned(),
+        provider_id: provider_id.clone(),
         timeout: machine.bounded(timeout),
         last: Eviction::of(infra),
         deadline,

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
-use capcmi::api::annotations::{self, NAMED, PROVIDER_ID, RESERVED_ANNOTATIONS, VM_EXISTENCE};
+use capcmi::api::annotations::{self, RESERVED_ANNOTATIONS, VM_EXISTENCE};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
@@ -325,91 +325,6 @@ async fn provider_and_administrator_write_the_provider_id_and_others_write_aroun
             "{written:?}"
         );
     }
-    Ok(())
-}
-
-/// It is the only link to a VM, also before the VM is provisioned, and for those who may write it.
-#[tokio::test]
-async fn only_a_provider_id_that_was_named_before_its_vm_gives_way_to_another() -> Result<()> {
-    let namespace = namespace().await?;
-    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
-    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
-    let first = json!({"providerID": "cmi:///1"});
-    create(&administrator, &object("InfraMachine", "m", &json!({}), &first)).await??;
-    let others = [json!({"providerID": "cmi:///2"}), json!({"providerID": null})];
-    for api in [&administrator, &provider] {
-        for other in &others {
-            let message = refusal(merge(api, "m", json!({"spec": other})).await)?;
-            ensure!(message.contains("is immutable"), "{message}");
-        }
-        // The mark is no way around it that comes with the change.
-        let marked = json!({"metadata": {"annotations": {PROVIDER_ID: NAMED}}, "spec": others[0]});
-        let message = refusal(merge(api, "m", marked).await)?;
-        ensure!(message.contains(PROVIDER_ID), "{message}");
-    }
-    for other in others {
-        merge(
-            &provider,
-            "m",
-            json!({"metadata": {"annotations": {PROVIDER_ID: NAMED}}}),
-        )
-        .await?;
-        merge(
-            &provider,
-            "m",
-            json!({"metadata": {"annotations": {PROVIDER_ID: null}}, "spec": other}),
-        )
-        .await?;
-    }
-    Ok(())
-}
-
-/// With a forged one a VM of a create that was not answered would be forgotten, and one that is gone would be
-/// made again.
-#[tokio::test]
-async fn only_users_that_may_write_identities_say_that_a_vm_is_provisioned() -> Result<()> {
-    let namespace = namespace().await?;
-    let owner = api(User::Owner, &namespace, "InfraMachine").await?;
-    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
-    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
-    create(&owner, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
-    let write = async |api: &Api<DynamicObject>, status: Value| {
-        let patch = Patch::Merge(json!({"status": status}));
-        api.patch_status("m", &PatchParams::default(), &patch).await
-    };
-    let provisioned = |value: Value| json!({"initialization": {"provisioned": value}});
-    let refused = async |status: Value| {
-        let message = refusal(write(&owner, status).await)?;
-        ensure!(
-            message.contains("status.initialization.provisioned must not be changed"),
-            "{message}"
-        );
-        ensure!(message.contains("inframachines/identity"), "{message}");
-        anyhow::Ok(())
-    };
-    refused(provisioned(json!(true))).await?;
-    // The same as nothing.
-    write(&owner, provisioned(json!(false))).await?;
-    write(&provider, provisioned(json!(true))).await?;
-    for status in [
-        provisioned(json!(false)),
-        json!({"initialization": null}),
-        Value::Null,
-    ] {
-        refused(status).await?;
-    }
-    let nothing = refusal(write(&owner, provisioned(Value::Null)).await)?;
-    ensure!(nothing.contains("should have at least 1 properties"), "{nothing}");
-    write(&owner, json!({"nodeName": "theirs"})).await?;
-    let mut whole = owner.get("m").await?;
-    whole.labels_mut().insert("mine".to_owned(), "x".to_owned());
-    owner.replace("m", &PostParams::default(), &whole).await?;
-    // A copy of an object that is up: the API server drops its status.
-    let mut copy = object("InfraMachine", "copy", &json!({}), &json!({}));
-    copy["status"] = provisioned(json!(true));
-    let copied = create(&owner, &copy).await??;
-    ensure!(copied.data["status"].is_null(), "{copied:?}");
-    write(&administrator, provisioned(json!(false))).await?;
     Ok(())
 }
 

@@ -22,7 +22,7 @@ async fn a_machine_costs_three_writes_and_an_event_by_the_audit_log() -> Result<
     const PATCHES: usize = 2;
     let world = World::new("idle").await?;
     let cloud = Cloud::new(&world);
-    let provider = Provider::new(cloud.drivers(json!({"namesProviderIds": false})));
+    let provider = Provider::new(cloud.drivers(json!({})));
     let mut first = provider.start(&world).await?;
     world.cluster("c").await?;
     cluster_is_ready(&world).await?;

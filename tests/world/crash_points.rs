@@ -27,8 +27,6 @@ const STAYS: &str = "stays";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
     Create,
-    /// A create by a driver that does not name the id in advance.
-    CreateUnnamed,
     /// The machine adopts a VM that it did not make.
     Adopt,
     /// The driver refuses the create for good, and would refuse the same spec in a delete.
@@ -47,12 +45,6 @@ enum Scenario {
 #[tokio::test(start_paused = true)]
 async fn a_create_survives_a_kill_at_any_point() -> Result<()> {
     survives_a_kill_at_any_point(Scenario::Create).await
-}
-
-/// DRV-10, DRV-12, DRV-21, DRV-22, INI-22.
-#[tokio::test(start_paused = true)]
-async fn a_create_without_a_named_id_survives_a_kill_at_any_point() -> Result<()> {
-    survives_a_kill_at_any_point(Scenario::CreateUnnamed).await
 }
 
 /// DRV-12, UPD-03.
@@ -194,7 +186,6 @@ impl Session {
     async fn start(&self, trap: &Trap) -> Result<Replica> {
         let drivers = self.cloud.drivers(json!({
             "addsMachineTag": self.scenario == Scenario::Adopt,
-            "namesProviderIds": self.scenario != Scenario::CreateUnnamed,
         }));
         let provider = Provider::new(drivers).with(|options| {
             options.inventory_interval = Duration::from_hours(24);
@@ -227,7 +218,7 @@ impl Session {
         }
         trap.arm();
         match self.scenario {
-            Scenario::Create | Scenario::CreateUnnamed | Scenario::Adopt | Scenario::RefusedCreate => {
+            Scenario::Create | Scenario::Adopt | Scenario::RefusedCreate => {
                 self.machine.clone().create().await.map(drop)
             }
             Scenario::Update => self
@@ -274,7 +265,7 @@ impl Session {
             })
         };
         match self.scenario {
-            Scenario::Create | Scenario::CreateUnnamed => self.machine.provisioned().await.map(drop),
+            Scenario::Create => self.machine.provisioned().await.map(drop),
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
             // The identity is added once the VM is the machine's.
             Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
@@ -322,7 +313,7 @@ impl Session {
             .iter()
             .map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason))
             .collect();
-        let mut annotations: BTreeSet<_> = machine
+        let annotations: BTreeSet<_> = machine
             .metadata
             .annotations
             .unwrap_or_default()
@@ -330,10 +321,6 @@ impl Session {
             // The outcome of a create that was cut short may stay unknown for ever.
             .filter(|key| key != annotations::CREATE_ISSUED_AT)
             .collect();
-        // After a second create the metadata name the VM, otherwise the status alone.
-        if annotations.remove(annotations::PROVIDER_ID) {
-            annotations.remove(annotations::BLOCK_MOVE);
-        }
         let last = status
             .last_operation
             .map(|last| json!([last.type_, last.state, last.operation, last.code]));

@@ -24,7 +24,6 @@ mod lifecycle;
 mod malformed;
 mod metrics;
 mod moving;
-mod named_ids;
 mod not_ready_taint;
 mod orphans;
 mod pacing;

@@ -1,8 +1,9 @@
-//! What `clusterctl move` finds at the source: objects that block a move, and objects that it deletes.
+//! What `clusterctl move` finds at the source: objects that block a move, and objects that it deletes. What a
+//! backup leaves out.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use capcmi::api::annotations;
-use capcmi::api::conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+use capcmi::api::conditions::{READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use cmi_driver::Operation;
 use kube::ResourceExt;
@@ -19,9 +20,7 @@ use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 async fn a_create_or_an_update_under_way_blocks_a_move() -> Result<()> {
     let world = World::new("move-blocked").await?;
     let cloud = Cloud::new(&world);
-    // Of a VM whose id was named it waits for a pause as well.
-    let drivers = cloud.drivers(json!({"namesProviderIds": false}));
-    let _provider = Provider::new(drivers).start(&world).await?;
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     let blocks = |machine: &InfraMachine| {
         let value = machine.annotations().get(annotations::BLOCK_MOVE);
@@ -132,5 +131,50 @@ async fn a_machine_deleted_by_a_move_keeps_its_vm_without_a_pause() -> Result<()
         ensure!(calls == 0, "{} was deleted", machine.name);
     }
     cloud.holds(2).await?;
+    Ok(())
+}
+
+/// A backup may lack the status, and `clusterctl move --to-directory` leaves it out.
+#[tokio::test(start_paused = true)]
+async fn a_machine_without_its_status_finds_its_vm_and_makes_no_other() -> Result<()> {
+    let world = World::new("restored").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let mut first = provider.start(&world).await?;
+    world.cluster("one").await?;
+    let (there, gone) = (
+        ByHand::new(&world, "one", "there").create().await?,
+        ByHand::new(&world, "one", "gone").create().await?,
+    );
+    let before = there.provisioned().await?;
+    gone.provisioned().await?;
+    first.terminate().await?;
+
+    for machine in [&there, &gone] {
+        let lost = Patch::Merge(json!({"status": null}));
+        let restored = machine
+            .api()
+            .patch_status(&machine.name, &PatchParams::default(), &lost)
+            .await?;
+        ensure!(!restored.is_provisioned(), "{restored:?}");
+    }
+    let vms = cloud.vms()?;
+    let vm = vms.iter().find(|vm| vm.name == "gone").context("no VM")?;
+    cloud.console()?.vanish(vm.id)?;
+    let _second = provider.start(&world).await?;
+    let found = there.provisioned().await?;
+    ensure!(found.spec.provider_id == before.spec.provider_id, "{found:?}");
+    gone.until("a VM that is gone", |machine| {
+        says(machine, READY, "False", "VirtualMachineVanished")
+    })
+    .await?;
+    cloud.holds(1).await?;
+    for machine in [&there, &gone] {
+        let creates = cloud.count(Operation::CreateMachine, &machine.name)?;
+        ensure!(creates == 1, "{}: {creates}", machine.name);
+        machine.delete().await?;
+        machine.gone().await?;
+    }
+    cloud.holds(0).await?;
     Ok(())
 }

@@ -28,7 +28,7 @@ pub(crate) fn table(kind: &str) -> Result<String> {
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut fields = Vec::new();
     collect("", schema, &mut fields);
-    let rows: Vec<_> = fields.iter().map(|field| row(field, schema)).collect();
+    let rows: Vec<_> = fields.iter().map(row).collect();
     Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
 }
 
@@ -58,15 +58,14 @@ fn collect<'a>(path: &str, schema: &'a Value, fields: &mut Vec<Field<'a>>) {
     }
 }
 
-fn row(field: &Field, object: &Value) -> [String; 4] {
+fn row(field: &Field) -> [String; 4] {
     let schema = field.schema;
     let mut limits = limits(schema);
     if field.is_required {
         limits.insert(0, "required".to_owned());
     }
     let mut meaning = vec![schema["description"].as_str().unwrap_or_default().to_owned()];
-    meaning.extend(rules(schema, None));
-    meaning.extend(rules(object, Some(&format!(".{}", field.path))));
+    meaning.extend(rules(schema));
     [
         format!("`{}`", field.path),
         type_of(schema),
@@ -124,13 +123,12 @@ fn limits(schema: &Value) -> Vec<String> {
     limits
 }
 
-/// Returns the validation rules of a schema. With the path of a field, returns the rules for that field.
-fn rules(schema: &Value, field: Option<&str>) -> Vec<String> {
+/// Returns the validation rules of a schema.
+fn rules(schema: &Value) -> Vec<String> {
     let rules = schema["x-kubernetes-validations"].as_array();
     rules
         .into_iter()
         .flatten()
-        .filter(|rule| rule["fieldPath"].as_str() == field)
         .filter_map(|rule| Some(format!("Rule: {}.", rule["message"].as_str()?)))
         .collect()
 }
@@ -155,7 +153,7 @@ mod tests {
         assert!(row("status.addresses").contains("| []object | at most 256 items |"));
         assert!(row("status.initialization").contains("| not empty |"));
         assert!(row("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
-        assert!(row("spec.providerID").contains("spec.providerID of a provisioned VM is immutable"));
+        assert!(row("spec").contains("Rule: spec.providerID is immutable."));
         assert!(row("status.lastOperation.attempts").contains("at least 0; default `0`"));
         assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |  |"));
     }

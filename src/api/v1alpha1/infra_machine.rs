@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::api::conditions::{self, reason};
 use crate::api::{bounded, schema};
@@ -42,7 +42,7 @@ use crate::api::{bounded, schema};
         name = "ProviderID",
         type_ = "string",
         json_path = ".spec.providerID",
-        description = "The driver's id of the VM, possibly before the VM exists"
+        description = "The driver's id of the VM"
     ),
     printcolumn(
         name = "Address",
@@ -114,15 +114,18 @@ use crate::api::{bounded, schema};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {
+        "rule": "!has(oldSelf.providerID) || (has(self.providerID) && self.providerID == oldSelf.providerID)",
+        "message": "spec.providerID is immutable"
+    },
+    {
         "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == \
             oldSelf.driver)",
         "message": "spec.driver is immutable once the VM exists or is being created"
     }
 ]))]
 pub struct InfraMachineSpec {
-    /// The driver's id of the VM, equal to the Node's spec.providerID. Set by the provider: once the VM is
-    /// created, or earlier if the driver knows the id. It never changes, except when the VM got another id
-    /// than the driver had said.
+    /// The driver's id of the VM, equal to the Node's spec.providerID. The provider sets it once, when the VM
+    /// is created.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     #[garde(length(bytes, min = 1, max = 512))]
@@ -177,19 +180,6 @@ pub struct InfraMachineSpec {
 }
 
 impl InfraMachine {
-    /// A CEL rule of the whole object: kube derives schemas of spec and status alone. An id that a driver has
-    /// named before there is a VM gives way to that of the VM; Cluster API reads none before `provisioned`.
-    pub fn rule() -> Value {
-        json!({
-            "rule": "!has(oldSelf.spec.providerID) || (has(self.spec.providerID) && self.spec.providerID == \
-                oldSelf.spec.providerID) || !has(oldSelf.status) || !has(oldSelf.status.initialization) || \
-                !has(oldSelf.status.initialization.provisioned) || \
-                !oldSelf.status.initialization.provisioned",
-            "message": "spec.providerID of a provisioned VM is immutable",
-            "fieldPath": ".spec.providerID",
-        })
-    }
-
     /// Whether the VM was handed to Cluster API.
     pub fn is_provisioned(&self) -> bool {
         let status = self.status.as_ref();

@@ -142,8 +142,8 @@ impl std::fmt::Display for DriverInfo {
             consistency_window,
             tag_path,
             hot_updatable,
-            names_provider_ids,
             provider_spec_schema,
+            ..
         } = &*self.capabilities;
         let calls = Operation::ALL.into_iter();
         let calls: Vec<_> = calls
@@ -174,15 +174,6 @@ impl std::fmt::Display for DriverInfo {
             ),
             ("tags at", tag_path.to_string()),
             ("hot-updatable", or_none(places.join(", "))),
-            (
-                "names ids",
-                if *names_provider_ids {
-                    "before the create"
-                } else {
-                    "no"
-                }
-                .to_owned(),
-            ),
         ];
         let extension = extension.map(|calls| ("extension", calls));
         for (what, value) in rows.into_iter().chain(extension).chain(more) {

@@ -31,8 +31,8 @@ impl Executor<'_, '_, '_> {
                 let vm = uninitialized(Some(plan.provider_id), failure);
                 self.initialize(class, vm).await
             }
-            LookUpResult::Absent(_) if plan.is_confirmed => Ok(self.gone_or_behind(plan.provider_id)),
-            LookUpResult::Absent(_) => Ok(Outcome::Blocked(unconfirmed(
+            LookUpResult::Absent if plan.is_confirmed => Ok(self.gone_or_behind(plan.provider_id)),
+            LookUpResult::Absent => Ok(Outcome::Blocked(unconfirmed(
                 self.object.name(),
                 plan.provider_id.as_str(),
             ))),

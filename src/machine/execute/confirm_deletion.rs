@@ -6,13 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Executor;
-use super::look_up::another_vm;
 use super::vm::VmPresence;
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, PendingCreate};
-use crate::retry::{Disposition, MIN_REQUEUE, Stage};
+use crate::retry::{Disposition, MIN_REQUEUE};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
 impl Executor<'_, '_, '_> {
@@ -24,19 +23,14 @@ impl Executor<'_, '_, '_> {
         }
         let known = plan.provider_id.as_ref();
         let mut presence = self.presence_of_vm(known, class.clone()).await;
-        if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent(_))) {
+        if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent)) {
             presence = self.presence_of_vm(None, class.clone()).await;
             // Where the driver does not say the id of the VM, its name is all there is to delete it by.
             if let Ok(VmPresence::Present(stray)) = &presence
-                && let Some(failure) = self.remove_second_vm(stray.clone(), class.clone()).await?
+                && let Some(failure) = self.remove_second_vm(stray.clone(), class).await?
             {
                 return Ok(Outcome::Failed(Box::new(failure)));
             }
-        }
-        if let Ok(VmPresence::Absent(named)) = &presence
-            && let Some(superseded) = plan.superseded(named.as_ref())
-        {
-            presence = self.remove_named(superseded, class).await?;
         }
         Ok(match presence {
             Err(failure) => Outcome::Failed(Box::new(failure)),
@@ -48,7 +42,7 @@ impl Executor<'_, '_, '_> {
                     requeue_after: plan.requeue_after,
                 }
             }
-            Ok(VmPresence::Absent(_)) => {
+            Ok(VmPresence::Absent) => {
                 let behind = self.behind_for(capabilities.consistency_window);
                 after_absence(plan.pending_create, behind, plan.requeue_after)
             }
@@ -65,7 +59,7 @@ impl Executor<'_, '_, '_> {
         class: MachineClass,
     ) -> Result<Outcome, Error> {
         let capabilities = self.permit.known_capabilities();
-        let is_unanswered = plan.may_have_second_vm || plan.pending_create.is_some() || plan.named.is_some();
+        let is_unanswered = plan.may_have_second_vm || plan.pending_create.is_some();
         if is_unanswered && capabilities.supports(Operation::ListMachines) {
             match self.own_in_list(class.clone()).await {
                 Ok(Some(listed)) if listed.is_empty() => {
@@ -83,7 +77,7 @@ impl Executor<'_, '_, '_> {
         // Another VM can only be found by its name. Whether a driver that was given an id before can do so is
         // its own affair.
         if plan.may_have_second_vm
-            && let Some(failure) = self.remove_vm(None, class.clone()).await?
+            && let Some(failure) = self.remove_vm(None, class).await?
         {
             if failure.disposition == Disposition::Retry {
                 return Ok(Outcome::Failed(Box::new(failure)));
@@ -93,12 +87,6 @@ impl Executor<'_, '_, '_> {
                 code = %failure.status.code(),
                 "the driver does not delete by name: a VM of an unanswered create may remain"
             );
-        }
-        if let Some(named) = &plan.named
-            && !self.is_anothers(named)
-            && let Some(failure) = self.remove_vm(Some(named.clone()), class).await?
-        {
-            return Ok(Outcome::Failed(Box::new(failure)));
         }
         // Records since when the driver has been answering that the VM is deleted.
         self.ctx.states.absent_for(self.object.uid(), Instant::now());
@@ -132,40 +120,6 @@ impl Executor<'_, '_, '_> {
             message: "the driver accepted the deletion, and still lists a VM of the machine".to_owned(),
             requeue_after: plan.requeue_after,
         })
-    }
-
-    /// Deletes the VM of the id that was named for it, if it exists. A driver whose configuration has changed
-    /// since may no longer find the VM by its name, but in another pool or on another host.
-    async fn remove_named(
-        &mut self,
-        named: &ProviderId,
-        class: MachineClass,
-    ) -> Result<Result<VmPresence, Failure>, Error> {
-        if self.is_anothers(named) {
-            return Ok(Ok(VmPresence::Absent(None)));
-        }
-        let presence = self.presence_of_vm(Some(named), class.clone()).await;
-        let Ok(VmPresence::Present(id)) = &presence else {
-            return Ok(presence);
-        };
-        let failure = match another_vm(Stage::ConfirmGone, Some(named), id.as_ref()) {
-            Some(failure) => Some(failure),
-            None => self.remove_second_vm(Some(named.clone()), class).await?,
-        };
-        Ok(failure.map_or(presence, Err))
-    }
-
-    /// Whether another machine of the driver has the id: then the VM belongs to that machine.
-    fn is_anothers(&self, named: &ProviderId) -> bool {
-        let is_anothers = self.ctx.states.ids.is_anothers(named.as_str(), self.holder());
-        if is_anothers {
-            tracing::warn!(
-                name = self.object.name(),
-                provider_id = named.as_str(),
-                "another InfraMachine has the reserved ProviderID: not deleting its VM"
-            );
-        }
-        is_anothers
     }
 
     async fn remove_second_vm(

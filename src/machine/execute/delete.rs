@@ -5,7 +5,6 @@ use super::{ExecuteError, Executor};
 use crate::api::annotations;
 use crate::api::conditions::reason;
 use crate::apiserver::InvalidSecret;
-use crate::identity;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
 use crate::retry::Disposition;
@@ -16,16 +15,11 @@ impl Executor<'_, '_, '_> {
     ///
     /// # Guarantees
     /// [`Outcome::Gone`] only when the driver, where it can be asked, has answered NOT_FOUND for as long as
-    /// it may be behind, and no create that was never answered can make the VM any more. Where an id was
-    /// named for such a create, the driver has answered NOT_FOUND for that id as well, or has named it again.
+    /// it may be behind, and no create that was never answered can make the VM any more.
     /// A missing Secret does not stop the deletion of a VM that the driver sees without it.
     pub async fn delete(&mut self, plan: Delete) -> Result<Outcome, ExecuteError> {
-        // clusterctl does not move an object that is being deleted, so the move is no longer blocked. For a
-        // VM that only the status confirmed, the pause before a move does this, which saves a write per
-        // deletion.
-        if !identity::is_confirmed_by_status(self.object.get()) {
-            self.object.prepare_for_move().await?;
-        }
+        // clusterctl does not move an object that is being deleted, so the move is no longer blocked.
+        self.object.unblock_move().await?;
         let (class, secret_is_gone) = match self.with_credentials(plan.spec.clone()).await {
             Ok(class) => (class, false),
             Err(ExecuteError::Secret(InvalidSecret::Missing { name, .. })) => {
@@ -106,7 +100,7 @@ impl Executor<'_, '_, '_> {
         }
         match self.presence_of_vm(plan.provider_id.as_ref(), class).await {
             Ok(VmPresence::Present(_)) => {}
-            Ok(VmPresence::Absent(_)) => return Err(InvalidSecret::Needed { name }.into()),
+            Ok(VmPresence::Absent) => return Err(InvalidSecret::Needed { name }.into()),
             Err(mut failure) => {
                 let said = failure.status.message();
                 let message = format!(

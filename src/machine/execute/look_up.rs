@@ -18,9 +18,8 @@ pub enum LookUpResult {
     Uninitialized(Failure),
     /// A driver that can't look up lists the VM, which may have to be initialized.
     Listed(ProviderId),
-    /// The driver does not see the VM, and may be behind. Holds the id that a create would give the VM, where
-    /// the driver names it.
-    Absent(Option<ProviderId>),
+    /// The driver does not see the VM, and may be behind.
+    Absent,
     /// The driver can't look up: its create finds a VM that exists.
     CannotLook,
     /// The look-up failed.
@@ -63,7 +62,7 @@ impl Executor<'_, '_, '_> {
         }
         let failure = Failure::new(stage, status);
         match failure.disposition.observation() {
-            Some(VmObservation::Absent) => LookUpResult::Absent(self.named_id(&failure)),
+            Some(VmObservation::Absent) => LookUpResult::Absent,
             Some(VmObservation::Uninitialized) => LookUpResult::Uninitialized(failure),
             None if failure.disposition == Disposition::Fallback => LookUpResult::CannotLook,
             None => LookUpResult::Failed(failure),
@@ -148,7 +147,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
     };
     let failed = |code, message| LookUpResult::Failed(Failure::new(stage, Status::new(code, message)));
     match (own.first_key_value(), others.is_empty()) {
-        (None, true) => LookUpResult::Absent(None),
+        (None, true) => LookUpResult::Absent,
         (Some((id, _)), _) if own.len() == 1 => LookUpResult::Listed(id.clone()),
         (Some(_), _) => failed(
             Code::OutOfRange,
@@ -208,7 +207,7 @@ mod tests {
 
     fn outcome_of(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
         match among(machines(of), "m", Some("u-1"), stage) {
-            LookUpResult::Absent(_) => Ok(None),
+            LookUpResult::Absent => Ok(None),
             LookUpResult::Listed(id) => Ok(Some(id)),
             LookUpResult::Failed(failure) => Err(failure.status.code()),
             LookUpResult::Machine(_) | LookUpResult::Uninitialized(_) | LookUpResult::CannotLook => {

@@ -16,7 +16,7 @@ use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
 use crate::machine::runtime_state::AnsweredCreate;
 use crate::retry::{Disposition, MIN_REQUEUE, Stage};
 use crate::wall_clock;
-use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation, ProviderId};
+use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
 
 impl Executor<'_, '_, '_> {
     /// Brings the VM up, or finds that it is up.
@@ -24,9 +24,8 @@ impl Executor<'_, '_, '_> {
     /// # Guarantees
     /// A create is issued only after the driver answered NOT_FOUND (or lists no VM of the name, or can do
     /// neither), and only on an object that was written to the API server a moment ago: finalizer, identity,
-    /// and when the create was issued. Where an id was named for an earlier create and is not named again,
-    /// the driver has answered NOT_FOUND for that id as well. A create is given up in the time after which a
-    /// deletion counts it as given up.
+    /// and when the create was issued. A create is given up in the time after which a deletion counts it as
+    /// given up.
     pub async fn provision(&mut self, plan: Provision) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up.clone()).await?;
         // The machine was refused before, and no other create can have made its VM: there is nothing to look
@@ -43,40 +42,33 @@ impl Executor<'_, '_, '_> {
         } else {
             Stage::LookUp
         };
-        let mut known = plan.provider_id.clone();
-        let mut result = self.look_up(known.as_ref(), stage, class.clone()).await;
-        if let LookUpResult::Absent(named) = &result
-            && let Some(superseded) = plan.superseded(named.as_ref())
+        match self
+            .look_up(plan.provider_id.as_ref(), stage, class.clone())
+            .await
         {
-            let before = self.look_up(Some(superseded), stage, class.clone()).await;
-            if !matches!(before, LookUpResult::Absent(_)) {
-                known = Some(superseded.clone());
-                result = before;
-            }
-        }
-        match result {
             LookUpResult::Machine(machine) => {
                 self.own_existing_vm(&plan).await?;
                 Ok(Outcome::Provisioned(Box::new(machine)))
             }
             LookUpResult::Uninitialized(failure) => {
                 self.own_existing_vm(&plan).await?;
-                self.initialize(class, uninitialized(known, failure)).await
+                self.initialize(class, uninitialized(plan.provider_id, failure))
+                    .await
             }
             LookUpResult::Listed(id) => {
                 self.own_existing_vm(&plan).await?;
                 self.initialize(class, made(cmi_driver::Machine::new(id, "")))
                     .await
             }
-            LookUpResult::Absent(named) => self.absent(plan, class, named).await,
-            LookUpResult::CannotLook => match plan.id_of_vm().cloned() {
+            LookUpResult::Absent => self.absent(plan, class).await,
+            LookUpResult::CannotLook => match plan.provider_id.clone() {
                 // The id is known, so a create has succeeded: another create would make a second VM if the
                 // first is gone.
                 Some(id) => {
                     let vm = made(cmi_driver::Machine::new(id, ""));
                     self.initialize(class, vm).await
                 }
-                None => self.create(plan, class, None).await,
+                None => self.create(plan, class).await,
             },
             LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
         }
@@ -94,15 +86,10 @@ impl Executor<'_, '_, '_> {
         Ok(())
     }
 
-    async fn absent(
-        &mut self,
-        plan: Provision,
-        class: MachineClass,
-        named: Option<ProviderId>,
-    ) -> Result<Outcome, ExecuteError> {
+    async fn absent(&mut self, plan: Provision, class: MachineClass) -> Result<Outcome, ExecuteError> {
         // An earlier create may have made the VM: the driver's NOT_FOUND is reliable only once the driver
         // can't be behind any more.
-        if let Some(id) = plan.id_of_vm().cloned() {
+        if let Some(id) = plan.provider_id {
             return Ok(self.gone_or_behind(id));
         }
         if plan.vm_may_exist()
@@ -110,19 +97,12 @@ impl Executor<'_, '_, '_> {
         {
             return Ok(Outcome::Absent { requeue_after });
         }
-        // The look-up was not for the spec that is created now: the id may be another one.
-        let named = named.filter(|_| plan.look_up == plan.wanted);
-        self.create(plan, class, named).await
+        self.create(plan, class).await
     }
 
-    async fn create(
-        &mut self,
-        plan: Provision,
-        class: MachineClass,
-        named: Option<ProviderId>,
-    ) -> Result<Outcome, ExecuteError> {
+    async fn create(&mut self, plan: Provision, class: MachineClass) -> Result<Outcome, ExecuteError> {
         if let Some(pending_create) = plan.pending_create {
-            self.object.prepare_for_move().await?;
+            self.object.unblock_move().await?;
             return Ok(Outcome::Blocked(awaiting_create_of_another_spec(pending_create)));
         }
         if !self.ctx.may_create(self.object.get(), self.permit) {
@@ -145,17 +125,9 @@ impl Executor<'_, '_, '_> {
         let with_bootstrap_data = self.with_bootstrap_data(wanted.clone(), &plan.bootstrap).await?;
         let noted = Instant::now();
         let (unanswered, issued) = plan.unanswered.clone().with(wall_clock::now());
-        let named = named.and_then(|id| self.claim_named_id(id));
         // In flight from before the write on: the object may go at any time after it.
         let mut in_flight = self.ctx.states.create_in_flight(self.object.uid());
-        let written = self
-            .object
-            .record_create(&plan.ownership, &unanswered, named.as_ref())
-            .await;
-        if let (Err(_), Some(named)) = (&written, &named) {
-            self.release_named_id(named);
-        }
-        written?;
+        self.object.record_create(&plan.ownership, &unanswered).await?;
         in_flight.issued();
         let request = CreateMachineRequest {
             machine: MachineRef::new(self.object.name(), with_bootstrap_data),
@@ -195,29 +167,6 @@ impl Executor<'_, '_, '_> {
         Ok(Outcome::Failed(Box::new(failure)))
     }
 
-    /// Claims the id that the driver has named for this machine, unless another machine has it: of two
-    /// machines with one id, one would be taken for the other.
-    fn claim_named_id(&self, named: ProviderId) -> Option<ProviderId> {
-        if self.ctx.states.ids.claim(named.as_str(), self.holder()) {
-            return Some(named);
-        }
-        tracing::warn!(
-            name = self.object.name(),
-            provider_id = named.as_str(),
-            "the driver reserved the ProviderID of another InfraMachine: ignoring it"
-        );
-        None
-    }
-
-    /// Releases the id, which could not be written: another machine may have it, unless this one has it
-    /// already. The cache is read last, since what comes into it later reaches the holders anyway.
-    fn release_named_id(&self, named: &ProviderId) {
-        self.ctx.states.ids.release(named.as_str(), self.object.uid());
-        if self.object.is_known_by(named) {
-            self.ctx.states.ids.claim(named.as_str(), self.holder());
-        }
-    }
-
     /// Records what a failed create leaves, and lets `clusterctl move` go on; writes nothing between the
     /// tries of one create.
     async fn record_refusal(&mut self, plan: &Provision, failure: &Failure) -> Result<(), ExecuteError> {
@@ -226,7 +175,7 @@ impl Executor<'_, '_, '_> {
             return Ok(());
         }
         match existence_after_failure(plan.recorded, failure) {
-            Some(VmExistence::MayExist) => self.object.prepare_for_move().await?,
+            Some(VmExistence::MayExist) => self.object.unblock_move().await?,
             Some(existence) => self.object.record_no_vm(existence).await?,
             None => {}
         }

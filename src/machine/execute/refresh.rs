@@ -29,7 +29,7 @@ impl Executor<'_, '_, '_> {
                 let vm = uninitialized(Some(plan.provider_id), failure);
                 self.initialize(class, vm).await
             }
-            LookUpResult::Absent(_) => Ok(self.gone_or_behind(plan.provider_id)),
+            LookUpResult::Absent => Ok(self.gone_or_behind(plan.provider_id)),
             // The id is known, so no list is requested.
             LookUpResult::Listed(_) | LookUpResult::CannotLook => {
                 Ok(Outcome::NotSupported(Operation::GetMachineStatus))

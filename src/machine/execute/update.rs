@@ -47,7 +47,7 @@ impl Executor<'_, '_, '_> {
             plan.report_done
                 .map(|done| (annotations::IN_PLACE_UPDATE, Some(done))),
         );
-        notes.extend(self.object.annotations_for_move());
+        notes.extend(self.object.block_move_removal());
         self.object.patch_annotations(action, &notes).await?;
         Ok(Outcome::Updated)
     }

@@ -37,19 +37,10 @@ impl Executor<'_, '_, '_> {
         let id = status.machine().map(|machine| machine.provider_id.clone());
         let failure = Failure::new(Stage::ConfirmGone, status);
         match failure.disposition.observation() {
-            Some(VmObservation::Absent) => Ok(VmPresence::Absent(self.named_id(&failure))),
+            Some(VmObservation::Absent) => Ok(VmPresence::Absent),
             Some(VmObservation::Uninitialized) => Ok(VmPresence::Present(id)),
             None => Err(failure),
         }
-    }
-
-    /// Returns the id that a create would give the VM, where the driver does not see the VM and names such
-    /// ids.
-    pub fn named_id(&self, failure: &Failure) -> Option<ProviderId> {
-        let named = failure.status.named_provider_id();
-        named
-            .filter(|_| self.permit.known_capabilities().names_provider_ids)
-            .cloned()
     }
 
     /// Deletes the VM of this id, or of the machine's name. Returns the failure, unless the VM is gone.
@@ -83,6 +74,6 @@ impl Executor<'_, '_, '_> {
 pub enum VmPresence {
     /// The driver sees a VM. Holds its id, where the driver says it.
     Present(Option<ProviderId>),
-    /// The driver sees no VM. Holds the id that a create would give the VM, where the driver names it.
-    Absent(Option<ProviderId>),
+    /// The driver sees no VM.
+    Absent,
 }

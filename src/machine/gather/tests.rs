@@ -204,15 +204,6 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
         conflict(&second).await,
         ProviderIdConflict::Named("ns1/m1".to_owned())
     );
-    let named = MachineFixture::from(second)
-        .without(annotations::ADOPT)
-        .named("sim://9")
-        .build();
-    writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(named))));
-    assert_eq!(
-        conflict(&first).await,
-        ProviderIdConflict::Unconfirmed("ns2/m2".to_owned())
-    );
     let has_it = MachineFixture::from(first)
         .identified()
         .annotated(annotations::ADOPTED, "sim://9");

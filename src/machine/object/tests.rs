@@ -138,7 +138,7 @@ async fn a_call_that_takes_long_is_reported_once_and_its_answer_can_be_written_a
     );
     assert_eq!(server.version(), "2", "written once");
 
-    object.patch_provider_id("sim://1", &[], true).await.unwrap();
+    object.patch_provider_id("sim://1", &[]).await.unwrap();
     let done = object.patch_status(|machine| {
         let mut status = machine.status.clone().unwrap();
         status.last_operation = None;
@@ -166,6 +166,14 @@ async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_lo
     );
 }
 
+fn provisioned(machine: &InfraMachine) -> InfraMachineStatus {
+    let mut status = machine.status.clone().unwrap_or_default();
+    status.initialization = Some(InfraMachineInitialization {
+        provisioned: Some(true),
+    });
+    status
+}
+
 /// The call that the status reports is done, and is not to be made again.
 #[tokio::test]
 async fn status_write_ignores_only_changes_without_effect_on_the_plan() {
@@ -179,6 +187,38 @@ async fn status_write_ignores_only_changes_without_effect_on_the_plan() {
     let refused = object.patch_status(|_| InfraMachineStatus::default()).await;
     assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
     assert!(server.object().is_provisioned());
+}
+
+/// The providerID comes with the end of the create, and clusterctl may go on.
+#[tokio::test]
+async fn the_provider_id_ends_its_create_and_lets_a_move_go_on() {
+    let server = Server::with(&machine().build());
+    let ctx = server.context(Vec::new());
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let (unanswered, _) = UnansweredCreates::default().with(at(7));
+    let ownership = ownership(object.get());
+    object.record_create(&ownership, &unanswered).await.unwrap();
+    let owned = server.object();
+    assert_eq!(
+        owned.spec.provider_id, None,
+        "no driver has said that it is there"
+    );
+    assert!(UnansweredCreates::of(&owned).is_some());
+
+    let state = (annotations::LAST_KNOWN_STATE, Some("czE=".to_owned()));
+    object.patch_provider_id("sim://1", &[state]).await.unwrap();
+    assert_eq!(server.version(), "3", "one write");
+    let known = server.object();
+    assert_eq!(known.spec.provider_id.as_deref(), Some("sim://1"));
+    assert_eq!(identity::annotation(&known, annotations::CREATE_ISSUED_AT), None);
+    assert_eq!(identity::annotation(&known, annotations::BLOCK_MOVE), None);
+    assert_eq!(
+        identity::annotation(&known, annotations::LAST_KNOWN_STATE),
+        Some("czE=")
+    );
+
+    object.patch_provider_id("sim://1", &[]).await.unwrap();
+    assert_eq!(server.version(), "3", "nothing is written twice");
 }
 
 /// A create is issued only on an object that was written a moment ago, so that a cache that
@@ -226,151 +266,13 @@ fn the_providerid_takes_the_note_of_its_create_with_it() {
     assert_eq!(create_is_over(&machine().identified().build(), None), None);
 }
 
-fn issued(seconds: &[i64]) -> UnansweredCreates {
-    let each = seconds.iter().map(|second| at(*second));
-    each.fold(UnansweredCreates::default(), |all, time| all.with(time).0)
-}
-
-fn provisioned(machine: &InfraMachine) -> InfraMachineStatus {
-    let mut status = machine.status.clone().unwrap_or_default();
-    status.initialization = Some(InfraMachineInitialization {
-        provisioned: Some(true),
-    });
-    status
-}
-
-/// A machine on which a create was issued for a VM whose id the driver has named, with these creates before.
-async fn named<'a>(ctx: &'a Context, server: &Server, seconds: &[i64]) -> Object<'a> {
-    let mut object = Object::new(ctx, Arc::new(server.object()));
-    let ownership = ownership(object.get());
-    let id = "sim://1".parse().unwrap();
-    object
-        .record_create(&ownership, &issued(seconds), Some(&id))
-        .await
-        .unwrap();
-    object
-}
-
-/// Two writes: what the status says need not be written into the metadata, until something is written there.
-#[tokio::test]
-async fn an_id_that_was_named_comes_with_the_ownership_and_its_vm_with_the_status() {
-    let server = Server::with(&machine().build());
-    let ctx = server.context(Vec::new());
-    let mut object = named(&ctx, &server, &[7]).await;
-    assert_eq!(server.version(), "2");
-    let owned = server.object();
-    assert_eq!(owned.spec.provider_id.as_deref(), Some("sim://1"));
-    assert_eq!(
-        identity::provider_id(&owned),
-        None,
-        "no driver has said that it is there"
-    );
-    assert!(UnansweredCreates::of(&owned).is_some());
-
-    object.patch_provider_id("sim://1", &[], true).await.unwrap();
-    assert_eq!(server.version(), "2", "nothing was to be written");
-    assert!(object.patch_status(provisioned).await.unwrap());
-    assert_eq!(server.version(), "3");
-    let up = server.object();
-    assert_eq!(identity::provider_id(&up), Some("sim://1"));
-    assert!(UnansweredCreates::of(&up).is_none(), "its create is over");
-
-    object.prepare_for_move().await.unwrap();
-    let annotations = server.object().metadata.annotations.unwrap_or_default();
-    for gone in [
-        annotations::PROVIDER_ID,
-        annotations::CREATE_ISSUED_AT,
-        annotations::BLOCK_MOVE,
-    ] {
-        assert!(!annotations.contains_key(gone), "{gone}");
-    }
-}
-
-#[tokio::test]
-async fn what_the_status_does_not_say_of_a_vm_whose_id_was_named_is_written() {
-    let state = (annotations::LAST_KNOWN_STATE, Some("czE=".to_owned()));
-    for (creates, annotations, status_follows, left) in [
-        (&[7][..], &[][..], false, None),
-        (&[7][..], &[state][..], true, None),
-        (&[7, 9][..], &[][..], true, Some(at(7).to_string())),
-    ] {
-        let server = Server::with(&machine().build());
-        let ctx = server.context(Vec::new());
-        let mut object = named(&ctx, &server, creates).await;
-        let made = AnsweredCreate {
-            issued: at(*creates.last().unwrap()),
-            made: true,
-        };
-        ctx.states.answered(object.uid(), made);
-        let written = object.patch_provider_id("sim://1", annotations, status_follows);
-        written.await.unwrap();
-        let written = server.object();
-        assert_eq!(identity::provider_id(&written), Some("sim://1"));
-        assert_eq!(
-            identity::annotation(&written, annotations::CREATE_ISSUED_AT),
-            left.as_deref(),
-            "what may still make one more stays"
-        );
-        assert_eq!(identity::annotation(&written, annotations::BLOCK_MOVE), None);
-    }
-}
-
-#[tokio::test]
-async fn the_id_of_the_vm_takes_the_place_of_another_that_was_named() {
-    let server = Server::with(&machine().build());
-    let ctx = server.context(Vec::new());
-    let mut object = named(&ctx, &server, &[7]).await;
-    object.patch_provider_id("sim://2", &[], true).await.unwrap();
-    let written = server.object();
-    assert_eq!(identity::provider_id(&written), Some("sim://2"));
-    assert_eq!(identity::annotation(&written, annotations::PROVIDER_ID), None);
-}
-
-#[tokio::test]
-async fn an_id_is_named_anew_with_the_next_create_and_taken_back_when_none_is_made() {
-    let server = Server::with(&machine().build());
-    let ctx = server.context(Vec::new());
-    let mut object = named(&ctx, &server, &[7]).await;
-    let ownership = ownership(object.get());
-    let other = "sim://3".parse().unwrap();
-    object
-        .record_create(&ownership, &issued(&[7, 9]), Some(&other))
-        .await
-        .unwrap();
-    assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://3"));
-    object.record_no_vm(VmExistence::Refused).await.unwrap();
-    let refused = server.object();
-    assert_eq!(refused.spec.provider_id, None);
-    assert_eq!(identity::annotation(&refused, annotations::PROVIDER_ID), None);
-}
-
-#[tokio::test]
-async fn an_id_that_was_named_goes_with_a_create_for_which_none_is_named() {
-    let server = Server::with(&machine().build());
-    let ctx = server.context(Vec::new());
-    let mut object = named(&ctx, &server, &[7]).await;
-    let ownership = ownership(object.get());
-    object
-        .record_create(&ownership, &issued(&[7, 9]), None)
-        .await
-        .unwrap();
-    let issued = server.object();
-    assert_eq!(issued.spec.provider_id, None, "the VM gets another");
-    assert_eq!(identity::annotation(&issued, annotations::PROVIDER_ID), None);
-    assert!(UnansweredCreates::of(&issued).is_some());
-    assert_eq!(object.get().spec.provider_id, None);
-}
-
 /// The API server keeps an object that has the finalizer of another as well, and clusterctl may be moving it.
 #[tokio::test]
 async fn an_object_that_another_keeps_holds_up_no_move_when_the_vm_is_gone() {
-    for (machine, left) in [
-        (machine().provisioned().named("sim://1"), None),
-        (
-            machine().provisioned().annotated(annotations::BLOCK_MOVE, "mine"),
-            Some("mine"),
-        ),
-    ] {
+    for (blocked_by, left) in [(annotations::BLOCK_MOVE_VALUE, None), ("mine", Some("mine"))] {
+        let machine = machine()
+            .provisioned()
+            .annotated(annotations::BLOCK_MOVE, blocked_by);
         let server = Server::with(&machine.kept_by("example.com/theirs").build());
         let ctx = server.context(Vec::new());
         let mut object = Object::new(&ctx, Arc::new(server.object()));
@@ -381,23 +283,8 @@ async fn an_object_that_another_keeps_holds_up_no_move_when_the_vm_is_gone() {
             Some(&["example.com/theirs".to_owned()][..])
         );
         assert_eq!(identity::annotation(&kept, annotations::BLOCK_MOVE), left);
-        assert_eq!(identity::annotation(&kept, annotations::PROVIDER_ID), None);
         assert_eq!(server.version(), "2", "in the same write");
     }
-}
-
-#[tokio::test]
-async fn the_id_of_a_vm_that_is_there_is_never_named_anew() {
-    let server = Server::with(&machine().provisioned().build());
-    let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
-    let ownership = ownership(object.get());
-    let other = "sim://3".parse().unwrap();
-    object
-        .record_create(&ownership, &issued(&[7]), Some(&other))
-        .await
-        .unwrap();
-    assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://1"));
 }
 
 /// Wherever the object is moved meanwhile, its VM may be half updated.

@@ -52,12 +52,6 @@ pub(super) fn obstacle(
             contested(machine, other),
             Some(LOOK_UP_INTERVAL),
         )
-    } else if let ProviderIdConflict::Unconfirmed(other) = &observed.conflict {
-        (
-            reason::ADOPTION_CONTESTED,
-            contested_by_a_create(machine, other),
-            Some(LOOK_UP_INTERVAL),
-        )
     } else {
         return None;
     };
@@ -149,14 +143,6 @@ fn contested(machine: &InfraMachine, other: &str) -> String {
         "InfraMachine `{other}` has the same spec.providerID `{}`: delete the InfraMachine that is not to \
             own the VM first, and then its Machine; in the other order, Cluster API drains and deletes the \
             Node of the VM",
-        machine.spec.provider_id.as_deref().unwrap_or_default()
-    )
-}
-
-fn contested_by_a_create(machine: &InfraMachine, other: &str) -> String {
-    format!(
-        "the driver reserved spec.providerID `{}` for a VM of InfraMachine `{other}` and has not confirmed \
-            it yet: if both mean the same VM, delete this InfraMachine first, and then its Machine",
         machine.spec.provider_id.as_deref().unwrap_or_default()
     )
 }

@@ -91,9 +91,6 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let left = shut_down.map(|shut_down| shut_down.left(observed.now));
     Step::Delete(Box::new(Delete {
         provider_id: provider_id.and_then(|id| id.parse().ok()),
-        named: identity::named_provider_id(machine)
-            .filter(|_| !refused)
-            .and_then(|id| id.parse().ok()),
         spec,
         shut_down,
         pending_create: pending_create(machine, observed, driver).filter(|_| !refused),
@@ -156,7 +153,7 @@ pub(super) fn pending_create(
     observed: &Observed,
     driver: &KnownDriver,
 ) -> Option<PendingCreate> {
-    let noted = identity::create_issued_at(machine);
+    let noted = identity::annotation(machine, annotations::CREATE_ISSUED_AT);
     let issued = match UnansweredCreates::of(machine) {
         Some(unanswered) => Some(unanswered.without(observed.state.answered).latest()?),
         // The create that made the VM was answered.

@@ -85,8 +85,6 @@ impl Plan {
             Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => {
                 RequiredPolicyCheck::Cached
             }
-            // The write also removes the note that a create may have made a VM.
-            Self::Outcome(Outcome::Blocked(block)) if block.unblocks_move => RequiredPolicyCheck::Fresh,
             Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => RequiredPolicyCheck::None,
         }
     }
@@ -124,10 +122,6 @@ pub struct Provision {
     pub look_up: ProviderSpec,
     /// The id of the VM, when it is known; then nothing is ever created.
     pub provider_id: Option<ProviderId>,
-    /// The id that was named for an earlier create, while no answer of a driver says that the VM exists.
-    pub named: Option<ProviderId>,
-    /// Whether a status that said that the VM exists may be lost, as in a restore.
-    pub may_have_lost_status: bool,
     /// The name of the Secret with the bootstrap data.
     pub bootstrap: String,
     /// Whether the object carried an identity when it was read: the VM of that identity is looked up,
@@ -148,19 +142,6 @@ impl Provision {
     /// Whether an earlier create may have made a VM.
     pub fn vm_may_exist(&self) -> bool {
         self.recorded == VmExistence::MayExist
-    }
-
-    /// The id of a VM that exists or has existed, as far as can be known: if that VM is absent, it is gone,
-    /// and none is created.
-    pub fn id_of_vm(&self) -> Option<&ProviderId> {
-        let lost = self.named.as_ref().filter(|_| self.may_have_lost_status);
-        self.provider_id.as_ref().or(lost)
-    }
-
-    /// The id that was named for an earlier create, where another id or none is named for the next one:
-    /// without that id, the VM of the earlier create may be where it is no longer looked for.
-    pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
-        superseded(self.named.as_ref(), named)
     }
 }
 
@@ -208,8 +189,6 @@ pub struct Update {
 pub struct Delete {
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// The id that was named for a create that may have made the VM, while no answer of a driver says so.
-    pub named: Option<ProviderId>,
     /// The spec that the VM was made from.
     pub spec: ProviderSpec,
     /// How the guest is asked to stop, while it has time.
@@ -223,19 +202,6 @@ pub struct Delete {
     pub refused: bool,
     /// When to look again, while the VM still exists.
     pub requeue_after: Duration,
-}
-
-impl Delete {
-    /// The id that was named for an earlier create, where a driver that does not see the VM names another id
-    /// or none: the driver has not looked where the VM was to be made.
-    pub fn superseded(&self, named: Option<&ProviderId>) -> Option<&ProviderId> {
-        superseded(self.named.as_ref(), named)
-    }
-}
-
-/// Returns the id that was named before, unless it is named again.
-fn superseded<'a>(before: Option<&'a ProviderId>, named: Option<&ProviderId>) -> Option<&'a ProviderId> {
-    before.filter(|before| named != Some(*before))
 }
 
 /// The guest's time to shut down.

@@ -8,9 +8,7 @@ use super::*;
 use crate::api::conditions::ConditionStatus;
 use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
-use crate::machine::fixtures::{
-    GIVEN_UP_AFTER, INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world,
-};
+use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::runtime_state::RetryCondition;
 use crate::machine::status::{self, RetryTiming};
@@ -99,105 +97,6 @@ fn failing(seconds: i64) -> MachineFixture {
         Code::Unavailable,
         seconds,
     )
-}
-
-/// Cluster API reads no id before the VM is provisioned, and nor does this provider.
-#[test]
-fn an_id_that_was_named_is_no_vm_before_the_status_says_that_there_is_one() {
-    let plan = provision(world().plan(machine().named("sim://1")));
-    assert_eq!(
-        plan.provider_id, None,
-        "it is looked up by its name, and may be created"
-    );
-    assert_eq!(plan.recorded, VmExistence::MayExist);
-    assert_eq!(plan.unanswered.latest(), Some(at(0)));
-    // A second VM of the machine, or the one of an answer that was lost: the id says nothing of them.
-    let known = provision(world().plan(machine().identified().provider_id("sim://1")));
-    assert_eq!(
-        known.provider_id.map(|id| id.to_string()).as_deref(),
-        Some("sim://1")
-    );
-    let up = world().plan(machine().provisioned().named("sim://1"));
-    assert!(matches!(up, Plan::Outcome(Outcome::UpToDate { .. })), "{up:?}");
-}
-
-/// A second create of the first control plane machine would begin a second cluster.
-#[test]
-fn a_vm_of_which_the_status_may_be_lost_is_gone_where_it_is_absent_and_not_made_again() {
-    let gone = |world: World, machine: MachineFixture| {
-        let plan = provision(world.plan(machine));
-        assert_eq!(plan.provider_id, None, "it is looked up by its name all the same");
-        plan.id_of_vm().map(ToString::to_string)
-    };
-    let longest = i64::try_from((GIVEN_UP_AFTER + SETTLE).as_secs()).unwrap();
-    let late = || world().seconds_later(longest);
-    let named = || machine().named("sim://1");
-    let known = Some("sim://1".to_owned());
-    assert_eq!(gone(late(), named()), known);
-    assert_eq!(
-        gone(world().seconds_later(longest - 1), named()),
-        None,
-        "the create may have been cut short a moment ago"
-    );
-    assert_eq!(
-        gone(late(), named().annotated(annotations::CREATE_ISSUED_AT, "soon")),
-        known
-    );
-    assert_eq!(gone(late().answered(0), named()), None, "this process knows more");
-    assert_eq!(gone(late(), machine().identified()), None, "no id was named");
-    // What is published since then may be about an object that was restored.
-    let said = |seconds: i64| {
-        named().status(|status| {
-            conditions::set(
-                &mut status.conditions,
-                conditions::PAUSED,
-                ConditionStatus::False,
-                reason::NOT_PAUSED,
-                "",
-                Some(1),
-                at(seconds),
-            );
-        })
-    };
-    assert_eq!(gone(late(), said(-9)), None);
-    assert_eq!(gone(late(), said(longest - 1)), None);
-    assert_eq!(gone(world().seconds_later(longest + 9), said(longest)), known);
-    let failed = named().failed(
-        OperationType::Create,
-        Operation::CreateMachine,
-        Code::Unavailable,
-        9,
-    );
-    // Its wait is over.
-    let due = late().remembering(0).inputs_changed();
-    assert_eq!(gone(due, failed), None);
-}
-
-#[test]
-fn an_id_that_was_named_is_looked_up_before_another_or_none_takes_its_place() {
-    let plan = provision(world().plan(machine().named("sim://1")));
-    let id = |id: &str| id.parse::<ProviderId>().unwrap();
-    assert_eq!(plan.superseded(Some(&id("sim://1"))), None);
-    assert_eq!(plan.superseded(Some(&id("sim://2"))), Some(&id("sim://1")));
-    assert_eq!(plan.superseded(None), Some(&id("sim://1")));
-    assert_eq!(provision(world().plan(machine())).superseded(None), None);
-}
-
-/// clusterctl leaves the status behind.
-#[test]
-fn what_only_the_status_says_of_a_vm_is_written_down_at_a_pause() {
-    let paused = |machine: MachineFixture| {
-        let machine = machine
-            .annotated(annotations::PAUSED, "")
-            .without(annotations::BLOCK_MOVE);
-        blocked(world().plan(machine)).unblocks_move
-    };
-    assert!(paused(machine().provisioned().named("sim://1")));
-    assert!(!paused(machine().provisioned()));
-    assert!(
-        !paused(machine().named("sim://1")),
-        "of a create that was never answered it can't be said"
-    );
 }
 
 #[test]
@@ -290,8 +189,10 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
     }
     assert!(!blocked(world().paused().plan(machine())).is_worth_an_event);
     // clusterctl moves it with its Cluster.
-    let named = labelled().provisioned().named("sim://1");
-    assert!(blocked(late().paused().plan(named)).unblocks_move);
+    let blocking = labelled()
+        .provisioned()
+        .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
+    assert!(blocked(late().paused().plan(blocking)).unblocks_move);
 }
 
 #[test]
@@ -1073,31 +974,4 @@ fn unguarded_identities_give_none_to_a_waiting_machine() {
         (conditions::READY, reason::IDENTITY_NOT_GUARDED)
     );
     assert!(block.ownership.is_none());
-}
-
-/// A status that was forged would take the note of an unanswered create with it, and the VM of that be
-/// forgotten.
-#[test]
-fn while_the_status_may_be_forged_a_pause_writes_nothing_down_of_what_it_says() {
-    let named = || machine().provisioned().named("sim://1");
-    let plan = world().paused().plan(named());
-    assert_eq!(plan.required_policy_check(), RequiredPolicyCheck::Fresh);
-    let block = blocked(not_in_force(&named().build(), &plan, "the policies are gone"));
-    assert_eq!(
-        (block.condition, block.reason, block.unblocks_move),
-        (conditions::PAUSED, reason::PAUSED, false)
-    );
-    assert!(
-        block.message.contains("the policies are gone"),
-        "{}",
-        block.message
-    );
-    assert!(block.requeue_after.is_some(), "clusterctl waits");
-    let without = named()
-        .without(annotations::PROVIDER_ID)
-        .without(annotations::BLOCK_MOVE);
-    assert_eq!(
-        world().paused().plan(without).required_policy_check(),
-        RequiredPolicyCheck::None
-    );
 }

@@ -8,7 +8,6 @@ use crate::api::conditions::{
     VIRTUAL_MACHINE_UP_TO_DATE, reason,
 };
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
-use crate::identity;
 use crate::machine::outcome::Failure;
 use crate::retry::Disposition;
 use cmi_driver::Operation;
@@ -82,7 +81,7 @@ impl Draft<'_> {
             // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
             return;
         }
-        if identity::provider_id(self.machine).is_none() {
+        if self.machine.spec.provider_id.is_none() {
             self.mark_false(VIRTUAL_MACHINE_CREATED, reason, message);
         }
         self.not_ready_yet(reason, message);

@@ -11,7 +11,7 @@ use crate::api::DeserializeGuard;
 use crate::api::annotations;
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::orphans::owner::{CommonTexts, LiveMachine, RecordedId};
+use crate::orphans::owner::{CommonTexts, LiveMachine};
 
 const HOUR: Duration = Duration::from_hours(1);
 const GAP: Duration = Duration::from_mins(10);
@@ -43,7 +43,7 @@ fn machine(name: &str, id: &str, provider_id: Option<&str>) -> LiveMachine {
         cluster_id: Some("c-1".into()),
         identity: Some(id.into()),
         may_have_vm: true,
-        provider_id: provider_id.map(|id| RecordedId::Confirmed(id.into())),
+        provider_id: provider_id.map(Box::from),
         is_readable: true,
         is_moving: false,
     }
@@ -190,7 +190,7 @@ fn a_vm_is_owned_by_the_machine_that_has_its_id_or_its_identity_wherever_it_is()
     let owners = [
         (
             "the same id",
-            elsewhere(|machine| machine.provider_id = Some(RecordedId::Confirmed("p-n-m".into()))),
+            elsewhere(|machine| machine.provider_id = Some("p-n-m".into())),
         ),
         (
             "the same identity",
@@ -234,21 +234,6 @@ fn the_vm_of_a_half_done_create_is_owned_also_where_only_its_name_tells() {
         finding,
         Finding::Orphan(keep_reasons) if keep_reasons.contains(&KeepReason::NameInUse(key("n")))
     ));
-}
-
-#[test]
-fn of_an_id_that_was_only_named_any_vm_of_the_machine_may_be_the_one() {
-    let mut owner = machine("n", "m", None);
-    owner.provider_id = Some(RecordedId::Named("named".into()));
-    let other = vm("n", "m");
-    let finding = passes().settled(&other, &live(vec![owner.clone()]));
-    assert_eq!(finding, Finding::Owned(key("n")));
-    let mut named = vm("n", "m");
-    named.provider_id = "named".parse().unwrap();
-    let (mut passes, vms, live) = (passes(), [named, other], live(vec![owner]));
-    passes.classify(0, &vms, &live);
-    let found = passes.classify(600, &vms, &live);
-    assert_eq!(found, [Finding::Owned(key("n")), Finding::Duplicate(key("n"))]);
 }
 
 /// CTL-GS-11, CLI-GS-11: where GetMachineStatus answers OUT_OF_RANGE, these are the VMs.

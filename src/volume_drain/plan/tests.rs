@@ -2,7 +2,6 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::cluster_api::{ClusterSpec, MachineSpec};
-use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::InfraMachineSpec;
 
 fn now() -> Timestamp {
@@ -249,41 +248,6 @@ fn the_node_of_a_machine_without_a_vm_of_its_own_is_left_alone() {
     assert_eq!(unconfirmed.plan(), expected);
     let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, annotations::VM_EXISTENCE, "none"));
     assert_eq!(none.plan(), expected);
-}
-
-/// It has a Node, so that there was a VM.
-#[test]
-fn a_machine_that_was_restored_without_its_status_is_drained_once_its_vm_is_confirmed() {
-    let restored = |change: &dyn Fn(&mut Seen)| {
-        Seen::with(|seen| {
-            annotate(
-                &mut seen.infra.metadata,
-                annotations::PROVIDER_ID,
-                annotations::NAMED,
-            );
-            change(seen);
-        })
-    };
-    assert_eq!(restored(&|_| {}).plan(), "wait 7140s");
-    let without = restored(&|seen| seen.live["status"]["nodeRef"] = json!({"name": ""}));
-    assert_eq!(without.plan(), "release Skipped(\"the Machine has no Node\")");
-    let confirmed = restored(&|seen| {
-        seen.infra.status = serde_json::from_value(json!({"initialization": {"provisioned": true}})).unwrap();
-    });
-    assert_eq!(confirmed.plan(), "drain n 300s");
-    let gone = restored(&|seen| {
-        let status = seen.infra.status.get_or_insert_default();
-        conditions::set(
-            &mut status.conditions,
-            conditions::READY,
-            ConditionStatus::False,
-            reason::VIRTUAL_MACHINE_VANISHED,
-            "",
-            None,
-            now(),
-        );
-    });
-    assert_eq!(gone.plan(), "release Skipped(\"the VM no longer exists\")");
 }
 
 /// A user can make an InfraMachine unreadable, or give it another owner.

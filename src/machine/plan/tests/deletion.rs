@@ -268,28 +268,6 @@ fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_ca
 }
 
 #[test]
-fn a_vm_whose_id_was_named_is_deleted_by_its_name_until_the_status_has_confirmed_it() {
-    let plan = |machine: MachineFixture| delete(world().plan(machine.deleted_at(now())));
-    let unconfirmed = plan(machine().named("sim://1"));
-    assert_eq!(unconfirmed.provider_id, None);
-    assert_eq!(unconfirmed.named.unwrap().as_str(), "sim://1");
-    assert!(
-        unconfirmed.pending_create.is_some(),
-        "its create was never answered"
-    );
-    let up = plan(machine().provisioned().named("sim://1"));
-    assert_eq!(
-        up.provider_id.map(|id| id.to_string()).as_deref(),
-        Some("sim://1")
-    );
-    assert!(
-        up.pending_create.is_none() && !up.may_have_second_vm,
-        "its create has made it"
-    );
-    assert_eq!(up.named, None);
-}
-
-#[test]
 fn a_create_that_the_driver_has_answered_is_not_waited_for() {
     let pending_create = |world: World, fixture| delete(world.seconds_later(20).plan(fixture)).pending_create;
     assert_eq!(pending_create(world().answered(10), issued(&[10])), None);
