@@ -269,19 +269,6 @@ pub enum Flaw {
     /// Without a cluster everything is listed.
     ListEverything,
 
-    /// Another id is named than the VM gets.
-    NamesOtherId,
-    /// Another id is named each time.
-    NamesNewId,
-    /// Another id is named after a restart.
-    NamesNewIdAfterRestart,
-    /// The same id is named for all machines of a name.
-    NamesIdOfName,
-    /// The same id is named for all machines of a cluster.
-    NamesIdOfCluster,
-    /// The same id is named for all machine objects of a name in a cluster.
-    NamesIdOfAnyIdentity,
-
     /// ShutDownMachine answers OK and does nothing.
     ShutDownDoesNothing,
     /// ShutDownMachine answers OK when the guest has accepted to stop, and GetMachineStatus sees it run until

@@ -245,13 +245,6 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (DeleteTheFirst, "CAP-31"),
     (ListRemembers, "DRV-37"),
     (ListRemembers, "DRV-LM-14"),
-    // Ids that are named in advance.
-    (NamesOtherId, "CAP-24"),
-    (NamesNewId, "CAP-25"),
-    (NamesNewIdAfterRestart, "CAP-25"),
-    (NamesIdOfName, "CAP-26"),
-    (NamesIdOfCluster, "CAP-26"),
-    (NamesIdOfAnyIdentity, "CAP-26"),
     // ListMachines.
     (ListLeaks, "DRV-03"),
     (ListOnePage, "DRV-34"),

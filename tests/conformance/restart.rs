@@ -103,10 +103,9 @@ fn a_plugin_that_keeps_its_cloud_in_a_file_keeps_the_rules_about_restarts() {
     assert!(plugin.path("driver.sock").exists());
 }
 
-/// Where the id follows from the machine, a VM that is made a second time has that of the first.
 #[test]
 fn a_plugin_that_keeps_its_vms_in_memory_is_found_out() {
-    let plugin = Plugin::start("{namesProviderIds: false, deleteSeconds: 0.02, bootSeconds: 0}");
+    let plugin = Plugin::start("{deleteSeconds: 0.02, bootSeconds: 0}");
     let output = plugin.tested();
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");

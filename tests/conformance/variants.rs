@@ -158,9 +158,11 @@ impl Driver for Variant {
         let mut capabilities = Arc::unwrap_or_clone(declared.capabilities);
         match &self.way {
             Way::Behind(behind) => capabilities.consistency_window = behind.window,
-            // The id is that of every machine of the name.
-            Way::Named(_) => capabilities.names_provider_ids = false,
-            Way::RunsOn(_) | Way::Unfinished | Way::ReadsLocked(_) | Way::ChecksWhatItDeletes => {}
+            Way::RunsOn(_)
+            | Way::Named(_)
+            | Way::Unfinished
+            | Way::ReadsLocked(_)
+            | Way::ChecksWhatItDeletes => {}
         }
         Ok(capabilities.into())
     }

@@ -14,7 +14,6 @@ mod initialize;
 mod list;
 mod machine_tag;
 mod migrate;
-mod named_ids;
 mod names;
 mod published;
 mod requests;
@@ -38,7 +37,6 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         identity::CASES,
         create::CASES,
         names::CASES,
-        named_ids::CASES,
         delete::CASES,
         status::CASES,
         list::CASES,

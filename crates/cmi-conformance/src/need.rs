@@ -21,8 +21,6 @@ pub enum Need {
     SecondVm,
     /// The driver can give a VM the tag `capcmi.io/machine`.
     MachineTag,
-    /// The driver names ids before there are VMs.
-    NamedIds,
 }
 
 /// The beginning of the name of a need that is a hook.
@@ -50,7 +48,6 @@ impl fmt::Display for Need {
             Self::Endpoint => f.write_str("an endpoint"),
             Self::SecondVm => f.write_str("no `uniqueNames`"),
             Self::MachineTag => write!(f, "`{}` in `hot_updatable`", tags::MACHINE),
-            Self::NamedIds => f.write_str("`names_provider_ids`"),
         }
     }
 }

@@ -456,7 +456,6 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
         Need::Setting(setting) => format!("the configuration has no `{setting}`"),
         Need::Endpoint => "the driver has no endpoint".to_owned(),
         Need::SecondVm => "the back end does not allow several VMs with one name (`uniqueNames`)".to_owned(),
-        Need::NamedIds => "the driver does not declare `names_provider_ids`".to_owned(),
         Need::MachineTag => {
             "the driver does not add the tag `capcmi.io/machine` (`hot_updatable`)".to_owned()
         }
@@ -464,7 +463,7 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     let can_be_added = |need: &&&Need| match need {
         Need::Setting(setting) => test_context.config().can_say(*setting),
         Need::Hook(_) => true,
-        Need::Call(_) | Need::Endpoint | Need::SecondVm | Need::MachineTag | Need::NamedIds => false,
+        Need::Call(_) | Need::Endpoint | Need::SecondVm | Need::MachineTag => false,
     };
     let all_can = unmet.iter().all(|need| can_be_added(&need));
     Some(Lacking {
@@ -498,7 +497,6 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
         // If the hook can make a second VM, it shows whether the back end takes one.
         Need::SecondVm => !test_context.config().unique_names || test_context.has(Hook::Plant),
         Need::MachineTag => test_context.capabilities().adds_machine_tag(),
-        Need::NamedIds => test_context.capabilities().names_provider_ids,
     }
 }
 

@@ -85,14 +85,6 @@ pub struct Capabilities {
     pub tag_path: JsonPointer,
     /// The fields of the provider spec that [`super::Driver::update_machine`] can change on a living VM.
     pub hot_updatable: Vec<JsonPointer>,
-    /// Whether NOT_FOUND of [`super::Driver::get_machine_status`] carries the id that
-    /// [`super::Driver::create_machine`] would give the VM, wherever the id is settled before there is a VM;
-    /// see [`super::Status::with_named_provider_id`].
-    ///
-    /// The id follows from the machine's cluster, name and identity and from its provider spec: it is the
-    /// same at any time and in any process, as long as the configuration stays, no other machine has it, and
-    /// a create of the same spec gives it to the VM.
-    pub names_provider_ids: bool,
     /// JSON Schema of the provider spec, checked before any call.
     pub provider_spec_schema: Option<SpecSchema>,
 }
@@ -127,7 +119,6 @@ impl Capabilities {
             consistency_window: Duration::ZERO,
             tag_path: JsonPointer::field("tags"),
             hot_updatable: Vec::new(),
-            names_provider_ids: false,
             provider_spec_schema: None,
         }
     }

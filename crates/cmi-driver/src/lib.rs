@@ -100,10 +100,8 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Reads the VM without changing anything (DRV-29). NOT_FOUND only when the back end confirmed that there
     /// is none (DRV-30); `Uninitialized`, with the machine in [`Status::machine`], when it waits for
-    /// [`Driver::initialize_machine`] (INI-18). A driver that [names ids] says with NOT_FOUND which one
-    /// a create would give the VM; the class is the one that the create would have, without bootstrap data.
-    ///
-    /// [names ids]: Capabilities::names_provider_ids
+    /// [`Driver::initialize_machine`] (INI-18). The class is the one that the create would have, without
+    /// bootstrap data.
     async fn get_machine_status(&self, _request: GetMachineStatusRequest) -> Result<Machine> {
         Err(Status::unimplemented(Operation::GetMachineStatus))
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Code, LastKnownState, Machine, Operation, ProviderId};
+use super::{Code, LastKnownState, Machine, Operation};
 
 type Source = Box<dyn Error + Send + Sync + 'static>;
 
@@ -18,7 +18,6 @@ pub struct Status {
     message: String,
     last_known_state: Option<LastKnownState>,
     machine: Option<Box<Machine>>,
-    named: Option<Box<ProviderId>>,
     retry_after: Option<Duration>,
     never_sent: bool,
     no_side_effects: bool,
@@ -42,7 +41,6 @@ impl Status {
             message,
             last_known_state: None,
             machine: None,
-            named: None,
             retry_after: None,
             never_sent: false,
             no_side_effects: false,
@@ -69,14 +67,6 @@ impl Status {
     #[must_use]
     pub fn with_machine(mut self, machine: Machine) -> Self {
         self.machine = Some(Box::new(machine));
-        self
-    }
-
-    /// Adds, to the NOT_FOUND of GetMachineStatus, the id that CreateMachine would give the VM; see
-    /// [`super::Capabilities::names_provider_ids`].
-    #[must_use]
-    pub fn with_named_provider_id(mut self, id: ProviderId) -> Self {
-        self.named = Some(Box::new(id));
         self
     }
 
@@ -140,11 +130,6 @@ impl Status {
     /// The machine that exists in spite of the error.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_deref()
-    }
-
-    /// The id that CreateMachine would give the VM that GetMachineStatus did not find.
-    pub fn named_provider_id(&self) -> Option<&ProviderId> {
-        self.named.as_deref()
     }
 
     /// Whether the call never left this process.

@@ -21,8 +21,6 @@ pub const LAST_KNOWN_STATE: &str = "capcmi-last-known-state-bin";
 pub const RESPONSE: &str = "capcmi-response-bin";
 /// The time in milliseconds for which the plugin asks not to be called.
 pub const RETRY_AFTER: &str = "capcmi-retry-after-ms";
-/// The id that a machine which was not found would get.
-pub const PROVIDER_ID: &str = "capcmi-provider-id-bin";
 /// Whether the plugin has begun nothing: `true`.
 pub const NOTHING_BEGUN: &str = "capcmi-nothing-begun";
 
@@ -116,9 +114,6 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
     if let Some(state) = status.last_known_state().or(its_state) {
         outgoing.bytes(LAST_KNOWN_STATE, state.as_bytes());
     }
-    if let Some(id) = status.named_provider_id().filter(|_| machine.is_none()) {
-        outgoing.bytes(PROVIDER_ID, id.as_str().as_bytes());
-    }
     let message = outgoing.message(status.message());
     if let Some(machine) = machine {
         outgoing.machine(v1::Machine {
@@ -161,11 +156,6 @@ pub fn from_grpc(status: tonic::Status) -> Status {
     }
     if no_side_effects {
         read = read.with_no_side_effects();
-    }
-    if code == Code::NotFound
-        && let Some(id) = bytes(metadata, PROVIDER_ID).and_then(provider_id)
-    {
-        read = read.with_named_provider_id(id);
     }
     if std::error::Error::source(&status).is_some() {
         read = read.with_source(status);
@@ -231,11 +221,6 @@ fn text<'m>(metadata: &'m MetadataMap, key: &str) -> Option<&'m str> {
 
 fn bytes(metadata: &MetadataMap, key: &str) -> Option<Vec<u8>> {
     Some(metadata.get_bin(key)?.to_bytes().ok()?.to_vec())
-}
-
-/// What can be a ProviderID, and nothing else.
-fn provider_id(bytes: Vec<u8>) -> Option<ProviderId> {
-    String::from_utf8(bytes).ok()?.parse().ok()
 }
 
 /// Decimal digits and nothing else.

@@ -113,8 +113,6 @@ impl Driver for SimulatedDriver {
                 consistency_window: self.config.consistency_window(),
                 tag_path,
                 hot_updatable: hot_updatable.filter(|_| updates).collect(),
-                names_provider_ids: self.config.names_provider_ids
-                    && self.config.supports(Operation::GetMachineStatus),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
             }
             .into())
@@ -164,10 +162,8 @@ impl Driver for SimulatedDriver {
         let id = request.provider_id.as_ref();
         let work = |selector: VmSelector, spec: VmSpec| async move {
             let check = spec.source_dest_check;
-            let seen = self
-                .journal
-                .read(|cloud, now| commands::status(cloud, now, &self.config, &selector, check))?;
-            seen.map_err(|status| commands::with_named_id(status, &self.config, &selector, &spec))
+            self.journal
+                .read(|cloud, now| commands::status(cloud, now, &self.config, &selector, check))?
         };
         self.run_on(Operation::GetMachineStatus, &request.machine, id, None, work)
             .await

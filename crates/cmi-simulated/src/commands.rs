@@ -6,7 +6,7 @@ use super::cloud::{Cloud, Event};
 use super::config::SimulatedConfig;
 use super::journal::Decision;
 use super::spec::{self, VmSpec, Wanted};
-use super::vm::{self, Condition, UserData, Vm, VmId};
+use super::vm::{Condition, UserData, Vm, VmId};
 use cmi_driver::{Code, Machine, Operation, Result, Status, tags};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -215,10 +215,7 @@ fn order(
             .min_by_key(|zone| cloud.taken_in_zone(&spec.pool, zone))
             .cloned()
     };
-    let (id, zone) = match place_beforehand(config, selector, spec, wanted) {
-        Some(settled) => settled,
-        None => (VmId::unique(), spec.zone.clone().or_else(emptiest)),
-    };
+    let id = VmId::unique();
     Ok(Vm {
         id,
         name: selector.name.clone(),
@@ -227,7 +224,7 @@ fn order(
         pool: spec.pool.clone(),
         size: spec.size.clone(),
         root_fs_gb: wanted.root_fs_gb,
-        zone,
+        zone: spec.zone.clone().or_else(emptiest),
         address,
         // Where InitializeMachine is not offered, the order sets it.
         source_dest_check: config.supports(Operation::InitializeMachine) || spec.source_dest_check,
@@ -239,41 +236,6 @@ fn order(
         gone_at: None,
         condition: Condition::Sound,
     })
-}
-
-/// The id and the zone of a VM where they follow from the machine.
-fn place_beforehand(
-    config: &SimulatedConfig,
-    selector: &VmSelector,
-    spec: &VmSpec,
-    wanted: Wanted<'_>,
-) -> Option<(VmId, Option<String>)> {
-    if !config.names_provider_ids {
-        return None;
-    }
-    let id = VmId::of_machine(&selector.cluster, &selector.name, &selector.machine);
-    let of_id = || wanted.zones.iter().nth(id.choice(wanted.zones.len())).cloned();
-    Some((id, spec.zone.clone().or_else(of_id)))
-}
-
-/// NOT_FOUND, with the id that a create would give the VM, where that is known. A caller that gives an id
-/// knows of a VM.
-pub fn with_named_id(
-    status: Status,
-    config: &SimulatedConfig,
-    selector: &VmSelector,
-    spec: &VmSpec,
-) -> Status {
-    if status.code() != Code::NotFound || selector.id.is_some() {
-        return status;
-    }
-    let wanted = spec.within(config).ok();
-    let settled = wanted.and_then(|wanted| place_beforehand(config, selector, spec, wanted));
-    let named = settled.and_then(|(id, zone)| vm::provider_id(zone.as_deref(), id).parse().ok());
-    match named {
-        Some(id) => status.with_named_provider_id(id),
-        None => status,
-    }
 }
 
 /// Reads a VM; Uninitialized, with the machine, when its check is not as the spec asks (INI-18, INI-23).

@@ -50,10 +50,6 @@ pub struct SimulatedConfig {
     /// `hot_updatable` says so. Default: false.
     #[garde(skip)]
     pub adds_machine_tag: bool,
-    /// A VM's id and zone follow from the machine, and the driver says beforehand which id a VM will have.
-    /// Else the cloud gives it an id, and places it where the fewest are. Default: true.
-    #[garde(skip)]
-    pub names_provider_ids: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub delete_seconds: f64,
@@ -206,7 +202,6 @@ impl Default for SimulatedConfig {
             shut_down_seconds: 1.0,
             accepts_shut_down: false,
             adds_machine_tag: false,
-            names_provider_ids: true,
             delete_seconds: 1.0,
             delete_wait_seconds: 5.0,
             consistency_window_seconds: 0.0,

@@ -19,9 +19,6 @@ const SCHEME: &str = "simulated://";
 /// Where a provider id has the zone, when the cloud has no zones.
 const NO_ZONE: &str = "-";
 
-/// The namespace of the UUIDs that follow from machines. VMs have them, so it never changes.
-const NAMESPACE: Uuid = Uuid::from_u128(0x5d0c_7d39_62e1_4a5e_9b0a_1f6e_0f3c_88d7);
-
 /// The cloud's own id of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -38,23 +35,10 @@ impl VmId {
         Self(Uuid::new_v4())
     }
 
-    /// The id of the VM of a machine, where it follows from that.
-    pub fn of_machine(cluster: &str, name: &str, machine: &str) -> Self {
-        // Their lengths keep the parts apart: `a` and `bc` are not `ab` and `c`.
-        let parts = [cluster, name, machine].map(|part| format!("{}:{part}", part.len()));
-        Self(Uuid::new_v5(&NAMESPACE, parts.concat().as_bytes()))
-    }
-
-    /// One of so many, evenly spread over ids.
-    pub fn choice(self, of: usize) -> usize {
-        let (_, low) = self.0.as_u64_pair();
-        usize::try_from(low % u64::try_from(of.max(1)).unwrap_or(1)).unwrap_or_default()
-    }
-
     /// A number between 0 and 1, evenly spread over ids: what differs from VM to VM comes from here.
     pub fn share(self) -> f64 {
         let (high, _) = self.0.as_u64_pair();
-        // The upper 32 bits of a UUID of either version are all random.
+        // The upper 32 bits of such a UUID are all random.
         f64::from(u32::try_from(high >> 32).unwrap_or(u32::MAX)) / f64::from(u32::MAX)
     }
 }

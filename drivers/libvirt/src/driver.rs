@@ -229,23 +229,6 @@ impl LibvirtDriver {
         Err(status.with_last_known_state(record))
     }
 
-    /// Adds to NOT_FOUND the id that a create would give the VM, where its host is settled: by the failure
-    /// domain, or because the pool has no other host.
-    fn with_named_id(&self, asked: &MachineCall, status: Status) -> Status {
-        if status.code() != Code::NotFound || asked.id.is_some() {
-            return status;
-        }
-        let wanted = asked.spec.within(&self.config).ok();
-        let named = wanted
-            .as_ref()
-            .and_then(Wanted::only_host)
-            .and_then(|host| asked.key.vm_id(host).provider_id().ok());
-        match named {
-            Some(id) => status.with_named_provider_id(id),
-            None => status,
-        }
-    }
-
     fn placements(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
         self.placed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -366,8 +349,8 @@ impl LibvirtDriver {
     }
 }
 
-/// Whether the failure domain in the spec says where the VM is: a placement record beside it would cost a
-/// write. The only host of a pool does not say it, since the pool may have another host by the time of the
+/// Whether the failure domain in the spec says where the VM is: no placement record is kept beside it. The
+/// only host of a pool does not say it, since the pool may have another host by the time of the
 /// next call.
 fn is_placed_by_spec(asked: &MachineCall, request: &CreateMachineRequest) -> bool {
     asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
@@ -416,7 +399,6 @@ impl Driver for LibvirtDriver {
             zones: true,
             tag_path: JsonPointer::field(TAGS),
             hot_updatable: [TAGS, CPU_SHARES, MEMORY_MIB].map(JsonPointer::field).to_vec(),
-            names_provider_ids: true,
             provider_spec_schema: Some(spec::schema(&self.config)),
             ..Capabilities::minimal()
         }
@@ -462,9 +444,7 @@ impl Driver for LibvirtDriver {
         }
         let possible = Self::possible_hosts(&asked, None);
         let survey = self.survey(&asked.key, &possible).await?;
-        let found = survey
-            .one(&asked)
-            .map_err(|status| self.with_named_id(&asked, status))?;
+        let found = survey.one(&asked)?;
         if found.started {
             return Ok(found.machine.clone());
         }
@@ -658,24 +638,6 @@ mod tests {
             !is_placed("default", Some("host-b"), Some(record.write().unwrap())),
             "what is kept is brought up to date"
         );
-    }
-
-    /// CAP-24
-    #[test]
-    fn an_id_is_named_where_there_is_one_host_that_the_machine_can_be_made_on() {
-        let driver = LibvirtDriver::new(crate::config::tests::example());
-        let named = |pool: &str, zone: Option<&str>, known: bool| {
-            let mut asked = MachineCall::read(&machine(pool, zone), None).unwrap();
-            asked.id = known.then(|| asked.key.vm_id("host-b"));
-            let status = driver.with_named_id(&asked, Status::new(Code::NotFound, "none"));
-            let named = status.named_provider_id().map(ToString::to_string);
-            (named, asked.key.vm_id("host-b").to_string())
-        };
-        let (edge, on_b) = named("edge", None, false);
-        assert_eq!(edge, Some(on_b.clone()), "the pool has no other host");
-        assert_eq!(named("default", Some("host-b"), false).0, Some(on_b));
-        assert_eq!(named("default", None, false).0, None, "it is not placed yet");
-        assert_eq!(named("edge", None, true).0, None, "the caller knows of a VM");
     }
 
     #[test]

@@ -143,7 +143,6 @@ impl std::fmt::Display for DriverInfo {
             tag_path,
             hot_updatable,
             provider_spec_schema,
-            ..
         } = &*self.capabilities;
         let calls = Operation::ALL.into_iter();
         let calls: Vec<_> = calls

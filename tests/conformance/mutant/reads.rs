@@ -1,8 +1,8 @@
 //! Status and list, with their flaws.
 
 use cmi_driver::{
-    Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass,
-    PowerState, ProviderId, Result, Status, tags,
+    Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, PowerState,
+    Result, Status, tags,
 };
 
 use super::{Mutant, again, listed, machine, tag};
@@ -61,12 +61,6 @@ impl Mutant {
         let mut read = match self.inner.get_machine_status(request).await {
             Ok(read) => read,
             Err(status) => {
-                if let Some(named) = self.misnamed(&class, &name) {
-                    return Err(match status.named_provider_id() {
-                        Some(_) => status.with_named_provider_id(named),
-                        None => status,
-                    });
-                }
                 return match (self.flaw, status.code(), status.machine()) {
                     (Flaw::StatusNamesNone, Code::OutOfRange, _) => {
                         Err(status.with_message("there are several VMs of it"))
@@ -92,21 +86,6 @@ impl Mutant {
             _ => {}
         }
         Ok(read)
-    }
-
-    /// The id that is named in place of the right one.
-    fn misnamed(&self, class: &MachineClass, name: &str) -> Option<ProviderId> {
-        let (cluster, machine) = (tag(class, tags::CLUSTER), tag(class, tags::MACHINE));
-        let of = match self.flaw {
-            Flaw::NamesOtherId => format!("{cluster}/{name}/{machine}"),
-            Flaw::NamesNewId => self.turn().to_string(),
-            Flaw::NamesNewIdAfterRestart => format!("{cluster}/{name}/{machine}/{}", self.inner.restarts()),
-            Flaw::NamesIdOfName => format!("{name}/{machine}"),
-            Flaw::NamesIdOfCluster => cluster,
-            Flaw::NamesIdOfAnyIdentity => format!("{cluster}/{name}"),
-            _ => return None,
-        };
-        Some(format!("simulated://zone-a/{of}").parse().unwrap())
     }
 
     pub(super) async fn list(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {

@@ -247,8 +247,7 @@ async fn after_delete(t: TestContext) -> CaseResult {
     t.remove(&request, Some(&first.provider_id)).await?;
     t.is_gone(&request).await?;
     let second = t.make(&request).await?;
-    // An id that is named beforehand belongs to the machine object, so both VMs may have it.
-    if second.provider_id == first.provider_id && !t.capabilities().names_provider_ids {
+    if second.provider_id == first.provider_id {
         t.warn(format!(
             "a new VM has the id `{}` of the one that is gone: a caller that kept that id takes one for the \
                 other",

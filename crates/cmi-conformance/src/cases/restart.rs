@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use super::cases;
 use super::faults::slow_down;
 use super::identity::{BETWEEN_PROBES, probe, says};
-use super::named_ids::named;
 use super::requests::{INFO, raw};
 use crate::answer::{CaseError, CaseResult, ensure, names};
 use crate::{Case, Hook, HookCall, Need, TestContext};
@@ -35,8 +34,6 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-18", "DRV-21", "CMI-99", "CMI-102"], [RESTART] => deletes_the_vm;
     "restart-amid-a-create": "a create that the restart interrupted can be repeated, and one VM exists"
         ["DRV-12", "CMI-22", "CMI-79", "CMI-84"], [Need::Hook(Hook::Slow), RESTART] => amid_a_create;
-    "restart-names-the-same-id": "the named ID is the same after a restart"
-        ["CAP-25"], [Need::Call(Operation::GetMachineStatus), Need::NamedIds, RESTART] => names_the_same_id;
     "wire-restart": "a killed and restarted plugin serves at its endpoint, even with a stale socket"
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
 };
@@ -184,16 +181,6 @@ async fn amid_a_create(t: TestContext) -> CaseResult {
     one.map_err(|error| error.after(AMID))?;
     t.remove(&request, Some(&made.provider_id)).await?;
     t.is_gone(&request).await
-}
-
-async fn names_the_same_id(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
-    let before = named(&t, &request).await?;
-    restarted(&t).await?;
-    let after = named(&t, &request).await?;
-    ensure(before == after, || {
-        format!("GetMachineStatus named the id `{before}` before the restart, and `{after}` after it")
-    })
 }
 
 async fn says_the_same(t: TestContext) -> CaseResult {

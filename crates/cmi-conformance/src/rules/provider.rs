@@ -53,10 +53,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         fields first";
     "CAP-22"     Must   "Extension answers can be parsed and name the right VM";
     "CAP-23"     Must   "UpdateMachine applies and reverts each change";
-    "CAP-24"     Must   "An ID named in advance is the ID that CreateMachine returns, if \
-                        `names_provider_ids` is declared";
-    "CAP-25"     Must   "A named ID is stable for a configuration, also after restarts";
-    "CAP-26"     Must   "Machines with another name, cluster or machine tag never get the same named ID";
     "CAP-27"     Must   "CreateMachine adopts a VM that differs only in `hot_updatable` fields";
     "CAP-28"     Must   "ListZones and DescribeClass reject null and values of the wrong type, or treat \
                         them as unset";

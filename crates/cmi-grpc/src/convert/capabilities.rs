@@ -71,7 +71,6 @@ impl From<&Capabilities> for Declaration {
                     .as_ref()
                     .map(|schema| schema.as_json().to_string().into_bytes())
                     .unwrap_or_default(),
-                names_provider_ids: capabilities.names_provider_ids,
             }),
         }
     }
@@ -95,7 +94,6 @@ impl TryFrom<Declaration> for Capabilities {
                 .filter_map(|call| offered(EXTENSION_CALLS, call)),
         );
         capabilities.zones = extension.zones;
-        capabilities.names_provider_ids = extension.names_provider_ids;
         capabilities.consistency_window = window(extension.consistency_window)?;
         if let Some(path) = Field("tag_path").optional_text(extension.tag_path, POINTER)? {
             capabilities.tag_path = pointer(Field("tag_path"), &path)?;

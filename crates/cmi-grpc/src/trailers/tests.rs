@@ -12,7 +12,6 @@ type Parts<'a> = (
     Option<&'a Machine>,
     Option<Duration>,
     bool,
-    Option<&'a ProviderId>,
 );
 
 fn parts(status: &Status) -> Parts<'_> {
@@ -23,7 +22,6 @@ fn parts(status: &Status) -> Parts<'_> {
         status.machine(),
         status.retry_after(),
         status.has_no_side_effects() && status.machine().is_none(),
-        status.named_provider_id(),
     )
 }
 
@@ -79,7 +77,6 @@ proptest! {
         machine in prop::option::of(any_driver::machine()),
         retry_after in prop::option::of(any::<u64>()),
         no_side_effects in any::<bool>(),
-        named in prop::option::of(any_driver::provider_id()),
     ) {
         let mut sent = Status::new(code, message);
         if let Some(state) = state {
@@ -94,9 +91,6 @@ proptest! {
         }
         if no_side_effects {
             sent = sent.with_no_side_effects();
-        }
-        if let Some(id) = named.filter(|_| code == Code::NotFound) {
-            sent = sent.with_named_provider_id(id);
         }
         let read = from_grpc(to_grpc(&sent));
         if let (Some(read), Some(sent_machine)) = (read.machine(), sent.machine().cloned()) {
@@ -179,10 +173,7 @@ fn binary_metadata_that_is_not_binary_is_ignored() {
         "no",
         metadata,
     ));
-    assert_eq!(
-        parts(&read),
-        (Code::NotFound, "no", None, None, None, false, None)
-    );
+    assert_eq!(parts(&read), (Code::NotFound, "no", None, None, None, false));
 }
 
 #[test]

@@ -176,24 +176,11 @@ async fn vms_have_their_user_data_an_address_of_their_own_and_the_zone_that_is_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cloud_that_gives_out_ids_places_a_vm_where_the_fewest_are() {
-    let driver = driver("{namesProviderIds: false}");
+async fn a_vm_is_placed_where_the_fewest_are() {
+    let driver = driver("{}");
     for name in ["a", "b", "c"] {
         driver.create(name, plain(name)).await.unwrap();
     }
     let vms = driver.console().vms().unwrap();
     assert_eq!(distinct(&vms, |vm| format!("{:?}", vm.zone)), 3);
-}
-
-/// CAP-24
-#[tokio::test(start_paused = true)]
-async fn the_id_and_the_zone_of_a_vm_follow_from_its_machine() {
-    let driver = driver("{deleteSeconds: 0}");
-    let first = driver.create("a", plain("a")).await.unwrap();
-    driver.remove("a", None, plain("a")).await.unwrap();
-    let second = driver.create("a", plain("a")).await.unwrap();
-    assert_eq!(
-        (&second.provider_id, &second.failure_domain),
-        (&first.provider_id, &first.failure_domain)
-    );
 }

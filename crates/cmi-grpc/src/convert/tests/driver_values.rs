@@ -300,22 +300,20 @@ pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
     let schema = option::of(object().prop_map(Value::Object));
     (
         operations,
-        any::<[bool; 2]>(),
+        any::<bool>(),
         window,
         pointer(),
         vec(pointer(), 0..4),
         schema,
     )
         .prop_map(
-            |(operations, flags, (seconds, nanos), tag_path, hot_updatable, provider_spec_schema)| {
-                let [zones, names_provider_ids] = flags;
+            |(operations, zones, (seconds, nanos), tag_path, hot_updatable, provider_spec_schema)| {
                 Capabilities {
                     operations,
                     zones,
                     consistency_window: Duration::new(seconds, nanos),
                     tag_path,
                     hot_updatable,
-                    names_provider_ids,
                     provider_spec_schema: provider_spec_schema.map(SpecSchema::new),
                 }
             },
