@@ -54,7 +54,7 @@ pub async fn run(floor: &Client) -> Result<()> {
     futures::stream::iter(targets.into_iter().map(Ok))
         .try_for_each_concurrent(AT_ONCE, |target| {
             let writes = writes.clone();
-            async move { bring_up(&writes, &target, floor.writes).await }
+            async move { bring_up(&writes, &target).await }
         })
         .await
 }
@@ -109,7 +109,7 @@ async fn targets(connection: &Connection, namespace: &str) -> Result<Vec<Target>
     }
 }
 
-async fn bring_up(connection: &Connection, target: &Target, writes: u8) -> Result<()> {
+async fn bring_up(connection: &Connection, target: &Target) -> Result<()> {
     let namespace = &target.namespace;
     let path = format!(
         "/apis/infrastructure.capcmi.io/v1alpha1/namespaces/{namespace}/inframachines/{}",
@@ -119,14 +119,9 @@ async fn bring_up(connection: &Connection, target: &Target, writes: u8) -> Resul
     connection
         .read(&format!("/api/v1/namespaces/{namespace}/secrets/boot"))
         .await?;
-    let id = target.provider_id();
-    let ownership = target.ownership(None, (writes == 2).then_some(id.as_str()));
-    connection
-        .write(Method::PATCH, &format!("{path}?{by}"), &ownership)
-        .await?;
-    if writes == 3 {
+    for patch in [target.ownership(None), target.identified(None)] {
         connection
-            .write(Method::PATCH, &format!("{path}?{by}"), &target.identified(None))
+            .write(Method::PATCH, &format!("{path}?{by}"), &patch)
             .await?;
     }
     connection

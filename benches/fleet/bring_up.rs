@@ -103,7 +103,7 @@ async fn of_floor(args: &Args, kind: Kind, size: usize) -> Result<Run> {
     fleet.create(&management, "m", size).await?;
     let control_plane = ControlPlane::of(&management)?;
     let (before, requests) = (control_plane.usage()?, Requests::read(&admin).await?);
-    let mut floor = floor::start(&management, kind, &fleet.namespace, args.writes).await?;
+    let mut floor = floor::start(&management, kind, &fleet.namespace).await?;
     let started = Instant::now();
     floor.has(fleet.provisioned(&admin, size)).await?;
     let took = started.elapsed();

@@ -60,8 +60,6 @@ pub struct Client {
     pub kubeconfig: PathBuf,
     /// The namespace of the machines.
     pub namespace: String,
-    /// The number of patches for each machine.
-    pub writes: u8,
 }
 
 /// The environment variable that marks the process of a floor.
@@ -75,14 +73,13 @@ impl Client {
         };
         let kind = Kind::ALL.into_iter().find(|kind| mark == kind.mark());
         let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let [kubeconfig, namespace, writes] = arguments.as_slice() else {
-            bail!("a floor takes a kubeconfig, a namespace and a number of writes");
+        let [kubeconfig, namespace] = arguments.as_slice() else {
+            bail!("a floor takes a kubeconfig and a namespace");
         };
         Ok(Some(Self {
             kind: kind.context("there is no such floor")?,
             kubeconfig: kubeconfig.into(),
             namespace: namespace.clone(),
-            writes: writes.parse().context("reading the number of writes")?,
         }))
     }
 
@@ -97,20 +94,11 @@ impl Client {
 }
 
 /// Starts a floor in a process of its own.
-pub async fn start(
-    management: &ManagementCluster,
-    kind: Kind,
-    namespace: &str,
-    writes: u8,
-) -> Result<Measured> {
+pub async fn start(management: &ManagementCluster, kind: Kind, namespace: &str) -> Result<Measured> {
     let kubeconfig = testbed::service_account(management).await?;
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
-    command
-        .arg(&kubeconfig)
-        .arg(namespace)
-        .arg(writes.to_string())
-        .env(MARK, kind.mark());
+    command.arg(&kubeconfig).arg(namespace).env(MARK, kind.mark());
     let process = Process::start(management.folder(), "floor", &command)?;
     Measured::find(process, namespace, String::new()).await
 }
@@ -126,9 +114,7 @@ async fn run(floor: &Client) -> Result<()> {
     infra.wait_until_ready().await?;
     machines.wait_until_ready().await?;
     futures::stream::iter(infra.state().into_iter().map(Ok))
-        .try_for_each_concurrent(CONCURRENCY, |machine| {
-            bring_up(client.clone(), machine, floor.writes)
-        })
+        .try_for_each_concurrent(CONCURRENCY, |machine| bring_up(client.clone(), machine))
         .await
 }
 
@@ -153,7 +139,7 @@ where
     store
 }
 
-async fn bring_up(client: kube::Client, machine: Arc<InfraMachine>, writes: u8) -> Result<()> {
+async fn bring_up(client: kube::Client, machine: Arc<InfraMachine>) -> Result<()> {
     let target = Target {
         namespace: machine.namespace().unwrap_or_default(),
         name: machine.name_any(),
@@ -168,22 +154,16 @@ async fn bring_up(client: kube::Client, machine: Arc<InfraMachine>, writes: u8) 
         field_manager: Some("floor".to_owned()),
         ..PatchParams::default()
     };
-    let id = target.provider_id();
-    let ownership = target.ownership(
-        machine.resource_version().as_deref(),
-        (writes == 2).then_some(id.as_str()),
-    );
-    let mut written = api
+    let ownership = target.ownership(machine.resource_version().as_deref());
+    let owned = api
         .patch(&target.name, &params, &Patch::Merge(&ownership))
         .await
         .context("patching metadata")?;
-    if writes == 3 {
-        let identified = target.identified(written.resource_version().as_deref());
-        written = api
-            .patch(&target.name, &params, &Patch::Merge(&identified))
-            .await
-            .context("patching the spec")?;
-    }
+    let identified = target.identified(owned.resource_version().as_deref());
+    let written = api
+        .patch(&target.name, &params, &Patch::Merge(&identified))
+        .await
+        .context("patching the spec")?;
     let status = target.status(written.resource_version().as_deref());
     api.patch_status(&target.name, &params, &Patch::Merge(&status))
         .await

@@ -42,8 +42,6 @@ const LARGE: usize = 10_000;
 const ROUNDS: usize = 3;
 /// The largest size with several rounds: a round of 100,000 takes more than twenty minutes.
 const LARGEST_REPEATED: usize = 20_000;
-/// The writes that bring a machine up, without its Event.
-const WRITES: u8 = 2;
 
 /// What is measured, and at which size.
 #[derive(Debug, Parser)]
@@ -67,14 +65,6 @@ struct Args {
         default_value = "in-process"
     )]
     places: Vec<Place>,
-    /// Patches that the floors make for a machine.
-    #[arg(
-        long,
-        env = "BENCH_WRITES",
-        default_value_t = WRITES,
-        value_parser = clap::value_parser!(u8).range(2..=3)
-    )]
-    writes: u8,
     /// The most machines of a floor, which is compared by its rate.
     #[arg(long, env = "BENCH_FLOOR_MACHINES", default_value_t = 10_000)]
     floor_machines: usize,

@@ -33,9 +33,8 @@ impl Target {
         format!("simulated://zone-a/{}", self.uid)
     }
 
-    /// Returns a patch of finalizer, identity and provider spec, and of the providerID where it is written
-    /// with them.
-    pub fn ownership(&self, version: Option<&str>, provider_id: Option<&str>) -> Value {
+    /// Returns a patch of finalizer, identity and provider spec.
+    pub fn ownership(&self, version: Option<&str>) -> Value {
         let Self { namespace, name, uid } = self;
         let mut ownership = json!({"metadata": {
             "finalizers": [capcmi::api::MACHINE_FINALIZER],
@@ -50,9 +49,6 @@ impl Target {
         }});
         if let Some(version) = version {
             ownership["metadata"]["resourceVersion"] = json!(version);
-        }
-        if let Some(provider_id) = provider_id {
-            ownership["spec"] = json!({"providerID": provider_id});
         }
         ownership
     }
