@@ -94,12 +94,12 @@ test-python: ## Run the tests of the Python drivers alone.
 
 TEST_LIBVIRT = CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 
-# The provider is built with an example, for the features of the tests.
+# With an example, for the features of the tests.
 .PHONY: prepare-libvirt
 prepare-libvirt:
 	@drivers/libvirt/tests/lab/prepare.sh
 	$(CARGO) clippy -p capcmi-driver-libvirt --all-targets --locked -- -D warnings
-	$(CARGO) build --locked --bin capcmi --example quickstart
+	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
 
 .PHONY: test-libvirt
 test-libvirt: prepare-libvirt ## Lint and test the libvirt driver, on a libvirtd and QEMU of its own; as root it installs what it needs from Debian.
@@ -124,7 +124,7 @@ bench-libvirt: ## Measure what the libvirt driver takes to make and delete VMs, 
 .PHONY: e2e-libvirt
 e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
 	@drivers/libvirt/image/prepare.sh
-	$(CARGO) build --locked --bin capcmi --example quickstart
+	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
 	$(TEST_LIBVIRT) --test kubelet -- --ignored --nocapture
 
 .PHONY: lint-python

@@ -27,7 +27,7 @@ replicas: 1
 drivers:
 - name: simulated
   simulated: {}
-# Further flags of \`capcmi run\`.
+# Further flags of \`capcmi-manager\`.
 args: []
 # Of the provider: enough for 10,000 machines. A limit of CPU would slow down its start.
 resources:

@@ -61,6 +61,6 @@ $(printf '%-59s' "  3. they and the provider start, with driver $DRIVER")about 1
 Ctrl-C ends everything and leaves nothing behind but what was built.
 
 TEXT
-"$CARGO" build --locked --bin capcmi --example quickstart
+"$CARGO" build --locked --bin capcmi-manager --bin capcmi --example quickstart
 if [ "$DRIVER" = libvirt ]; then "$CARGO" build --locked -p capcmi-driver-libvirt; fi
 exec "$CARGO" run --quiet --locked --example quickstart -- --driver "$DRIVER" "$@"

@@ -1,81 +1,46 @@
-//! The command line: the only place that knows every part, the concrete drivers among them.
+//! The command line of `capcmi-manager`, and what `capcmi` shares with it: the drivers file, errors, output.
 //!
-//! Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing was started).
+//! Only this module names concrete drivers. Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing
+//! was started).
 
 mod address;
-pub mod conformance;
-mod describe;
-mod driver;
-mod driver_kind;
-mod drivers;
-mod drivers_file;
-mod migrate;
-mod orphans;
-mod plan;
-mod plugin_args;
+pub mod driver_kind;
+pub mod drivers;
+pub mod drivers_file;
 mod run;
-mod table;
-mod terminal;
-mod yaml;
+pub mod terminal;
+pub mod yaml;
 
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, Parser};
 
-use crate::manifests::Manifests;
+pub use self::run::api_server;
 use crate::telemetry::{self, LogArgs};
 use cmi_driver::ErrorChain;
 
+/// The program's name.
+const PROGRAM: &str = "capcmi-manager";
+
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
+///
+/// Runs the controllers until SIGTERM or SIGINT.
 #[derive(Debug, Parser)]
 // As with Go's flags, the last one counts: an argument that is appended in a Deployment wins.
-#[command(
-    name = "capcmi",
-    version,
-    about,
-    propagate_version = true,
-    args_override_self = true
-)]
-struct Cli {
+#[command(name = PROGRAM, version, args_override_self = true)]
+struct Manager {
     #[command(flatten)]
     log: LogArgs,
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Run the controllers until SIGTERM or SIGINT.
-    Run(Box<run::RunArgs>),
-    /// Work with one driver.
-    #[command(subcommand)]
-    Driver(driver::DriverCommand),
-    /// Check the drivers file.
-    #[command(subcommand)]
-    Drivers(drivers::DriversCommand),
-    /// Find VMs without an InfraMachine.
-    #[command(subcommand)]
-    Orphans(orphans::OrphansCommand),
-    /// Print the state of a machine or a driver, and what to do next.
-    #[command(subcommand)]
-    Describe(describe::DescribeCommand),
-    /// Forecast how a new InfraMachineTemplate changes the machines of a MachineDeployment.
-    Plan(Box<plan::PlanArgs>),
-    /// Migrate machines of machine-controller-manager to Cluster API, with their VMs.
-    Migrate(Box<migrate::MigrateArgs>),
-    Conformance(Box<conformance::ConformanceArgs>),
-    /// Print the manifests of the provider, or write them to files.
-    Manifests(Manifests),
-    /// Print the version.
-    Version,
+    #[command(flatten)]
+    run: run::RunArgs,
 }
 
 /// Why a command failed.
 #[derive(Debug)]
-enum CommandError {
+pub enum CommandError {
     /// The user has to change flags, environment or files.
     Misconfigured(anyhow::Error),
     /// The command was tried and failed.
@@ -90,7 +55,8 @@ impl<E: Into<anyhow::Error>> From<E> for CommandError {
     }
 }
 
-trait ResultExt<T> {
+/// Turns errors into [`CommandError::Misconfigured`].
+pub trait ResultExt<T> {
     /// Maps an error to [`CommandError::Misconfigured`].
     fn misconfigured(self) -> Result<T, CommandError>;
 }
@@ -110,40 +76,30 @@ impl CommandError {
     }
 
     /// Returns the error and its causes, in one line as a rule.
-    fn message(&self) -> String {
+    pub fn message(&self) -> String {
         match self {
             Self::Misconfigured(error) | Self::Failed(error) => ErrorChain(error.as_ref()).to_string(),
         }
     }
 }
 
-/// Returns the command line, as its help shows it.
+/// Returns the command line of the manager, as its help shows it.
 pub fn command() -> clap::Command {
-    Cli::command()
+    Manager::command()
 }
 
-/// Parses the command line, runs the command, and returns the exit code; an error is printed.
+/// Parses the command line, runs the manager, and returns the exit code; an error is printed.
 pub fn main() -> ExitCode {
-    let Cli { command, log } = Cli::parse();
-    let ended = match command {
-        Command::Run(args) => block_on(&log, run::run(*args)),
-        Command::Driver(command) => block_on(&log, driver::execute(command)),
-        Command::Drivers(command) => block_on(&log.of_command(), drivers::execute(command)),
-        Command::Orphans(command) => block_on(&log.of_command(), orphans::execute(command)),
-        Command::Describe(command) => block_on(&log.of_command(), describe::execute(command)),
-        Command::Plan(args) => block_on(&log.of_command(), plan::execute(*args)),
-        Command::Migrate(args) => block_on(&log.of_command(), migrate::execute(*args)),
-        Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
-        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::from),
-        Command::Version => {
-            terminal::print_line(concat!("capcmi ", env!("CARGO_PKG_VERSION")));
-            Ok(())
-        }
-    };
+    let Manager { log, run } = Manager::parse();
+    finish(PROGRAM, block_on(&log, run::run(run)))
+}
+
+/// Returns the exit code of a command, and prints its error under the program's name.
+pub fn finish(program: &str, ended: Result<(), CommandError>) -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            terminal::print_error(&failure.message());
+            terminal::print_error(program, &failure.message());
             failure.exit_code()
         }
     }
@@ -174,7 +130,7 @@ fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {
 }
 
 /// Runs a command that logs to its end. Tasks that it leaves running are not awaited.
-fn block_on(
+pub fn block_on(
     log: &LogArgs,
     future: impl Future<Output = Result<(), CommandError>>,
 ) -> Result<(), CommandError> {
@@ -210,25 +166,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    /// OPS-05, CMI-175, CMI-176: the prefixes are reserved by the specifications, which define one variable.
-    #[test]
-    fn no_environment_variable_of_our_own_has_a_reserved_prefix() {
-        fn check(command: &clap::Command) {
-            for argument in command.get_arguments() {
-                let name = argument.get_env().map(|name| name.to_string_lossy().into_owned());
-                assert!(
-                    !name.as_deref().is_some_and(|name| {
-                        let is_reserved = name.starts_with("MC_") || name.starts_with("CMI_");
-                        is_reserved && name != "CMI_ENDPOINT"
-                    }),
-                    "{name:?}"
-                );
-            }
-            command.get_subcommands().for_each(check);
-        }
-        check(&Cli::command());
+        Manager::command().debug_assert();
     }
 }

@@ -1,7 +1,7 @@
 //! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 //!
 //! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its
-//! wire, `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no
+//! wire, `cmi-simulated` a driver. `capcmi-cli` above it is the command for operators. Of this crate, layer 0 is types that know no
 //! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other; layer 2 is the
 //! reconcilers, layer 3 what runs them. Only `cli` knows a concrete driver. Arrows go one way:
 //! `docs/internals/architecture.md` draws them, and `tests/architecture.rs` guards them.
@@ -41,9 +41,7 @@ pub mod template; // InfraMachineTemplates
 pub mod volume_drain; // pods with volumes, evicted one after the other
 
 // Layer 3: what puts them together, and runs them.
-pub mod cli; // the commands, and the one place that names concrete drivers
+pub mod cli; // the command line, and the one place that names concrete drivers
 pub mod controllers; // what is watched, and what that wakes
-pub mod describe; // one page about a machine or a driver
 pub mod manager; // the process: election, health, metrics, an orderly end
-pub mod migration; // from machine-controller-manager to Cluster API
 pub mod runtime_extension; // what Cluster API asks before and while it updates machines in place

@@ -1,4 +1,4 @@
-//! `capcmi`: see `capcmi --help`.
+//! `capcmi-manager`: see `capcmi-manager --help`.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! The process around the reconcilers: client, leader election, health, metrics, and an orderly shutdown.
 //!
 //! The manager knows no concrete driver. Configuration, drivers, listeners and the signal to stop come from
-//! outside, so that a test runs the same manager as `capcmi run`.
+//! outside, so that a test runs the same manager as `capcmi-manager`.
 //!
 //! # Guarantees
 //! * No write and no driver call leaves this process while it does not lead.

@@ -4,7 +4,6 @@
 //! The files under `config/` that say so in their first line are the output of this module, and a test
 //! compares them. Everything is printed ready to apply, with final names and in [`NAMESPACE`].
 
-mod command;
 mod crds;
 mod normalize;
 mod policies;
@@ -12,7 +11,6 @@ pub mod rbac;
 mod roles;
 mod yaml;
 
-pub use command::Manifests;
 pub use crds::definitions;
 
 /// Namespace of the provider.

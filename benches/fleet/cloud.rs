@@ -145,7 +145,7 @@ async fn plugin(management: &ManagementCluster, config: &Value) -> Result<(Strin
     std::fs::write(&file, config.to_string()).context("writing the plugin's configuration")?;
     let endpoint = format!("unix://{}", socket.display());
     let word = format!("--endpoint={endpoint}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let mut command = Command::new(testbed::program("capcmi")?);
     command
         .args(["driver", "serve", "simulated", &word])
         .arg(format!("--config={}", file.display()));

@@ -43,7 +43,7 @@ pub async fn start(
         None => format!("--namespace={}", fleet.namespace),
     };
     let launch = Launch {
-        binary: env!("CARGO_BIN_EXE_capcmi").into(),
+        binary: env!("CARGO_BIN_EXE_capcmi-manager").into(),
         name: name.to_owned(),
         drivers: cloud.drivers.clone(),
         kubeconfig: testbed::service_account(management).await?,

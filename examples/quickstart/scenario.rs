@@ -34,7 +34,7 @@ const LATER_LOOK: Duration = Duration::from_secs(1);
 
 /// Brings everything up; in a terminal it then stays for good.
 pub async fn run(screen: &Screen, driver: DriverKind) -> Result<()> {
-    let binary = program("capcmi")?;
+    let binary = program("capcmi-manager")?;
     screen.doing(&format!(
         "looking for Kubernetes {KUBERNETES_VERSION} and Cluster API {CLUSTER_API_VERSION}; the first time, \
             they are built"
@@ -96,7 +96,8 @@ async fn bring_up(
         backend.consoles(&then).iter().for_each(|line| screen.say(line));
         return Ok(());
     }
-    let how_to_reach = how_to_reach(management, &binary, workload.admin_kubeconfig());
+    let capcmi = binary.with_file_name("capcmi");
+    let how_to_reach = how_to_reach(management, &capcmi, workload.admin_kubeconfig());
     loop {
         let rows = fleet.look().await?;
         screen.note(&[how_to_reach.clone(), backend.consoles(&rows)].concat());

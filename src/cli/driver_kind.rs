@@ -11,7 +11,7 @@ use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 
 /// A driver that can be built.
 #[derive(Debug)]
-pub(super) enum DriverKind {
+pub enum DriverKind {
     /// The simulated cloud.
     Simulated(SimulatedConfig),
     /// A plugin.
@@ -23,7 +23,7 @@ impl DriverKind {
     ///
     /// # Errors
     /// Those of the driver, when it can't be built from this configuration.
-    pub(super) fn build(self, timeouts: &Timeouts) -> anyhow::Result<Arc<dyn Driver>> {
+    pub fn build(self, timeouts: &Timeouts) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
             Self::Simulated(config) => Ok(Arc::new(SimulatedDriver::new(config)?)),
             Self::Grpc(config) => Ok(Arc::new(client(&config, timeouts)?)),
@@ -34,7 +34,7 @@ impl DriverKind {
     ///
     /// # Errors
     /// The configuration describes no plugin.
-    pub(super) fn connector(&self) -> Result<Option<Connector>, ConfigError> {
+    pub fn connector(&self) -> Result<Option<Connector>, ConfigError> {
         match self {
             Self::Simulated(_) => Ok(None),
             Self::Grpc(config) => config.connector().map(Some),
@@ -46,7 +46,7 @@ impl DriverKind {
 ///
 /// # Errors
 /// The configuration describes no plugin.
-pub(super) fn client(config: &GrpcConfig, timeouts: &Timeouts) -> Result<GrpcDriver, ConfigError> {
+pub fn client(config: &GrpcConfig, timeouts: &Timeouts) -> Result<GrpcDriver, ConfigError> {
     let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
     GrpcDriver::new(config, Deadlines::new(deadlines))
 }

@@ -20,8 +20,10 @@ const ANY_NAMESPACE: &str = "*";
 
 /// The configuration of a driver, as the file has it.
 #[derive(Debug)]
-pub(super) struct DriverConfig {
+pub struct DriverConfig {
+    /// What every kind of driver has.
     pub settings: Settings,
+    /// The kind, with its own settings.
     pub kind: DriverKind,
 }
 

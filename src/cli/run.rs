@@ -1,5 +1,4 @@
-//! `capcmi run`: builds a manager from flags. Flags have the names of Cluster API's managers, where those
-//! have such a flag.
+//! Builds a manager from flags. Flags have the names of Cluster API's managers, where those have such a flag.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -8,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
-use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use sha2::{Digest as _, Sha256};
 
@@ -27,7 +25,7 @@ use cmi_grpc::server::{CertificateFiles, ServerTls};
 /// the objects, it is the beginning of the name.
 const LEASE: &str = "controller-leader-election-capcmi";
 
-/// Flags of `capcmi run`.
+/// Flags of `capcmi-manager`.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     /// Drivers file.
@@ -230,7 +228,7 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
 }
 
 /// Returns the configuration that reaches the API server.
-pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Config, CommandError> {
+pub async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Config, CommandError> {
     let Some(path) = kubeconfig else {
         return kube::Config::infer()
             .await
@@ -243,13 +241,6 @@ pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Conf
         .await
         .with_context(what)
         .misconfigured()
-}
-
-/// Returns a client for a command that reads, and the namespace of the kubeconfig.
-pub(super) async fn reading_client(kubeconfig: Option<PathBuf>) -> Result<(Client, String), CommandError> {
-    let config = api_server(kubeconfig).await?;
-    let namespace = config.default_namespace.clone();
-    Ok((manager::reading_client(config).misconfigured()?, namespace))
 }
 
 /// Returns the name of a provider's Lease: one for all replicas that look at the same objects. A replica that
@@ -363,15 +354,12 @@ fn host_name() -> String {
 mod tests {
     use clap::Parser;
 
-    use super::super::{Cli, Command};
+    use super::super::Manager;
     use super::*;
 
     fn args(flags: &[&str]) -> RunArgs {
-        let all = ["capcmi", "run", "--drivers-config=d.yaml"].iter().chain(flags);
-        match Cli::try_parse_from(all).unwrap().command {
-            Command::Run(args) => *args,
-            other => panic!("{other:?}"),
-        }
+        let all = ["capcmi-manager", "--drivers-config=d.yaml"].iter().chain(flags);
+        Manager::try_parse_from(all).unwrap().run
     }
 
     #[test]

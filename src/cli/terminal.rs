@@ -6,18 +6,18 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 /// Writes a line, or more, to standard output.
-pub(super) fn print_line(text: &str) {
+pub fn print_line(text: &str) {
     let _gone = writeln!(io::stdout(), "{}", harmless(text));
 }
 
-/// Writes a line to standard error.
-pub(super) fn print_error(text: &str) {
-    let _gone = writeln!(io::stderr(), "capcmi: {}", harmless(text));
+/// Writes a line to standard error, with the program's name before it.
+pub fn print_error(program: &str, text: &str) {
+    let _gone = writeln!(io::stderr(), "{program}: {}", harmless(text));
 }
 
 /// Returns a text of foreign origin as one line: characters that would end the line or command the terminal
 /// are escaped.
-pub(super) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_command)
 }
 

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 /// # Errors
 /// What is wrong, and where. A snippet of the file is not shown: a secret may stand beside the mistake
 /// (OPS-11).
-pub(super) fn parse<T>(text: &str) -> Result<T, String>
+pub fn parse<T>(text: &str) -> Result<T, String>
 where
     T: DeserializeOwned + Validate,
     T::Context: Default,

@@ -33,7 +33,6 @@ async fn clusterctl_reads_the_provider() -> Result<()> {
     assert_eq!(
         container["args"],
         json!([
-            "run",
             "--leader-elect",
             "--diagnostics-address=:8443",
             "--insecure-diagnostics=false",

@@ -68,7 +68,7 @@ fn the_image_is_built_with_the_toolchain_of_the_workspace() -> Result<()> {
         pinned.starts_with(&oldest),
         "the workspace says {oldest}, and is tested with {pinned}"
     );
-    assert!(dockerfile.contains("--bin capcmi"), "{dockerfile}");
+    assert!(dockerfile.contains("--bin capcmi-manager"), "{dockerfile}");
     Ok(())
 }
 

@@ -57,7 +57,7 @@ fn check(driver: &Value) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("drivers.yaml");
     std::fs::write(&path, json!({"drivers": [driver]}).to_string())?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let mut command = Command::new(testbed::program("capcmi")?);
     output(
         command
             .args(["drivers", "check", "--offline", "--drivers-config"])

@@ -348,7 +348,7 @@ fn every_key_of_a_driver_is_explained() -> Result<()> {
 /// one, as they are `written`.
 fn explained(kind: &str, among_them: &str, written: impl Fn(&str) -> String) -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/reference/drivers-file.md"))?;
-    let output = Command::new(env!("CARGO_BIN_EXE_capcmi"))
+    let output = Command::new(testbed::program("capcmi")?)
         .args(["drivers", "check", "--offline", "--drivers-config=/dev/stdin"])
         .stdin(drivers_file(kind)?)
         .output()?;

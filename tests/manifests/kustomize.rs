@@ -91,7 +91,7 @@ async fn the_binary_understands_the_arguments_of_the_deployment() -> Result<()> 
         .as_array()
         .cloned();
     let arguments: Vec<String> = serde_json::from_value(json!(arguments))?;
-    let run = Command::new(env!("CARGO_BIN_EXE_capcmi"))
+    let run = Command::new(env!("CARGO_BIN_EXE_capcmi-manager"))
         .args(&arguments)
         .output()?;
     let said = String::from_utf8_lossy(&run.stderr).into_owned();

@@ -195,7 +195,7 @@ fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
 fn plan_command(world: &World, in_place: &InPlace, template: &str) -> Result<Command> {
     let drivers = world.folder.join("plan-drivers.yaml");
     std::fs::write(&drivers, &in_place.backed.drivers).context("writing the drivers file")?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let mut command = Command::new(testbed::program("capcmi")?);
     command
         .args(["plan", "--machinedeployment=md"])
         .arg(format!("--template={template}"))

@@ -26,7 +26,7 @@ fn peak_mib(drivers: &Path) -> Result<u64> {
     let of_provider = |folder: &Path| {
         std::fs::read_to_string(folder.join("cmdline")).is_ok_and(|line| {
             let program = line.split('\0').next().unwrap_or_default();
-            program.ends_with("/capcmi") && line.contains(drivers)
+            program.ends_with("/capcmi-manager") && line.contains(drivers)
         })
     };
     let folders = std::fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path()));

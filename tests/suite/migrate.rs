@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::annotations;
-use capcmi::migration::plan::UNDOING;
+use capcmi_cli::migration::plan::UNDOING;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm, Vm};
 use k8s_openapi::api::core::v1::{Node, Secret};
@@ -180,8 +180,8 @@ impl Left {
         Ok(())
     }
 
-    fn command(&self, kubeconfig: &Path, flags: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    fn command(&self, kubeconfig: &Path, flags: &[&str]) -> Result<Command> {
+        let mut command = Command::new(testbed::program("capcmi")?);
         command
             .args(["migrate", "--cluster", "md", "--namespace", &self.world.namespace])
             .arg("--drivers-config")
@@ -189,13 +189,13 @@ impl Left {
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .args(flags);
-        command
+        Ok(command)
     }
 
     /// What the command prints; its complaint, if it fails.
     fn migrate(&self, flags: &[&str]) -> Result<Result<String, String>> {
         let output = self
-            .command(self.world.management.admin_kubeconfig(), flags)
+            .command(self.world.management.admin_kubeconfig(), flags)?
             .output()?;
         Ok(printed(&output))
     }
@@ -338,7 +338,7 @@ impl Left {
 
     /// Runs the command without holding up what else runs in this process.
     async fn run(&self, flags: &[&str]) -> Result<Result<String, String>> {
-        let command = self.command(self.world.management.admin_kubeconfig(), flags);
+        let command = self.command(self.world.management.admin_kubeconfig(), flags)?;
         let output = tokio::process::Command::from(command).output().await?;
         Ok(printed(&output))
     }
@@ -577,7 +577,7 @@ async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> R
     let kubeconfig = proxy.kubeconfig(left.world.management.admin_kubeconfig())?;
     let (mut cut, mut refused) = (0, 0);
     let flags = ["--undo", stopped[0]];
-    while next.is_cut_off(left.command(&kubeconfig, &flags)).await? {
+    while next.is_cut_off(left.command(&kubeconfig, &flags)?).await? {
         cut += 1;
         ensure!(cut < 60, "it never ends");
         let is_unmarked = left.theirs()? == before;
@@ -941,7 +941,7 @@ async fn refuses_a_lease_that_is_renewed_or_is_over(left: &Left) -> Result<()> {
     };
     left.lease(behind()).await?;
     let admin = left.world.management.admin_kubeconfig();
-    let command = left.command(admin, &["--machine-controller-manager-is-stopped"]);
+    let command = left.command(admin, &["--machine-controller-manager-is-stopped"])?;
     let mut command = tokio::process::Command::from(command);
     let renewed = tokio::select! {
         error = renewing => return Err(error),
@@ -1028,7 +1028,7 @@ async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Re
     let kubeconfig = proxy.kubeconfig(left.world.management.admin_kubeconfig())?;
     let (mut cut, mut refused) = (0, 0);
     let flags = ["--machine-controller-manager-is-stopped"];
-    while next.is_cut_off(left.command(&kubeconfig, &flags)).await? {
+    while next.is_cut_off(left.command(&kubeconfig, &flags)?).await? {
         cut += 1;
         ensure!(cut < 40, "it never ends");
         if refused == 0
@@ -1088,7 +1088,7 @@ async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_clus
     let flags = ["--machine-controller-manager-is-stopped"];
     let set = "machineset.cluster.x-k8s.io/workers-migrated";
     while !left.made()?.contains(set) {
-        let is_cut_off = next.is_cut_off(left.command(&kubeconfig, &flags)).await?;
+        let is_cut_off = next.is_cut_off(left.command(&kubeconfig, &flags)?).await?;
         ensure!(is_cut_off, "it has ended without the MachineSet");
     }
     Fleet::of(source, "md").running(2).await?;
@@ -1096,7 +1096,7 @@ async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_clus
 
     let from = source.management.admin_kubeconfig().display();
     let output = left
-        .command(target.management.admin_kubeconfig(), &flags)
+        .command(target.management.admin_kubeconfig(), &flags)?
         .arg(format!("--from-kubeconfig={from}"))
         .arg(format!("--from-namespace={}", source.namespace))
         .output()?;

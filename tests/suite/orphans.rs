@@ -49,7 +49,7 @@ async fn the_command_lists_orphans_and_no_vm_of_others() -> Result<()> {
 }
 
 async fn listed(world: &World, flags: &[&str]) -> Result<String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let mut command = Command::new(testbed::program("capcmi")?);
     command
         .args(["orphans", "list", "--namespace", &world.namespace])
         .arg("--drivers-config")

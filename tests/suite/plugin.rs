@@ -136,7 +136,7 @@ async fn a_killed_plugin_that_comes_back_with_more_is_called_for_it() -> Result<
 
 /// What `capcmi driver info` prints of a plugin.
 fn info(plugin: &Plugin) -> Result<String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let mut command = Command::new(testbed::program("capcmi")?);
     run(command.args(["driver", "info", "--endpoint", &plugin.endpoint()]))
 }
 

@@ -128,8 +128,7 @@ fn a_misconfigured_provider_ends_at_once_and_names_file_and_field() -> Result<()
     ] {
         std::fs::write(&file, text)?;
         let begun = Instant::now();
-        let output = Command::new(env!("CARGO_BIN_EXE_capcmi"))
-            .arg("run")
+        let output = Command::new(env!("CARGO_BIN_EXE_capcmi-manager"))
             .arg(format!("--drivers-config={}", file.display()))
             .env("KUBECONFIG", "/dev/null")
             .output()?;
@@ -154,8 +153,7 @@ fn a_misconfigured_provider_ends_at_once_and_names_file_and_field() -> Result<()
 #[test]
 fn an_error_commands_no_terminal_and_keeps_its_exit_code_where_nothing_reads_it() -> Result<()> {
     let run = |stderr: Stdio| {
-        Command::new(env!("CARGO_BIN_EXE_capcmi"))
-            .arg("run")
+        Command::new(env!("CARGO_BIN_EXE_capcmi-manager"))
             .arg("--drivers-config=/nowhere/\u{1b}[2J.yaml")
             .stderr(stderr)
             .spawn()?
@@ -178,7 +176,8 @@ async fn a_process_whose_log_nothing_reads_any_more_goes_on() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let endpoint = format!("unix://{}", folder.path().join("driver.sock").display());
     let (_, gone) = std::io::pipe()?;
-    let mut served = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
+    let capcmi = testbed::program("capcmi")?;
+    let mut served = tokio::process::Command::new(&capcmi)
         .args(["driver", "serve", "simulated", "-v=4", "--endpoint"])
         .arg(&endpoint)
         .stderr(gone)
@@ -188,7 +187,7 @@ async fn a_process_whose_log_nothing_reads_any_more_goes_on() -> Result<()> {
         if let Some(status) = served.try_wait()? {
             anyhow::bail!("it ended with {status}");
         }
-        let mut info = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+        let mut info = Command::new(&capcmi);
         run(info
             .args(["driver", "info", "--endpoint", &endpoint])
             .env_remove("CMI_ENDPOINT"))

@@ -1,6 +1,5 @@
 //! The quickstart, as it runs without a terminal.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -8,22 +7,8 @@ use anyhow::{Context, Result, ensure};
 /// It ends well, says what it does, and leaves no folder behind.
 #[tokio::test]
 async fn the_quickstart_brings_up_three_machines_and_then_five() -> Result<()> {
-    let quickstart = Path::new(env!("CARGO_BIN_EXE_capcmi")).with_file_name("examples/quickstart");
     // The tests of an example are built with the tests; the example itself is not.
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut example = Command::new(cargo);
-    // The packages of `make test`: another selection has other features, and builds dependencies again.
-    example
-        .args(["build", "--quiet", "--locked", "--example", "quickstart"])
-        .args(["--workspace", "--exclude", "capcmi-driver-libvirt"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
-    let built = tokio::task::spawn_blocking(move || example.status())
-        .await?
-        .context("building the quickstart")?;
-    ensure!(
-        built.success() && quickstart.is_file(),
-        "building the quickstart: {built}"
-    );
+    let quickstart = testbed::program("examples/quickstart")?;
     // A folder of its own for temporary files, so that what is left behind can be told from what others have.
     let folder = tempfile::tempdir()?;
     let mut command = Command::new(quickstart);

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions;
-use capcmi::describe;
 use capcmi::wall_clock;
+use capcmi_cli::describe;
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};

@@ -7,6 +7,7 @@ mod go;
 mod guests;
 mod http;
 mod install;
+mod program;
 mod provider;
 mod python;
 mod release;
@@ -18,6 +19,7 @@ pub use self::{
     guests::guests,
     http::get,
     install::{definitions, install, permitted},
+    program::program,
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
     python::{Ec2, Ec2Guest, Python, python_drivers},
     release::make_release,

@@ -17,7 +17,7 @@ pub const SERVICE_ACCOUNT: &str = "capcmi-manager";
 /// The options with which a provider is started.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// The built `capcmi`.
+    /// The built `capcmi-manager`.
     pub binary: PathBuf,
     /// Name of the process in logs.
     pub name: String,
@@ -49,7 +49,6 @@ impl Launch {
         let (health, diagnostics) = (free_address()?, free_address()?);
         let mut command = Command::new(&self.binary);
         command
-            .arg("run")
             .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
             .arg(format!("--drivers-config={}", self.drivers.display()))
             .arg(format!("--health-addr={health}"))

@@ -4,9 +4,8 @@ use clap::{Arg, Command};
 
 use crate::markdown;
 
-/// Returns the flags of the command with this path of names, such as `driver serve`.
-pub(crate) fn table(path: &str) -> String {
-    let mut cli = capcmi::cli::command();
+/// Returns the flags of a program, or of its command with this path of names, such as `driver serve`.
+pub(crate) fn table(mut cli: Command, path: &str) -> String {
     // This hands the arguments that all commands share down to each.
     cli.build();
     let documented = |flag: &&Arg| {
@@ -23,7 +22,7 @@ pub(crate) fn table(path: &str) -> String {
 }
 
 fn find<'c>(cli: &'c Command, path: &str) -> Option<&'c Command> {
-    path.split(' ')
+    path.split_whitespace()
         .try_fold(cli, |command, name| command.find_subcommand(name))
 }
 

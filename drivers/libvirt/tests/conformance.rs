@@ -62,12 +62,7 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
     };
     let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
     let programs = driver.parent().context("the driver has no folder")?;
-    let capcmi = programs.join("capcmi");
-    ensure!(
-        capcmi.exists(),
-        "{} is missing: cargo build --bin capcmi",
-        capcmi.display()
-    );
+    let capcmi = testbed::program("capcmi")?;
     let folder = lab.folder();
     let at = |name: &str| folder.join(name).display().to_string();
     let (config, hosts) = (at("driver.yaml"), at("hosts.yaml"));

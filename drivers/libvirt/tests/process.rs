@@ -39,12 +39,7 @@ fn eventually(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()>
 #[test]
 fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Result<()> {
     let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
-    let capcmi = driver.with_file_name("capcmi");
-    ensure!(
-        capcmi.exists(),
-        "{} is missing: cargo build --bin capcmi",
-        capcmi.display()
-    );
+    let capcmi = testbed::program("capcmi")?;
     let folder = tempfile::Builder::new().prefix("capcmi-lv").tempdir_in("/tmp")?;
     let at = |name: &str| folder.path().join(name);
     let silent = UnixListener::bind(at("libvirt-sock"))?;

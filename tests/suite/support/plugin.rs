@@ -70,7 +70,7 @@ impl Plugin {
 
     /// Starts the process and waits until it listens.
     pub async fn listen(&mut self, world: &World) -> Result<()> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+        let mut command = Command::new(testbed::program("capcmi")?);
         command
             .args(["driver", "serve", "simulated"])
             .arg(format!("--endpoint={}", self.endpoint()))

@@ -99,7 +99,7 @@ impl Provider {
         );
         flags.extend(self.flags.iter().cloned());
         let launch = Launch {
-            binary: env!("CARGO_BIN_EXE_capcmi").into(),
+            binary: env!("CARGO_BIN_EXE_capcmi-manager").into(),
             name: format!("{}-{}", world.namespace, self.name),
             drivers,
             kubeconfig,

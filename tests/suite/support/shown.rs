@@ -9,7 +9,7 @@ use super::world::run;
 
 /// What `capcmi describe` prints.
 pub fn describe(world: &World, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let mut command = Command::new(testbed::program("capcmi")?);
     command
         .arg("describe")
         .args(arguments)

@@ -82,13 +82,6 @@ impl Vm {
 impl Cluster {
     /// Makes it without machines. The driver has this configuration.
     pub async fn start(lab: &Lab, name: &str, config: &Value) -> Result<Self> {
-        let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
-        let binary = driver.with_file_name("capcmi");
-        ensure!(
-            binary.exists(),
-            "{} is missing: cargo build --bin capcmi",
-            binary.display()
-        );
         let definitions = testbed::definitions()?;
         let management =
             ManagementCluster::shared(|| ManagementCluster::builder().manifests(&definitions)).await?;
@@ -100,7 +93,7 @@ impl Cluster {
         let drivers = folder.join("drivers.yaml");
         fs::write(&drivers, plugin.drivers())?;
         let launch = Launch {
-            binary,
+            binary: testbed::program("capcmi-manager")?,
             name: format!("{namespace}-provider"),
             drivers,
             kubeconfig: testbed::service_account(management).await?,

@@ -147,13 +147,7 @@ async fn the_quickstart_brings_up_vms_that_boot_and_leaves_libvirt_as_it_was() -
     let hosts = Hosts::of(&lab);
     hosts.define_a_domain_of_the_user()?;
     let before = hosts.inventory().await?;
-    let quickstart =
-        Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt")).with_file_name("examples/quickstart");
-    ensure!(
-        quickstart.exists(),
-        "{} is missing: cargo build --bin capcmi --example quickstart",
-        quickstart.display()
-    );
+    let quickstart = testbed::program("examples/quickstart")?;
     let quickstart = quickstart.display().to_string();
     let output = hosts
         .on(HOSTS[0], &[&quickstart, "--plain", "--driver=libvirt"])

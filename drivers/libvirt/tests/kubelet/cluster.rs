@@ -42,12 +42,6 @@ impl Cluster {
     /// Starts all but machines.
     pub async fn start(lab: &Lab, image: &Path) -> Result<Self> {
         let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
-        let capcmi = driver.with_file_name("capcmi");
-        ensure!(
-            capcmi.exists(),
-            "{} is missing: cargo build --bin capcmi",
-            capcmi.display()
-        );
         let management = ManagementCluster::builder()
             .manifests(testbed::definitions()?)
             .start()
@@ -69,7 +63,7 @@ impl Cluster {
         let entry = json!({"drivers": [{"name": "libvirt", "grpc": {"endpoint": endpoint}}]});
         fs::write(&drivers, entry.to_string())?;
         let launch = Launch {
-            binary: capcmi,
+            binary: testbed::program("capcmi-manager")?,
             name: "provider".to_owned(),
             drivers,
             kubeconfig: testbed::service_account(&management).await?,

@@ -1,0 +1,24 @@
+//! `capcmi driver`: one driver, as its author sees it.
+
+mod info;
+mod serve;
+
+use clap::Subcommand;
+
+use capcmi::cli::CommandError;
+
+/// Work with one driver.
+#[derive(Debug, Subcommand)]
+pub(super) enum DriverCommand {
+    /// Print name, version and capabilities of a driver.
+    Info(info::InfoArgs),
+    /// Serve a built-in driver over gRPC until SIGTERM or SIGINT.
+    Serve(serve::ServeArgs),
+}
+
+pub(super) async fn execute(command: DriverCommand) -> Result<(), CommandError> {
+    match command {
+        DriverCommand::Info(args) => info::execute(args).await,
+        DriverCommand::Serve(args) => serve::serve(args).await,
+    }
+}

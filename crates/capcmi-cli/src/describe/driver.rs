@@ -1,0 +1,186 @@
+//! Gathers what is known about a driver.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use kube::api::ListParams;
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+
+use super::Error;
+use super::events::{self, EventSummary};
+use super::scrape::Scrape;
+use capcmi::api::bounded::Bounded;
+use capcmi::api::cluster_api::cluster_name;
+use capcmi::api::conditions::reason;
+use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
+use capcmi::api::{DeserializeGuard, Parts};
+use capcmi::apiserver::{error_message, pages};
+use capcmi::configured_driver::{ConfiguredDrivers, Introspection, Priority};
+use capcmi::identity::driver_name;
+use capcmi::machine::{phase, phase_reason};
+use cmi_driver::Status;
+
+/// The most InfraClusters that a page shows.
+const MAX_CLUSTERS: usize = 20;
+
+/// What is known about a driver.
+#[derive(Debug)]
+pub struct DriverReport {
+    /// The name in `spec.driver`.
+    pub name: String,
+    /// What the drivers file says of it; nothing without one.
+    pub configured: Option<Configured>,
+    /// The driver's answer about itself, asked now.
+    pub answer: DriverAnswer,
+    /// The driver's machines by phase and reason.
+    pub machines: BTreeMap<(String, String), u64>,
+    /// Machines without a driver's name that may be this driver's, as the only one of their namespace.
+    pub unnamed: u64,
+    /// The InfraClusters that name the driver, or whose machines it has.
+    pub clusters: Vec<InfraCluster>,
+    /// How many of these InfraClusters are not shown.
+    pub more_clusters: usize,
+    /// The newest events of orphans and duplicates, at whatever driver.
+    pub orphans: Result<Vec<EventSummary>, String>,
+    /// The metrics of the running provider.
+    pub scrape: Option<Scrape>,
+}
+
+/// What the drivers file says of a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Configured {
+    /// The driver is not in the file that was given.
+    No,
+    /// The driver is in the file; how many calls may run at the same time.
+    Yes {
+        /// `maxConcurrentCalls`.
+        max_concurrent_calls: u32,
+    },
+}
+
+/// What a driver says of itself.
+#[derive(Debug)]
+pub enum DriverAnswer {
+    /// The driver was not asked.
+    NotAsked,
+    /// The driver does not answer.
+    Failed(Status),
+    /// The driver's answer.
+    Says(Introspection),
+}
+
+/// Reads what there is to know of a driver, in a namespace or in all. With `drivers`, the driver is asked
+/// about itself.
+///
+/// # Errors
+/// The machines can't be listed.
+pub async fn gather(
+    client: &Client,
+    drivers: Option<&ConfiguredDrivers>,
+    namespace: Option<&str>,
+    name: &str,
+    scrape: Option<Scrape>,
+) -> Result<DriverReport, Error> {
+    let mut facts = DriverReport {
+        name: name.to_owned(),
+        configured: configured(drivers, name),
+        answer: answer(drivers, name).await,
+        machines: BTreeMap::new(),
+        unnamed: 0,
+        clusters: Vec::new(),
+        more_clusters: 0,
+        orphans: Ok(Vec::new()),
+        scrape,
+    };
+    let mut of_machines = std::collections::BTreeSet::new();
+    let listed = each::<InfraMachine>(client, namespace, |machine| match driver_name(&machine) {
+        "" => facts.unnamed += 1,
+        driver if driver == name => {
+            let key = (
+                phase(&machine).name().to_owned(),
+                phase_reason(&machine).to_owned(),
+            );
+            *facts.machines.entry(key).or_default() += 1;
+            let cluster = cluster_name(&machine.metadata).map(str::to_owned);
+            of_machines.insert((machine.metadata.namespace.clone(), cluster));
+        }
+        _ => {}
+    });
+    listed.await.map_err(Error::api("listing the InfraMachines"))?;
+    let mut clusters = Vec::new();
+    let listed = each::<InfraCluster>(client, namespace, |infra| {
+        let cluster = cluster_name(&infra.metadata).map(str::to_owned);
+        let has_machines =
+            cluster.is_some() && of_machines.contains(&(infra.metadata.namespace.clone(), cluster));
+        let own = infra.spec.driver.as_deref();
+        if own.map_or(has_machines, |own| own == name) {
+            clusters.push(infra);
+        }
+    });
+    listed.await.map_err(Error::api("listing the InfraClusters"))?;
+    facts.more_clusters = clusters.len().saturating_sub(MAX_CLUSTERS);
+    clusters.truncate(MAX_CLUSTERS);
+    facts.clusters = clusters;
+    facts.orphans = orphans(client, namespace)
+        .await
+        .map_err(|error| error_message(&error));
+    Ok(facts)
+}
+
+fn configured(drivers: Option<&ConfiguredDrivers>, name: &str) -> Option<Configured> {
+    Some(match drivers?.named(name) {
+        None => Configured::No,
+        Some(driver) => Configured::Yes {
+            max_concurrent_calls: driver.max_concurrent_calls(),
+        },
+    })
+}
+
+async fn answer(drivers: Option<&ConfiguredDrivers>, name: &str) -> DriverAnswer {
+    let Some(driver) = drivers.and_then(|drivers| drivers.named(name)) else {
+        return DriverAnswer::NotAsked;
+    };
+    let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
+    match permit.introspect().await {
+        Ok(introspection) => DriverAnswer::Says(introspection),
+        Err(status) => DriverAnswer::Failed(status),
+    }
+}
+
+async fn orphans(client: &Client, namespace: Option<&str>) -> Result<Vec<EventSummary>, kube::Error> {
+    let mut all = Vec::new();
+    for why in [
+        reason::VIRTUAL_MACHINE_ORPHANED,
+        reason::VIRTUAL_MACHINE_DUPLICATED,
+        reason::ORPHAN_SCAN_INCOMPLETE,
+    ] {
+        all.extend(events::of_reason(client, namespace, why).await?);
+    }
+    Ok(events::newest(all))
+}
+
+/// Every object of a kind that can be read, page by page.
+async fn each<K>(client: &Client, namespace: Option<&str>, mut look: impl FnMut(K)) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Parts
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let path = K::url_path(&(), namespace);
+    let looked = pages::each(
+        client,
+        &path,
+        ListParams::default(),
+        |Bounded(DeserializeGuard(object)): Bounded<DeserializeGuard<K>>| {
+            if let Ok(object) = object {
+                look(object);
+            }
+            ControlFlow::Continue(())
+        },
+    );
+    looked.await?;
+    Ok(())
+}

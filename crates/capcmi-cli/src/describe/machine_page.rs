@@ -1,0 +1,271 @@
+//! The page about a machine. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::advice;
+use super::event_table::event_table;
+use super::machine::{ClusterSummary, MachineReport};
+use super::owners::{Owner, OwnerState};
+use super::page::{Page, ago, or_none, span};
+use super::vm::VmAnswer;
+use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
+use capcmi::api::{ObjectMetaExt as _, conditions};
+use capcmi::configured_driver::ObservedVm;
+use capcmi::identity;
+use capcmi::machine::phase;
+
+/// What is known of a machine and what to do next, on one page.
+pub fn page(facts: &MachineReport, now: Timestamp) -> String {
+    let mut page = Page::default();
+    let machine = &facts.machine;
+    head(&mut page, machine, now);
+    page.section("What to do next");
+    for step in advice::steps(facts, now) {
+        page.line(&step);
+    }
+    owners(&mut page, facts);
+    page.section("Conditions");
+    let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
+    table_of(&mut page, shown.unwrap_or_default(), now);
+    last_operation(&mut page, machine, now);
+    driver(&mut page, machine);
+    vm(&mut page, &facts.vm);
+    events(&mut page, facts, now);
+    page.text()
+}
+
+fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
+    let meta = &machine.metadata;
+    let name = |part: &Option<String>| part.clone().unwrap_or_default();
+    page.section(&format!(
+        "InfraMachine {}/{}",
+        name(&meta.namespace),
+        name(&meta.name)
+    ));
+    page.row("Phase", phase(machine).name());
+    if let Some(created) = &meta.creation_timestamp {
+        page.row("Age", &span(now.duration_since(created.0).as_secs()));
+    }
+    if let Some(deleted) = &meta.deletion_timestamp {
+        page.row("Deleted", &ago(deleted.0, now));
+        let holders = meta.finalizers.as_deref().unwrap_or_default();
+        page.row("Finalizers", or_none(&holders.join(", ")));
+    }
+    let id = or_none(machine.spec.provider_id.as_deref().unwrap_or_default());
+    page.row("Provider ID", id);
+    let status = machine.status.clone().unwrap_or_default();
+    if let (Some(reason), message) = (&status.failure_reason, status.failure_message.as_deref()) {
+        page.row("Failed", &format!("{reason}: {}", message.unwrap_or_default()));
+    }
+    let is_behind = status.observed_generation != meta.generation && status.observed_generation.is_some();
+    if is_behind {
+        page.row(
+            "Note",
+            "the spec changed after the provider last wrote the status",
+        );
+    }
+}
+
+fn owners(page: &mut Page, facts: &MachineReport) {
+    page.section("Owners");
+    // The Cluster has a row of its own.
+    let below_cluster = facts.owners.iter();
+    let below_cluster = below_cluster.filter(|owner| facts.cluster.is_err() || owner.kind != "Cluster");
+    for owner in below_cluster {
+        page.row(&owner.kind, &format!("{}{}", owner.name, state_of(owner)));
+    }
+    if facts.owners.is_empty() {
+        page.line("none: no Machine controls the object");
+    }
+    match &facts.cluster {
+        Err(why) => page.row("Cluster", why),
+        Ok(cluster) => {
+            let paused = if cluster.paused { ", paused" } else { "" };
+            let infrastructure = if cluster.provisioned { "" } else { "not " };
+            page.row(
+                "Cluster",
+                &format!(
+                    "{}{paused}, infrastructure {infrastructure}provisioned",
+                    cluster.name
+                ),
+            );
+            infra_cluster(page, cluster);
+        }
+    }
+}
+
+fn state_of(owner: &Owner) -> String {
+    match &owner.state {
+        OwnerState::There { phase, deleting } => {
+            let phase = phase
+                .as_ref()
+                .map(|phase| format!(", {phase}"))
+                .unwrap_or_default();
+            let deleting = if *deleting { ", being deleted" } else { "" };
+            format!("{phase}{deleting}")
+        }
+        OwnerState::Gone => ", does not exist".to_owned(),
+        OwnerState::Unread(why) => format!(", cannot be read: {why}"),
+    }
+}
+
+fn infra_cluster(page: &mut Page, cluster: &ClusterSummary) {
+    match &cluster.infra {
+        None => page.row("InfraCluster", "none of this provider"),
+        Some(Err(why)) => page.row("InfraCluster", why),
+        Some(Ok(infra)) => page.row("InfraCluster", &summary(infra)),
+    }
+}
+
+/// Name, `Ready` and what else is wrong with an InfraCluster.
+pub(super) fn summary(infra: &InfraCluster) -> String {
+    let name = infra.metadata.name();
+    let all = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let wrong = [
+        conditions::READY,
+        conditions::DRIVER_REACHABLE,
+        conditions::FAILURE_DOMAINS_UP_TO_DATE,
+    ];
+    let wrong = wrong
+        .into_iter()
+        .filter_map(|type_| conditions::get(all, type_))
+        .filter(|shown| shown.status == "False")
+        .map(|shown| format!("{} is False, {}: {}", shown.type_, shown.reason, shown.message));
+    let paused = conditions::is_true(all, conditions::PAUSED).then(|| "paused".to_owned());
+    let said: Vec<_> = paused.into_iter().chain(wrong).collect();
+    match (said.is_empty(), conditions::is_true(all, conditions::READY)) {
+        (false, _) => format!("{name}; {}", said.join("; ")),
+        (true, true) => format!("{name}, Ready"),
+        (true, false) => format!("{name}, no status yet"),
+    }
+}
+
+fn table_of(page: &mut Page, shown: &[Condition], now: Timestamp) {
+    let rows: Vec<_> = shown
+        .iter()
+        .map(|condition| {
+            [
+                condition.type_.clone(),
+                condition.status.clone(),
+                condition.reason.clone(),
+                ago(condition.last_transition_time.0, now),
+                condition.message.clone(),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        page.line("none: the provider has not reported a status yet");
+    }
+    page.table(&rows);
+}
+
+fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
+    page.section("Last operation");
+    let last = machine
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref());
+    let Some(last) = last else {
+        page.line("none");
+        return;
+    };
+    let call = last.operation.as_deref().unwrap_or("no call");
+    page.row(
+        "What",
+        &format!(
+            "{:?}, {call}, {:?}, {}",
+            last.type_,
+            last.state,
+            ago(last.last_update_time.0, now)
+        ),
+    );
+    if let Some(code) = &last.code {
+        page.row("Code", code);
+    }
+    if let Some(message) = &last.message {
+        page.row("Message", message);
+    }
+    if last.state == OperationState::Failed {
+        page.row("Attempts", &last.attempts.to_string());
+        let next = match &last.next_retry_time {
+            None => "none until something changes".to_owned(),
+            Some(time) if time.0 > now => {
+                format!("{:.0}, in {}", time.0, span(time.0.duration_since(now).as_secs()))
+            }
+            Some(time) => format!(
+                "{:.0}, {}; repeated failures are recorded less often, so there may have been more attempts",
+                time.0,
+                ago(time.0, now)
+            ),
+        };
+        page.row("Next try", &next);
+    }
+}
+
+fn driver(page: &mut Page, machine: &InfraMachine) {
+    page.section("Driver");
+    page.row("Name", or_none(identity::driver_name(machine)));
+    let all = machine
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let reachable = match conditions::get(all, conditions::DRIVER_REACHABLE) {
+        None => "not reported yet".to_owned(),
+        Some(shown) if shown.message.is_empty() => format!("{}, {}", shown.status, shown.reason),
+        Some(shown) => format!("{}, {}: {}", shown.status, shown.reason, shown.message),
+    };
+    page.row("Reachable", &reachable);
+    let secret = capcmi::identity::credentials(machine);
+    page.row(
+        "Secret",
+        secret.unwrap_or("none: the provider's own credentials, if the driver has any"),
+    );
+}
+
+fn vm(page: &mut Page, vm: &VmAnswer) {
+    page.section("VM, as the driver reports it now");
+    match vm {
+        VmAnswer::NotCalled(why) => page.row("Not called", why),
+        VmAnswer::Observed(ObservedVm::Absent) => page.line("The driver has no VM of this machine."),
+        VmAnswer::Listed(Some(id)) => {
+            page.row("Listed", &format!("{id}; this driver reports nothing more"));
+        }
+        VmAnswer::Listed(None) => page.line("The driver lists no VM with this name."),
+        VmAnswer::Failed {
+            operation,
+            code,
+            message,
+        } => page.row("Failed", &format!("{operation}: {code}: {message}")),
+        VmAnswer::Observed(ObservedVm::Present(vm)) => seen(page, vm, "yes"),
+        VmAnswer::Observed(ObservedVm::Uninitialized(vm)) => seen(page, vm, "no"),
+    }
+}
+
+fn seen(page: &mut Page, vm: &cmi_driver::Machine, initialized: &str) {
+    page.row("Provider ID", vm.provider_id.as_str());
+    page.row("Node name", or_none(&vm.node_name));
+    let addresses: Vec<_> = vm
+        .addresses
+        .iter()
+        .map(|it| format!("{:?} {}", it.kind, it.address))
+        .collect();
+    page.row("Addresses", or_none(&addresses.join(", ")));
+    page.row(
+        "Power",
+        vm.power_state.map_or("not reported", |power| power.name()),
+    );
+    page.row("Zone", or_none(vm.failure_domain.as_deref().unwrap_or_default()));
+    page.row("Initialized", initialized);
+}
+
+fn events(page: &mut Page, facts: &MachineReport, now: Timestamp) {
+    page.section("Newest events");
+    match &facts.events {
+        Err(why) => page.line(&format!("cannot read events: {why}")),
+        Ok(events) if events.is_empty() => {
+            page.line("none; the API server usually keeps events for one hour");
+        }
+        Ok(events) => event_table(page, events, now),
+    }
+}

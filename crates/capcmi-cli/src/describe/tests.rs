@@ -1,0 +1,262 @@
+//! The pages as they are printed. `CAPCMI_WRITE_PAGES=1` writes those that differ, to be read and committed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::driver::{Configured, DriverAnswer, DriverReport};
+use super::events::EventSummary;
+use super::machine::{ClusterSummary, MachineReport};
+use super::owners::{Owner, OwnerState};
+use super::scrape::Scrape;
+use super::vm::VmAnswer;
+use super::{driver_page, machine_page};
+use capcmi::api::annotations;
+use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
+use capcmi::configured_driver::{Introspection, ObservedVm};
+use capcmi::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
+use cmi_driver::{Capabilities, Code, Operation, PluginInfo, PowerState, Readiness};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+#[track_caller]
+fn assert_page(name: &str, page: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src/describe/tests")
+        .join(name);
+    if std::env::var_os("CAPCMI_WRITE_PAGES").is_some() {
+        std::fs::write(&path, page).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(page, expected, "{} is another page", path.display());
+}
+
+fn infra_cluster(ready: bool) -> InfraCluster {
+    let (status, reason, message) = if ready {
+        ("True", "Ready", "")
+    } else {
+        (
+            "False",
+            "DriverNotConfigured",
+            "no driver `a` serves namespace `ns`",
+        )
+    };
+    serde_json::from_value(json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
+        "metadata": {"name": "c", "namespace": "ns"}, "spec": {},
+        "status": {
+            "failureDomains": [{"name": "zone-a"}],
+            "conditions": [
+                {"type": "Ready", "status": status, "reason": reason, "message": message,
+                "lastTransitionTime": at(0)},
+                {"type": "FailureDomainsUpToDate", "status": "True", "reason": "UpToDate", "message": "",
+                "lastTransitionTime": at(0)},
+            ],
+        },
+    }))
+    .unwrap()
+}
+
+fn facts(machine: &serde_json::Value, vm: VmAnswer) -> MachineReport {
+    let machine: InfraMachine = serde_json::from_value(machine.clone()).unwrap();
+    MachineReport {
+        machine,
+        owners: vec![
+            Owner {
+                kind: "Machine".to_owned(),
+                name: "m".to_owned(),
+                state: OwnerState::There {
+                    phase: Some("Provisioning".to_owned()),
+                    deleting: false,
+                },
+            },
+            Owner {
+                kind: "MachineSet".to_owned(),
+                name: "md-1".to_owned(),
+                state: OwnerState::Gone,
+            },
+        ],
+        cluster: Ok(ClusterSummary {
+            name: "c".to_owned(),
+            paused: false,
+            provisioned: true,
+            infra: Some(Ok(infra_cluster(true))),
+        }),
+        vm,
+        events: Ok(vec![EventSummary {
+            at: Some(at(60)),
+            type_: "Warning".to_owned(),
+            about: "InfraMachine/m".to_owned(),
+            reason: "ResourceExhausted".to_owned(),
+            text: "CreateMachine: the quota of 3 VMs is used up".to_owned(),
+        }]),
+    }
+}
+
+/// A machine that was refused for want of quota, a minute after it was made.
+fn refused() -> serde_json::Value {
+    json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+        "metadata": {
+            "name": "m", "namespace": "ns", "uid": "u", "generation": 1, "creationTimestamp": at(0),
+        },
+        "spec": {"driver": "pool", "providerSpec": {"size": "small"}},
+        "status": {
+            "observedGeneration": 1,
+            "conditions": [
+                {"type": "Paused", "status": "False", "reason": "NotPaused", "message": "",
+                "lastTransitionTime": at(0)},
+                {"type": "DriverReachable", "status": "True", "reason": "Reachable", "message": "",
+                "lastTransitionTime": at(60)},
+                {"type": "Ready", "status": "False", "reason": "ResourceExhausted",
+                 "message": "CreateMachine: the quota of 3 VMs is used up", "lastTransitionTime": at(60)},
+            ],
+            "lastOperation": {
+                "type": "Create", "state": "Failed", "operation": "CreateMachine",
+                "code": "ResourceExhausted",
+                "message": "CreateMachine: the quota of 3 VMs is used up", "attempts": 2,
+                "lastUpdateTime": at(60), "nextRetryTime": at(660),
+            },
+        },
+    })
+}
+
+#[test]
+fn the_page_of_a_machine_says_why_it_waits_what_to_do_and_when_it_is_tried_again() {
+    let page = machine_page(
+        &facts(&refused(), VmAnswer::Observed(ObservedVm::Absent)),
+        at(120),
+    );
+    assert_page("refused.txt", &page);
+}
+
+#[test]
+fn page_of_a_machine_that_is_up_asks_for_a_step_only_without_a_node() {
+    let mut up = refused();
+    up["spec"]["providerID"] = json!("sim://1");
+    up["status"] = json!({
+        "observedGeneration": 1, "initialization": {"provisioned": true},
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": at(60)},
+        ],
+    });
+    let mut vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m");
+    vm.power_state = Some(PowerState::Running);
+    vm.failure_domain = Some("zone-a".to_owned());
+    let mut facts = facts(&up, VmAnswer::Observed(ObservedVm::Present(Box::new(vm))));
+    facts.events = Ok(Vec::new());
+    let mut owner_is = |phase: &str| {
+        facts.owners[0].state = OwnerState::There {
+            phase: Some(phase.to_owned()),
+            deleting: false,
+        };
+        machine_page(&facts, at(7_300))
+    };
+    let without_node = owner_is("Provisioned");
+    assert!(without_node.contains("compare the ProviderIDs"), "{without_node}");
+    assert_page("up.txt", &owner_is("Running"));
+}
+
+/// What can't be had keeps nothing else off the page.
+#[test]
+fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be_read() {
+    let mut deleted = refused();
+    deleted["metadata"]["deletionTimestamp"] = json!(at(100));
+    deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);
+    deleted["metadata"]["annotations"] =
+        json!({annotations::MACHINE_ID: "ns/m/1", annotations::DRIVER: "pool"});
+    deleted["status"]["conditions"] = json!([
+        {"type": "Deleting", "status": "True", "reason": "DriverNotConfigured",
+         "message": "driver `pool`, which has the VM, is no longer configured",
+         "lastTransitionTime": at(100)},
+    ]);
+    deleted["status"]["lastOperation"]["nextRetryTime"] = json!(null);
+    let mut facts = facts(
+        &deleted,
+        VmAnswer::NotCalled("no driver `pool` serves namespace `ns`".to_owned()),
+    );
+    facts.owners.clear();
+    facts.cluster = Err("Cluster `ns/c` does not exist".to_owned());
+    facts.events = Err("forbidden".to_owned());
+    assert_page("deleted.txt", &machine_page(&facts, at(220)));
+}
+
+fn driver_facts(scrape: Option<Scrape>) -> DriverReport {
+    let mut machines = BTreeMap::new();
+    machines.insert(("Provisioned".to_owned(), "Ready".to_owned()), 7);
+    machines.insert(("Pending".to_owned(), "ResourceExhausted".to_owned()), 2);
+    DriverReport {
+        name: "pool".to_owned(),
+        configured: Some(Configured::Yes {
+            max_concurrent_calls: 32,
+        }),
+        answer: DriverAnswer::Says(Introspection {
+            info: PluginInfo {
+                name: "pool.example.com".to_owned(),
+                version: "1.2.3".to_owned(),
+                manifest: BTreeMap::new(),
+            },
+            readiness: Readiness::Ready,
+            capabilities: Arc::new(Capabilities {
+                operations: [Operation::GetMachineStatus, Operation::ListMachines].into(),
+                zones: true,
+                ..Capabilities::minimal()
+            }),
+        }),
+        machines,
+        unnamed: 1,
+        clusters: vec![infra_cluster(true), infra_cluster(false)],
+        more_clusters: 3,
+        orphans: Ok(Vec::new()),
+        scrape,
+    }
+}
+
+#[test]
+fn the_page_of_a_driver_shows_what_the_leading_replica_has_counted() {
+    let metrics = Metrics::new();
+    metrics.driver_configured("pool");
+    metrics.driver_called("pool", Operation::CreateMachine, None, Duration::from_secs(1));
+    metrics.driver_called(
+        "pool",
+        Operation::CreateMachine,
+        Some(Code::ResourceExhausted),
+        Duration::from_secs(1),
+    );
+    metrics.driver_called("other", Operation::DeleteMachine, None, Duration::from_secs(1));
+    metrics.driver_reachable("pool", true);
+    metrics.leads(true);
+    metrics.permits("pool", || {
+        [("upkeep", 1, 0), ("create", 28, 12)].map(|(priority, in_use, waiting)| PermitCount {
+            priority,
+            in_use,
+            waiting,
+        })
+    });
+    metrics.breakers("pool", || BreakerCount {
+        open: 1,
+        half_open: 0,
+        waiting: 2,
+    });
+    metrics.orphans("pool", [(("ns".to_owned(), OrphanReason::Orphan), 1)].into());
+    let scrape = Scrape::read(&metrics.encode()).unwrap();
+    assert_page("driver.txt", &driver_page(&driver_facts(Some(scrape)), at(120)));
+}
+
+#[test]
+fn the_page_of_a_driver_says_plainly_what_cannot_be_known_from_outside() {
+    let mut facts = driver_facts(None);
+    facts.configured = None;
+    facts.answer = DriverAnswer::NotAsked;
+    facts.clusters.truncate(1);
+    facts.more_clusters = 0;
+    facts.unnamed = 0;
+    assert_page("driver-from-outside.txt", &driver_page(&facts, at(120)));
+}
