@@ -50,6 +50,14 @@ check-generated: ## Fail when generated files or tables are out of date; part of
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=no).
 	CARGO='$(CARGO)' SBOM='$(SBOM)' BUILDER='$(BUILDER)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
 
+# Where `make archives` puts archives of the command, and for which computers.
+ARCHIVE_DIR ?= out/archives
+ARCHIVES ?= linux_amd64 linux_arm64 darwin_amd64 darwin_arm64
+
+.PHONY: archives
+archives: ## Build archives of capcmi, also for kubectl, in ARCHIVE_DIR (ARCHIVES="linux_amd64 linux_arm64"); wants cargo-zigbuild.
+	CARGO='$(CARGO)' VERSION='$(VERSION)' ARCHIVE_DIR='$(ARCHIVE_DIR)' ARCHIVES='$(ARCHIVES)' hack/archives.sh
+
 .PHONY: book
 book: ## Build the documentation as a book in out/book and check its links.
 	"$$(CARGO='$(CARGO)' hack/cargo-program.sh mdbook 0.5.4 --no-default-features --features search)/mdbook" build

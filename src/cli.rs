@@ -1,7 +1,7 @@
 //! The command line of `capcmi-manager`, and what `capcmi` shares with it: the drivers file, errors, output.
 //!
-//! Only this module names concrete drivers. Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing
-//! was started).
+//! Only this module names concrete drivers. Exit codes: 0 done, 1 failed, 2 used or configured wrongly
+//! (nothing was started).
 
 mod address;
 pub mod driver_kind;
@@ -75,7 +75,7 @@ impl CommandError {
         }
     }
 
-    /// Returns the error and its causes, in one line as a rule.
+    /// Returns the error and its causes, usually in one line.
     pub fn message(&self) -> String {
         match self {
             Self::Misconfigured(error) | Self::Failed(error) => ErrorChain(error.as_ref()).to_string(),

@@ -1,11 +1,11 @@
 //! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 //!
 //! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its
-//! wire, `cmi-simulated` a driver. `capcmi-cli` above it is the command for operators. Of this crate, layer 0 is types that know no
-//! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other; layer 2 is the
-//! reconcilers, layer 3 what runs them. Only `cli` knows a concrete driver. Arrows go one way:
+//! wire, `cmi-simulated` a driver. `capcmi-cli` above it is the command for operators. Of this crate, layer 0
+//! is types that know no other module. Layer 1 is Kubernetes on one side and the driver's trait on the other;
+//! layer 2 is the reconcilers, layer 3 runs them. Only `cli` knows a concrete driver. Arrows go one way:
 //! `docs/internals/architecture.md` draws them, and `tests/architecture.rs` guards them.
-// Layer 0: what is talked about.
+// Layer 0: API types.
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]
 pub mod api; // the objects that are served, and what is read of those of Cluster API

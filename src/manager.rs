@@ -4,6 +4,7 @@
 //! outside, so that a test runs the same manager as `capcmi-manager`.
 //!
 //! # Guarantees
+//!
 //! * No write and no driver call leaves this process while it does not lead.
 //! * The manager ends when leadership is lost, and hands the lease over when it is asked to stop.
 
@@ -49,7 +50,7 @@ use tasks::Tasks;
 /// How long the elector may take to end, the handover of the lease included.
 const ELECTOR_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a manager is run with.
+/// The settings of a manager.
 pub struct Setup {
     /// How to reach the API server.
     pub api_server: ApiServer,
@@ -73,7 +74,7 @@ pub struct Setup {
     pub grace: Duration,
 }
 
-/// Where `/metrics` is served, and to which clients.
+/// Where `/metrics` is served, and who may read it.
 pub enum Diagnostics {
     /// Nowhere.
     Off,
@@ -142,7 +143,7 @@ pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Err
     run_tasks(setup, tasks, stop).await
 }
 
-/// Runs the process around the controllers, or around what a test has in their place.
+/// Runs the process around the controllers, or around a substitute in a test.
 async fn run_tasks(
     mut setup: Setup,
     tasks: impl FnOnce(&ControllerContext) -> Vec<Task>,

@@ -1,8 +1,7 @@
 //! The manifests that are installed beside the provider and follow from its code: definitions of the API,
 //! permissions, policies.
 //!
-//! The files under `config/` that say so in their first line are the output of this module, and a test
-//! compares them. Everything is printed ready to apply, with final names and in [`NAMESPACE`].
+//! This module writes the files under `config/` whose first line names it, and a test compares them. Everything is printed ready to apply, with final names and in [`NAMESPACE`].
 
 mod crds;
 mod normalize;
@@ -17,7 +16,7 @@ pub use crds::definitions;
 pub const NAMESPACE: &str = "capcmi-system";
 /// Prefix of the names of all objects that are installed.
 pub const NAME_PREFIX: &str = "capcmi-";
-/// Label by which clusterctl knows the objects of a provider.
+/// Label of the objects of a provider, for clusterctl.
 pub const PROVIDER_LABEL: &str = "cluster.x-k8s.io/provider";
 /// Value of [`PROVIDER_LABEL`].
 pub const PROVIDER: &str = "infrastructure-capcmi-cmi";
@@ -34,14 +33,14 @@ pub enum Part {
     Rbac,
     /// ValidatingAdmissionPolicies.
     Policy,
-    /// What `--enable-remediation` needs besides; not among what is printed by default.
+    /// Additional objects for `--enable-remediation`. Not printed by default.
     Remediation,
-    /// What `--enable-volume-drain` needs besides; not among what is printed by default.
+    /// Additional objects for `--enable-volume-drain`. Not printed by default.
     VolumeDrain,
 }
 
 impl Part {
-    /// Every part of each installation, in the order in which they are applied.
+    /// Every part of each installation, in the order of their application.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Rbac, Self::Policy];
     /// The parts that an administrator has to ask for.
     pub const OPTIONAL: [Self; 2] = [Self::Remediation, Self::VolumeDrain];
@@ -102,7 +101,7 @@ pub fn stream(parts: &[Part]) -> Result<String, Error> {
     Ok(texts.join("---\n"))
 }
 
-/// The ValidatingAdmissionPolicies and their bindings, which the provider puts in place by itself.
+/// The ValidatingAdmissionPolicies and their bindings, which the provider applies.
 ///
 /// # Errors
 /// As those of [`Part::files`].

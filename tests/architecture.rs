@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a module may name.
+/// The paths that a module may name.
 struct Rule {
     /// Its name, as `crate::<name>`.
     module: &'static str,
@@ -53,7 +53,7 @@ const fn rule(
 }
 
 const MAP: &[Rule] = &[
-    // Layer 0: what is talked about.
+    // Layer 0: API types.
     rule("api", &[], &[CLIENT, &["tonic", "prost", "tokio"]]),
     rule("retry", &[], &[WIRE, KUBERNETES]),
     rule("wall_clock", &[], &[KUBERNETES, &["tonic", "prost"]]),
@@ -550,7 +550,7 @@ fn every_arrow_goes_the_way_of_the_map() {
     );
 }
 
-/// What an arrow that is not taken any more allows would come back without a review.
+/// An unused arrow on the map would let the dependency come back without a review.
 #[test]
 fn every_arrow_of_the_map_is_taken() {
     let modules = modules();
@@ -597,8 +597,8 @@ fn the_map_itself_has_no_circle() {
     assert!(circle.is_empty(), "a circle among {circle:?}");
 }
 
-/// What is left of a graph when the nodes without an arrow that leaves them, or that comes to them, are taken
-/// out until there is none: its circles, and what lies between them.
+/// Returns the circles of a graph, with all nodes between them. It repeatedly removes nodes without an outgoing
+/// or incoming arrow.
 fn circle<N: Ord + Clone>(mut arrows: BTreeMap<N, BTreeSet<N>>) -> BTreeMap<N, BTreeSet<N>> {
     loop {
         let before: usize = arrows.values().map(|to| to.len() + 1).sum();
@@ -729,7 +729,7 @@ fn what_is_called_pure_knows_neither_client_nor_runtime() {
             let text = fs::read_to_string(&file).unwrap();
             let wrong: Vec<_> = paths(&text)
                 .into_iter()
-                // A type of times, as that of the standard library.
+                // It is only a point in time.
                 .filter(|path| path != "tokio::time::Instant")
                 .filter(|path| forbidden.iter().any(|no| names(path, no)))
                 .collect();
@@ -755,7 +755,7 @@ fn own_crates(manifest: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is linked with a C library is a program of its own, and an author of a driver needs no more.
+/// A driver that links a C library is a separate program. Its author needs only these two crates.
 #[test]
 fn a_driver_of_its_own_knows_the_contract_and_the_wire_alone() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -763,7 +763,7 @@ fn a_driver_of_its_own_knows_the_contract_and_the_wire_alone() {
     let mut seen = 0;
     for driver in fs::read_dir(root.join("drivers")).unwrap() {
         let manifest = read(&driver.unwrap().path().join("Cargo.toml"));
-        // Its test from end to end is no part of it.
+        // The end-to-end test may use more.
         let (program, _tests) = manifest.split_once("[dev-dependencies]").unwrap();
         assert_eq!(
             own_crates(program),

@@ -1,6 +1,6 @@
 //! The kinds of drivers there are, and how each is built.
 //!
-//! `CONTRIBUTING.md` says what a new kind takes.
+//! `CONTRIBUTING.md` lists the changes for a new kind.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl DriverKind {
     /// Builds the driver, which is called with these timeouts; makes no call.
     ///
     /// # Errors
-    /// Those of the driver, when it can't be built from this configuration.
+    /// The driver refuses this configuration.
     pub fn build(self, timeouts: &Timeouts) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
             Self::Simulated(config) => Ok(Arc::new(SimulatedDriver::new(config)?)),

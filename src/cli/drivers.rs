@@ -52,7 +52,7 @@ fn with_credentials(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc
 mod tests {
     use super::*;
 
-    /// OPS-13: a machine that waits for them would not say so to the operator.
+    /// OPS-13: otherwise the operator would not see why a machine waits.
     #[test]
     fn credentials_that_cannot_be_read_are_found_when_the_file_is_loaded() {
         let folder = tempfile::tempdir().unwrap();

@@ -80,7 +80,7 @@ struct DriverEntry {
 #[derive(Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct CredentialsEntry {
-    /// The directory at which a Secret is mounted.
+    /// The directory with a mounted Secret.
     #[garde(custom(absolute))]
     directory: PathBuf,
 }
@@ -123,7 +123,7 @@ impl TryFrom<String> for CallName {
 /// Reads, parses and validates the file.
 ///
 /// # Errors
-/// What is wrong with the file, with the place of the mistake.
+/// The mistake in the file, with its place.
 pub(super) fn load(path: &Path) -> Result<Vec<DriverConfig>, DriversFileError> {
     let text = std::fs::read_to_string(path).map_err(|source| DriversFileError::Read {
         path: path.to_owned(),
@@ -161,14 +161,14 @@ fn parse(text: &str) -> Result<Vec<DriverConfig>, String> {
     Ok(drivers)
 }
 
-/// Whether the text has nothing but comments, blank lines and `---`.
+/// Whether the text has only comments, blank lines and `---`.
 fn is_blank(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim);
     lines.all(|line| line.is_empty() || line.starts_with('#') || line == "---")
 }
 
 impl DriverEntry {
-    /// The keys for the kinds of drivers: an entry has exactly one of them.
+    /// The keys for the kinds of drivers. An entry has exactly one.
     const KINDS: [&str; 2] = ["simulated", "grpc"];
 
     fn into_driver(self) -> Result<DriverConfig, String> {

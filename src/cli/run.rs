@@ -65,13 +65,12 @@ struct ElectionArgs {
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
     /// Time until another replica may take over from a leader that stopped renewing the Lease.
-    // A follower reads the Lease at intervals of the retry period and up to a fifth more, and counts from
-    // when it saw the last renewal: with these times, it takes at most 14 s until another replica follows one
-    // that was killed.
+    // A follower reads the Lease at intervals of the retry period and up to a fifth more. It counts from when
+    // it saw the last renewal. With these times, a killed leader is replaced within 14 s.
     #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "10s",
         value_name = "TIME")]
     lease_duration: Duration,
-    /// Time after which a leader stops if it cannot renew the Lease.
+    /// Time until a leader stops if it cannot renew the Lease.
     #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "7s",
         value_name = "TIME")]
     renew_deadline: Duration,
@@ -188,12 +187,12 @@ struct OrphanArgs {
     orphans_max_deletes: NonZeroU16,
 }
 
-/// What to do about orphans.
+/// Handling of orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Orphans {
     /// Report them.
     Report,
-    /// Report them, and delete those that are proven to be orphans.
+    /// Report them, and delete proven orphans.
     Delete,
 }
 
@@ -341,7 +340,7 @@ impl WorkArgs {
     }
 }
 
-/// Returns the host name, which is the pod's name as a rule; only an operator reads it.
+/// Returns the host name, usually the name of the pod, for operators.
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

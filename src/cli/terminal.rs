@@ -1,5 +1,5 @@
-//! Output of a command for its user. A closed terminal or pipe, as with `| head`, ends no command: the
-//! command finishes what it has begun.
+//! Output of a command for its user. A command runs to its end even after its terminal or pipe is closed, as
+//! with `| head`.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

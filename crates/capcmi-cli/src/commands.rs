@@ -55,7 +55,7 @@ enum Command {
     /// Find VMs without an InfraMachine.
     #[command(subcommand)]
     Orphans(orphans::OrphansCommand),
-    /// Print the state of a machine or a driver, and what to do next.
+    /// Print the state of a machine or a driver, and the next step.
     #[command(subcommand)]
     Describe(describe::DescribeCommand),
     /// Forecast how a new InfraMachineTemplate changes the machines of a MachineDeployment.

@@ -1,5 +1,5 @@
-//! `capcmi`, the command for operators of the provider and for authors of drivers. kubectl runs it as a plugin
-//! under the name `kubectl-capcmi`.
+//! `capcmi`, the command for operators of the provider and for authors of drivers. kubectl runs it as a
+//! plugin under the name `kubectl-capcmi`.
 
 pub mod commands; // the command line
 pub mod describe; // one page about a machine or a driver

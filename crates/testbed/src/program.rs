@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-/// Builds what is out of date, and returns the path of a program: `capcmi`, `capcmi-manager`, or the example
-/// `examples/quickstart`.
+/// Returns the path of a program after building it if it is out of date: `capcmi`, `capcmi-manager`, or the
+/// example `examples/quickstart`.
 ///
-/// Cargo builds for a test only the programs of its own package, and none for an example.
+/// Before cargo runs a test, it builds only the programs of the same package.
 ///
 /// # Errors
 /// When cargo can't build them.
@@ -31,8 +31,8 @@ fn build() -> Result<PathBuf> {
         Some(name) => name,
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // The packages of `make test`, and an example, which has cargo enable the features of dev-dependencies: another
-    // selection has other features, and builds dependencies again.
+    // The packages of `make test`, and an example, which has cargo enable the features of dev-dependencies:
+    // another selection has other features, and builds dependencies again.
     cargo
         .args(["build", "--quiet", "--locked", "--profile", profile])
         .args(["--workspace", "--exclude", "capcmi-driver-libvirt"])

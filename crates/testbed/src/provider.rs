@@ -1,4 +1,4 @@
-//! The provider as a process of its own, under its ServiceAccount.
+//! The provider as a separate process, under its ServiceAccount.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub const NAMESPACE: &str = "capcmi-system";
 /// The ServiceAccount of the provider in the shipped manifests.
 pub const SERVICE_ACCOUNT: &str = "capcmi-manager";
 
-/// The options with which a provider is started.
+/// The options to start a provider with.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The built `capcmi-manager`.

@@ -129,7 +129,7 @@ enum BuiltIn {
 /// Prints a line for each case when it ends, and for a call that takes long.
 #[derive(Default)]
 struct Lines {
-    /// The ledger of what the run may have made; set when the run begins.
+    /// The ledger of VMs that the run may have made; set when the run begins.
     ledger: Arc<OnceLock<Arc<Ledger>>>,
 }
 
@@ -237,7 +237,7 @@ fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     })
 }
 
-/// Returns the function by which the suite makes bare connections.
+/// Returns the function that makes the bare connections of the suite.
 pub fn connect(connector: Connector) -> Connect {
     let connector = Arc::new(connector);
     Box::new(move || {

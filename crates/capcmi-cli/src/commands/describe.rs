@@ -13,7 +13,7 @@ use capcmi::cli::terminal::print_line;
 use capcmi::cli::{CommandError, ResultExt as _};
 use capcmi::configured_driver::ConfiguredDrivers;
 
-/// Print what is known of a machine or a driver, and what to do next, on one page. Changes nothing.
+/// Print one page about a machine or a driver, with its state and the next step. Changes nothing.
 #[derive(Debug, Subcommand)]
 pub(super) enum DescribeCommand {
     /// Describe a machine: owners, conditions, last operation, next retry, driver, VM and events.
@@ -49,7 +49,7 @@ pub(super) struct DriverArgs {
     sources: Sources,
 }
 
-/// Where what is printed is read.
+/// Sources of the page.
 #[derive(Debug, Args)]
 struct Sources {
     /// Drivers file, to call the driver from this command. Default: no driver is called.

@@ -88,7 +88,7 @@ fn check_file(path: &Path) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Returns whether a driver is ready, and a line with what it declares.
+/// Returns whether a driver is ready, and a line with its name, version and calls.
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, String)> {
     let permit = driver.acquire(Priority::Upkeep, "check").await;
     let Introspection {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use capcmi::manifests::{Part, stream};
 
-/// Prints what is to be installed beside the provider, ready for `kubectl apply --server-side -f -`.
+/// Prints the objects to install beside the provider, ready for `kubectl apply --server-side -f -`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Manifests {
     /// Parts to generate. Default: all except remediation and volume-drain.

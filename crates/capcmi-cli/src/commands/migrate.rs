@@ -69,7 +69,7 @@ pub(super) struct MigrateArgs {
     #[arg(long)]
     secrets_of_other_namespaces: bool,
     /// Confirm that machine-controller-manager and its provider's controller are scaled to 0. Nothing is
-    /// written without this flag, or while a Lease shows that one of them runs.
+    /// written without this flag, or while a Lease shows a running one.
     #[arg(long)]
     machine_controller_manager_is_stopped: bool,
     /// Undo a migration, with the same flags: delete its objects and keep the VMs for
@@ -275,8 +275,7 @@ async fn convert(
     Ok(())
 }
 
-/// Checks that the Cluster exists and can take machines: the user creates it beforehand, with all that
-/// Cluster API wants of it.
+/// Checks that the Cluster exists and can take machines. The user creates it first, as Cluster API requires.
 async fn ensure_cluster_exists(client: &Client, target: &Destination) -> Result<(), CommandError> {
     let api = dynamic(
         client,

@@ -1,4 +1,4 @@
-//! `capcmi plan`: what a new template means for the machines of a MachineDeployment.
+//! `capcmi plan`: the effects of a new template on the machines of a MachineDeployment.
 
 mod core_gate;
 mod forecast;
@@ -21,9 +21,9 @@ use capcmi::cli::terminal::print_line;
 use capcmi::configured_driver::{ConfiguredDrivers, Priority};
 use cmi_driver::Capabilities;
 
-/// Print what it means to point a MachineDeployment at another InfraMachineTemplate, field by field and
-/// machine by machine: updated in place, replaced, or refused, and why. Changes nothing. What else the
-/// MachineDeployment would change, its bootstrap configuration or version, is not looked at.
+/// Print the effects of another InfraMachineTemplate on a MachineDeployment, field by field and machine by
+/// machine: updated in place, replaced, or refused, and why. Changes nothing. Does not check other changes of
+/// the MachineDeployment, such as its bootstrap configuration or version.
 #[derive(Debug, Args)]
 pub(super) struct PlanArgs {
     /// The new InfraMachineTemplate.

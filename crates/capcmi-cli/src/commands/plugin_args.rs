@@ -83,8 +83,7 @@ impl PluginArgs {
     }
 
     /// Waits until the plugin accepts connections, at most for the time of `--wait`; without that flag, not
-    /// at all. A plugin that does not accept one in time is no error here: the call that follows says what is
-    /// wrong.
+    /// at all. A plugin that accepts none in time is no error here: the next call reports the problem.
     ///
     /// # Errors
     /// The flags describe no plugin.
@@ -96,7 +95,7 @@ impl PluginArgs {
                 sleep(KNOCK).await;
             }
         };
-        // If the time is up, the call that follows shows what is wrong.
+        // If the time is up, the next call reports the problem.
         let _ = timeout(wait, knocking).await;
         Ok(())
     }
@@ -111,9 +110,8 @@ impl PluginArgs {
                 server_name: self.server_name.clone(),
             }),
             insecure: self.insecure,
-            // A command sends no probes, and a gRPC server with default settings closes a connection that
-            // pings three times within five minutes without an answer to a call in between: a create may take
-            // that long.
+            // A command sends no probes. A gRPC server with default settings closes a connection that pings
+            // three times within five minutes without an answer to a call. A create may take that long.
             keepalive_seconds: MAX_KEEPALIVE,
             ..GrpcConfig::default()
         }

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use crate::describe::columns;
 use capcmi::cli::terminal::printable;
 
-/// How a command prints what it has found.
+/// The output format of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
     /// Columns.

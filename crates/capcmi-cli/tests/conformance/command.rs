@@ -261,3 +261,16 @@ fn a_command_whose_reader_is_gone_ends_as_if_it_were_there() {
     let complaints = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && complaints.is_empty(), "{complaints}");
 }
+
+#[test]
+fn help_names_the_command_as_kubectl_does_for_a_plugin() {
+    let folder = tempfile::tempdir().unwrap();
+    let plugin = folder.path().join("kubectl-capcmi");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_capcmi"), &plugin).unwrap();
+    let output = Command::new(plugin)
+        .args(["describe", "--help"])
+        .output()
+        .unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(help.contains("Usage: kubectl capcmi describe"), "{help}");
+}

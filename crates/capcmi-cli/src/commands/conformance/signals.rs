@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP during a run: the first signal makes the run end and delete what it made; a
-//! second one ends the process, which first names what may be left.
+//! SIGINT, SIGTERM and SIGHUP during a run: after the first signal the run deletes its VMs and ends. A second
+//! one ends the process, which first names the remaining VMs.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs handlers, so that no signal ends the process by itself.
+    /// Installs handlers, so that no signal kills the process.
     ///
     /// # Errors
     /// When signals can't be listened for.
@@ -40,7 +40,8 @@ impl Signals {
         self.next().await;
         let count = left().len();
         let text = format!(
-            "stopping early: deleting up to {count} VMs first; a second signal skips that and prints their names"
+            "stopping early: deleting up to {count} VMs first; a second signal skips that and prints their \
+                names"
         );
         print_error(PROGRAM, &text);
         stop.cancel();

@@ -48,7 +48,7 @@ pub struct SimulatedHooks {
 }
 
 impl Simulated {
-    /// Makes a driver with a cloud of its own.
+    /// Makes a driver with its own cloud.
     ///
     /// # Errors
     /// The files of the driver can't be made.

@@ -1,4 +1,4 @@
-//! `capcmi driver info`: prints what a driver says of itself.
+//! `capcmi driver info`: prints the name, readiness and capabilities of a driver.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,8 +14,7 @@ use capcmi::configured_driver::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Status};
 use cmi_grpc::client::Connector;
 
-/// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON
-/// Schema of its provider spec.
+/// Print name, version, readiness and capabilities of a driver, and the JSON Schema of its provider spec.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("driver").required(true).args(["endpoint", "drivers_config"]))]
 pub(in crate::commands) struct InfoArgs {

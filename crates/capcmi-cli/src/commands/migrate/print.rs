@@ -8,7 +8,7 @@ use crate::migration::write::MigrationProgress;
 use capcmi::api::annotations;
 use capcmi::cli::terminal::printable;
 
-/// Lists the objects to make, those that exist already, and what may prevent the migration.
+/// Lists the objects to make, the existing objects, and possible obstacles to the migration.
 pub(super) fn described(
     migration: &Migration,
     progress: &MigrationProgress,
@@ -57,7 +57,7 @@ pub(super) fn described(
     text
 }
 
-/// Writes what to do about MachineHealthChecks.
+/// Writes the advice about MachineHealthChecks.
 fn write_health_checks(text: &mut String, checks: &HealthChecks, target: &Destination) {
     let all = match checks {
         HealthChecks::Known(all) => all,

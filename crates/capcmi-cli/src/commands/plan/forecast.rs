@@ -1,4 +1,4 @@
-//! The forecast of what a new template means. Pure.
+//! The forecast of the effects of a new template. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,12 +38,12 @@ pub(super) struct Forecast {
     pub(super) refused: Option<String>,
     pub(super) fields: Vec<Field>,
     pub(super) machines: Vec<Row>,
-    /// What keeps all machines from being updated in place besides their fields, what is unknown about that,
-    /// and which templates lack the watch-filter label of machines.
+    /// Obstacles to an update of all machines in place, apart from their fields; unknown facts about it; and
+    /// templates without the watch-filter label of machines.
     pub(super) notes: Vec<String>,
 }
 
-/// A field in which the new template differs from a template of the machines.
+/// A field that differs between the new template and a template of the machines.
 #[derive(Debug, Serialize)]
 pub(super) struct Field {
     pub(super) template: String,
