@@ -52,10 +52,10 @@ release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=â€
 
 # Where `make archives` puts archives of the command, and for which computers.
 ARCHIVE_DIR ?= out/archives
-ARCHIVES ?= linux_amd64 linux_arm64 darwin_amd64 darwin_arm64
+ARCHIVES ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
 
 .PHONY: archives
-archives: ## Build archives of capcmi, also for kubectl, in ARCHIVE_DIR (ARCHIVES="linux_amd64 linux_arm64"); wants cargo-zigbuild.
+archives: ## Build archives of capcmi, also for kubectl, in ARCHIVE_DIR (ARCHIVES="linux-amd64 linux-arm64"); wants cargo-zigbuild.
 	CARGO='$(CARGO)' VERSION='$(VERSION)' ARCHIVE_DIR='$(ARCHIVE_DIR)' ARCHIVES='$(ARCHIVES)' hack/archives.sh
 
 .PHONY: book

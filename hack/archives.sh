@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds archives of the command `capcmi`: ARCHIVE_DIR/capcmi_VERSION_OS_ARCH.tar.gz with `capcmi` and, for kubectl,
+# Builds archives of the command `capcmi`: ARCHIVE_DIR/capcmi-VERSION-OS-ARCH.tar.gz with `capcmi` and, for kubectl,
 # `kubectl-capcmi`. It fails at the first archive that cannot be built on this computer.
 #
 # linux: a static program, on any computer with cargo-zigbuild. Zig compiles and links C (`pip install cargo-zigbuild`).
@@ -16,14 +16,14 @@ fail() {
 mkdir -p "$ARCHIVE_DIR"
 for archive in $ARCHIVES; do
   case $archive in
-    linux_amd64) target=x86_64-unknown-linux-musl ;;
-    linux_arm64) target=aarch64-unknown-linux-musl ;;
-    darwin_amd64) target=x86_64-apple-darwin ;;
-    darwin_arm64) target=aarch64-apple-darwin ;;
-    *) fail "there is no archive '$archive': use linux_amd64, linux_arm64, darwin_amd64 or darwin_arm64" ;;
+    linux-amd64) target=x86_64-unknown-linux-musl ;;
+    linux-arm64) target=aarch64-unknown-linux-musl ;;
+    darwin-amd64) target=x86_64-apple-darwin ;;
+    darwin-arm64) target=aarch64-apple-darwin ;;
+    *) fail "there is no archive '$archive': use linux-amd64, linux-arm64, darwin-amd64 or darwin-arm64" ;;
   esac
   build=zigbuild
-  if [[ $archive == darwin_* ]]; then
+  if [[ $archive == darwin-* ]]; then
     [ "$(uname)" = Darwin ] || fail "$archive can only be built on a Mac"
     build=build
   elif ! command -v cargo-zigbuild > /dev/null; then
@@ -34,7 +34,7 @@ for archive in $ARCHIVES; do
   content=$(mktemp -d)
   cp "${CARGO_TARGET_DIR:-target}/$target/release/capcmi" LICENSE "$content/"
   ln "$content/capcmi" "$content/kubectl-capcmi"
-  tar -czf "$ARCHIVE_DIR/capcmi_${VERSION}_$archive.tar.gz" -C "$content" capcmi kubectl-capcmi LICENSE
+  tar -czf "$ARCHIVE_DIR/capcmi-${VERSION}-$archive.tar.gz" -C "$content" capcmi kubectl-capcmi LICENSE
   rm -r "$content"
-  echo "wrote $ARCHIVE_DIR/capcmi_${VERSION}_$archive.tar.gz"
+  echo "wrote $ARCHIVE_DIR/capcmi-${VERSION}-$archive.tar.gz"
 done

@@ -1,7 +1,8 @@
 //! The manifests that are installed beside the provider and follow from its code: definitions of the API,
 //! permissions, policies.
 //!
-//! This module writes the files under `config/` whose first line names it, and a test compares them. Everything is printed ready to apply, with final names and in [`NAMESPACE`].
+//! This module writes the files under `config/` whose first line names it, and a test compares them.
+//! Everything is printed ready to apply, with final names and in [`NAMESPACE`].
 
 mod crds;
 mod normalize;

@@ -597,8 +597,8 @@ fn the_map_itself_has_no_circle() {
     assert!(circle.is_empty(), "a circle among {circle:?}");
 }
 
-/// Returns the circles of a graph, with all nodes between them. It repeatedly removes nodes without an outgoing
-/// or incoming arrow.
+/// Returns the circles of a graph, with all nodes between them. It repeatedly removes nodes without an
+/// outgoing or incoming arrow.
 fn circle<N: Ord + Clone>(mut arrows: BTreeMap<N, BTreeSet<N>>) -> BTreeMap<N, BTreeSet<N>> {
     loop {
         let before: usize = arrows.values().map(|to| to.len() + 1).sum();

@@ -62,7 +62,7 @@ async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() 
     let spec = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"];
     let pod = &spec["template"]["spec"];
     let container = &pod["containers"][0];
-    assert_eq!(container["args"][3], "--insecure-diagnostics=true");
+    assert_eq!(container["args"][2], "--insecure-diagnostics=true");
     assert_eq!(container["image"], image);
     assert_eq!(pod["volumes"][0]["configMap"]["name"], "our-drivers");
     // An upgrade writes what it ships, and that must not be the user's.
