@@ -33,9 +33,9 @@ const PROGRAM: &str = "capcmi-manager";
 #[command(name = PROGRAM, version, args_override_self = true)]
 struct Manager {
     #[command(flatten)]
-    log: LogArgs,
-    #[command(flatten)]
     run: run::RunArgs,
+    #[command(flatten, next_help_heading = "Logs")]
+    log: LogArgs,
 }
 
 /// Why a command failed.
@@ -90,7 +90,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line, runs the manager, and returns the exit code; an error is printed.
 pub fn main() -> ExitCode {
-    let Manager { log, run } = Manager::parse();
+    let Manager { run, log } = Manager::parse();
     finish(PROGRAM, block_on(&log, run::run(run)))
 }
 

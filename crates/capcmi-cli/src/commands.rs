@@ -33,7 +33,6 @@ const PROGRAM: &str = "capcmi";
 #[command(
     name = PROGRAM,
     version,
-    about,
     propagate_version = true,
     args_override_self = true
 )]
