@@ -1,7 +1,6 @@
 //! A Cluster whose machines are VMs of the lab, and what is seen of them.
 
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi_driver_libvirt::identity::VmId;

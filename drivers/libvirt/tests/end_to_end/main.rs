@@ -15,7 +15,6 @@ mod plugin;
 mod template;
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use anyhow::{Result, ensure};
 use management_cluster::eventually;
