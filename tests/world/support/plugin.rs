@@ -1,5 +1,5 @@
-//! The simulated driver as a plugin that ends and comes back. `tests/wire` tests the connection and the
-//! protocol.
+//! The simulated driver as a plugin that ends and comes back. `crates/capcmi-cli/tests/wire` tests the
+//! connection and the protocol.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
