@@ -3,7 +3,8 @@
 # `kubectl-capcmi`. It fails at the first archive that cannot be built on this computer.
 #
 # linux: a static program, on any computer with cargo-zigbuild. Zig compiles and links C (`pip install cargo-zigbuild`).
-# darwin: only on a Mac, because the program links with frameworks of Apple's SDK. These were not built yet.
+# darwin: only on a Mac, because the program links with frameworks of Apple's SDK.
+# Built so far: both for linux, of which linux-amd64 was run. Not built yet: those for darwin.
 # Environment: VERSION, ARCHIVE_DIR, ARCHIVES, CARGO; `make archives` sets them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
