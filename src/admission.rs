@@ -11,16 +11,14 @@
 //!   most [`CHECK_INTERVAL`] old.
 //! * Providers of several versions in one management cluster do not take the policies from each other: the
 //!   policies of the newest version stand, and guard for the older ones, because no version's policies guard
-//!   less than those of the version before. [`applied_version`] says whose they are.
+//!   less than those of the version before. An annotation says whose they are.
 //! * Observations of objects prove that a VM may be deleted only within one [`EnforcementEpoch`].
 //! * When the policies were gone while there were identities, no identity is trusted until an administrator
 //!   has confirmed them. The policy itself records that, so that a restart keeps it.
 
-mod applied_version;
 mod check;
 mod comparison;
 mod identities;
-mod identity_presence;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,8 +47,6 @@ const FIRST: Duration = Duration::from_secs(2);
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
-/// How often a check is tried at most, because another provider has written in between.
-const TRIES: u32 = 3;
 
 /// Whether identities are guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,15 +196,7 @@ impl AdmissionPolicies {
             tokio::time::sleep(MIN_CHECK_INTERVAL.saturating_sub(last.elapsed())).await;
         }
         let began = Instant::now();
-        let mut checked = self.check(&mut checks).await;
-        for _ in 1..TRIES {
-            if !matches!(checked, Err(Error::Conflict { .. })) {
-                break;
-            }
-            // Another provider has written in between, and its policies may guard identities as well.
-            checked = self.check(&mut checks).await;
-        }
-        let enforcement = match checked {
+        let enforcement = match self.check(&mut checks).await {
             Ok(enforcement) => enforcement,
             Err(error) => {
                 let why = advice(&error);
@@ -256,12 +244,7 @@ impl AdmissionPolicies {
 /// # Errors
 /// They can't be printed, which would be a fault of the provider.
 pub fn as_installed() -> Result<Vec<Value>, Error> {
-    let versioned = |expected: &Expected| {
-        let mut object = expected.object.clone();
-        object["metadata"]["annotations"] = expected.applied.annotations();
-        object
-    };
-    Ok(own()?.iter().map(versioned).collect())
+    Ok(own()?.iter().map(|expected| expected.object.clone()).collect())
 }
 
 /// The policies and bindings of this version.

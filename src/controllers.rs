@@ -168,6 +168,7 @@ impl Controllers {
             reconciler: reconciler(ControllerName::VolumeDrain, &drivers),
             enqueue: enqueue(&drain_queue),
             outages: WorkloadOutages::default(),
+            rules_page: tokio::sync::Mutex::default(),
         });
         let taint_context = Arc::new(not_ready_taint::Context {
             client: client.clone(),

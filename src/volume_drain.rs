@@ -70,6 +70,8 @@ pub struct Context {
     pub enqueue: Enqueue,
     /// Since when the workload clusters of Machines, by UID, have been unreachable.
     pub outages: WorkloadOutages,
+    /// Held while MachineDrainRules are read: one page of them is in memory at a time.
+    pub rules_page: tokio::sync::Mutex<()>,
 }
 
 /// Since when workload clusters have been unreachable, by the UID of the Machine. In memory: the time limit

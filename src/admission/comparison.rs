@@ -1,11 +1,9 @@
 //! Compares a policy or binding with what it should be. Pure.
 
+use kube::ResourceExt as _;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use semver::Version;
-use serde_json::Value;
-
-use super::applied_version::{AppliedVersion, is_empty};
-use crate::api::annotations;
+use serde_json::{Value, json};
 
 /// The policy with the annotation that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
@@ -14,6 +12,8 @@ pub const CARRIER: &str = "capcmi-reserved-annotations";
 /// provider relies on it.
 const GUARDS: [&str; 2] = [CARRIER, "capcmi-provider-id"];
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";
+/// The annotation with the version of the provider that has put a policy in place.
+const VERSION: &str = "infrastructure.capcmi.io/policy-version";
 
 /// A policy or binding as this version of the provider has it.
 pub struct Expected {
@@ -21,10 +21,9 @@ pub struct Expected {
     pub name: String,
     /// Its kind at the API server.
     pub resource: ApiResource,
-    /// The whole object, without its version and hash.
+    /// The whole object, with the version in an annotation.
     pub object: Value,
-    /// The version and hash that say that this version has put it in place.
-    pub applied: AppliedVersion,
+    version: Version,
 }
 
 /// The result of a comparison.
@@ -32,55 +31,45 @@ pub struct Expected {
 pub enum PolicyFinding {
     /// The object is as it should be, or has defaults besides.
     AsExpected,
-    /// The object is as it should be, without the annotations of this version.
-    Unversioned,
-    /// A newer version has put the object in place, and nothing has changed since. It guards all that this
-    /// version's does.
+    /// A newer version has put the object in place. It guards all that this version's does.
     Newer,
-    /// An older version, or another build of this one, has put the object in place, and nothing has changed
-    /// since.
+    /// An older version has put the object in place, or an administrator has put this version's there.
     Older,
     /// There is no object.
     Missing,
-    /// No version has put this object in place; the first place that differs.
+    /// The object is not as this version has put it in place; the first place that differs.
     Different(String),
 }
 
 impl PolicyFinding {
-    /// Whether some version of the provider has put the object in place, so that nothing which that version
-    /// guards can have been forged.
-    pub fn is_of_a_version(&self) -> bool {
-        match self {
-            Self::AsExpected | Self::Unversioned | Self::Newer | Self::Older => true,
-            Self::Missing | Self::Different(_) => false,
-        }
+    /// Whether identities may have been written that nothing guarded.
+    pub fn is_gap(&self) -> bool {
+        matches!(self, Self::Missing | Self::Different(_))
     }
 
     /// Whether the object has to be written: a newer version's is left alone.
     pub fn has_to_be_put(&self) -> bool {
-        match self {
-            Self::AsExpected | Self::Newer => false,
-            Self::Unversioned | Self::Older | Self::Missing | Self::Different(_) => true,
-        }
+        self.is_gap() || *self == Self::Older
     }
 }
 
 impl Expected {
     /// The object as this version of the provider puts it in place; `None` for anything but a named object.
-    pub fn new(object: Value, version: &Version) -> Option<Self> {
+    pub fn new(mut object: Value, version: &Version) -> Option<Self> {
         let (api_version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
         let (group, api_version) = api_version.split_once('/')?;
         let name = object["metadata"]["name"].as_str()?.to_owned();
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, api_version, kind));
+        object["metadata"]["annotations"] = json!({VERSION: version.to_string()});
         Some(Self {
             name,
             resource,
-            applied: AppliedVersion::new(version.clone(), &object["spec"]),
             object,
+            version: version.clone(),
         })
     }
 
-    /// Names the object for operators, and in a map.
+    /// Names the object for operators.
     pub fn key(&self) -> String {
         format!("{} {}", self.resource.kind, self.name)
     }
@@ -107,16 +96,16 @@ pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFind
     let Some(found) = found else {
         return PolicyFinding::Missing;
     };
-    let applied = AppliedVersion::unchanged_of(found);
-    let is_newer =
-        |applied: &AppliedVersion| applied.version.cmp_precedence(&expected.applied.version).is_gt();
+    let version = found.annotations().get(VERSION);
+    let version = version.and_then(|version| Version::parse(version).ok());
+    let age = version.map(|version| version.cmp_precedence(&expected.version));
     let place = difference(&expected.object["spec"], &found.data["spec"], "spec");
-    match (applied, place) {
-        (Some(applied), _) if is_newer(&applied) => PolicyFinding::Newer,
-        (Some(applied), None) if applied == expected.applied => PolicyFinding::AsExpected,
-        (_, None) => PolicyFinding::Unversioned,
-        (Some(_), Some(_)) => PolicyFinding::Older,
-        (None, Some(place)) => PolicyFinding::Different(place),
+    match (age, place) {
+        (Some(age), _) if age.is_gt() => PolicyFinding::Newer,
+        (Some(age), _) if age.is_lt() => PolicyFinding::Older,
+        (Some(_), None) => PolicyFinding::AsExpected,
+        (None, None) => PolicyFinding::Older,
+        (_, Some(place)) => PolicyFinding::Different(place),
     }
 }
 
@@ -124,30 +113,30 @@ pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFind
 fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {
-            let changed = expected.iter().find_map(|(key, value)| {
-                difference(
-                    value,
-                    found.get(key).unwrap_or(&Value::Null),
-                    &format!("{place}.{key}"),
-                )
-            });
-            let added = || {
-                let more = found.iter().filter(|(key, _)| !expected.contains_key(*key));
-                let mut narrowing = more.filter(|(_, value)| !is_empty(value));
-                narrowing.next().map(|(key, _)| format!("{place}.{key}"))
-            };
-            changed.or_else(added)
+            let mut keys = expected.keys().chain(found.keys());
+            keys.find_map(|key| {
+                let of = |fields: &serde_json::Map<_, _>| fields.get(key).cloned().unwrap_or_default();
+                difference(&of(expected), &of(found), &format!("{place}.{key}"))
+            })
         }
         (Value::Array(expected), Value::Array(found)) if expected.len() == found.len() => expected
             .iter()
             .zip(found)
             .enumerate()
             .find_map(|(index, (expected, found))| difference(expected, found, &format!("{place}[{index}]"))),
-        (expected, found) => (expected != found).then(|| place.to_owned()),
+        (expected, found) => {
+            let is_same = expected == found || (is_empty(expected) && is_empty(found));
+            (!is_same).then(|| place.to_owned())
+        }
     }
 }
 
-/// Whether an annotation is reserved, so that it may claim a VM or let one be forgotten.
-pub fn takes_part(key: &str) -> bool {
-    annotations::RESERVED_ANNOTATIONS.contains(&key)
+/// Whether a value says the same as if it were missing.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(fields) => fields.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }

@@ -7,15 +7,10 @@ use kube::Client;
 use kube::api::{ListParams, ObjectList};
 use kube::core::Request;
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
 
 /// The objects in a page of a list, also of the list of a watch. Where they are large, the manager's client
 /// makes the pages smaller.
 pub const PAGE: u32 = 500;
-
-/// One page is in memory at a time, however many tasks read lists: the client holds the body of
-/// an answer and a copy of it.
-static IN_MEMORY: Mutex<()> = Mutex::const_new(());
 
 /// Passes every object of the list at this path to the callback, page by page, until the callback ends it.
 /// The type decides what is read of an object: one that keeps little keeps the memory small.
@@ -40,14 +35,12 @@ where
         let request = Request::new(path)
             .list(&list)
             .map_err(kube::Error::BuildRequest)?;
-        let in_memory = IN_MEMORY.lock().await;
         let page: ObjectList<T> = client.request(request).await?;
         for object in page.items {
             if take(object).is_break() {
                 return Ok(());
             }
         }
-        drop(in_memory);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => list.continue_token = Some(token),
             None => return Ok(()),

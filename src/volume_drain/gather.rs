@@ -124,6 +124,7 @@ async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -
         rules.push(rule);
         ControlFlow::Continue(())
     };
+    let _only_page = ctx.rules_page.lock().await;
     match pages::each(&ctx.client, &path, ListParams::default(), take).await {
         Ok(()) if are_too_many => Ok(DrainRules::unknown()),
         Ok(()) => {
