@@ -21,6 +21,7 @@ mod state;
 mod vm_locks;
 mod waker;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::leadership::Leadership;
 use crate::leadership::is_not_leader;
-use crate::metrics::{Metrics, PermitCount};
+use crate::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, Driver, MachineClass, Result, Secrets, Status};
 
 pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
@@ -38,12 +39,13 @@ pub use debounce::StableReachability;
 pub use introspection::Introspection;
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use observed_vm::ObservedVm;
-pub use permits::{Load, Priority, Requester};
+pub use permits::Priority;
 pub use prober::Reachability;
-pub use registry::{ConfiguredDrivers, DuplicateName, PermitScope, ResolveError};
+pub use registry::{ConfiguredDrivers, DuplicateName, ResolveError};
 pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
+use breaker::CredentialsKey;
 use capability_cache::CapabilityCache;
 use driver_client::DriverClient;
 use guard::GuardedDriver;
@@ -57,10 +59,8 @@ pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
 /// How long until a call that changes a VM is retried when the VM is locked for another call.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
 /// The interval at which machines are woken: those whose creates may find capacity, those that have to
-/// publish their wait, and those that can have a permit whose reservation for another has lapsed.
+/// publish their wait, and those that can have a permit that another has not claimed.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
-/// How many machines that have to publish their wait are woken at once.
-const REPORTED_AT_ONCE: usize = 20;
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
@@ -86,6 +86,7 @@ pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 pub struct ConfiguredDriver {
     name: Arc<str>,
     namespaces: Namespaces,
+    max_concurrent_calls: NonZeroU32,
     create_given_up_after: Duration,
     create_settle_time: Option<Duration>,
     driver: GuardedDriver,
@@ -133,7 +134,7 @@ impl ConfiguredDriver {
         let counted = Arc::clone(&permits);
         let metrics = Arc::clone(&caller.metrics);
         metrics.driver_configured(&name);
-        metrics.permits(&name, move || counted.load().map(load));
+        metrics.permits(&name, move || counted.count());
         let driver = GuardedDriver::new(
             caller,
             Arc::clone(&capabilities),
@@ -145,6 +146,7 @@ impl ConfiguredDriver {
         Self {
             name,
             namespaces: settings.namespaces,
+            max_concurrent_calls: settings.limits.max_concurrent_calls,
             create_given_up_after: settings.limits.create_given_up_after(),
             create_settle_time: settings.create_settle_time,
             driver,
@@ -180,36 +182,33 @@ impl ConfiguredDriver {
     }
 
     /// Returns a permit to call the driver now; `None` when the driver is busy. Nothing waits here, so that
-    /// no worker is held up: the requester gets a place in the queue, the same one however often it asks, and
-    /// `waker` runs when the requester should ask again, or should publish that it waits: see
-    /// [`ConfiguredDriver::should_report_wait`].
-    ///
-    /// A requester that does not ask again leaves the queue when its reconcile ends: see
-    /// [`ConfiguredDrivers::permit_scope`]. Until then a permit may be reserved for it.
+    /// no worker is held up: `key`, which is the UID of an object or the name of a task, gets a place in the
+    /// queue, the same one however often it asks, and `waker` runs when it should ask again, or should
+    /// publish that it waits: see [`ConfiguredDriver::should_report_wait`].
     pub fn try_acquire(
         &self,
         priority: Priority,
-        requester: Requester<'_>,
+        key: &str,
+        namespace: &str,
         waker: Waker,
     ) -> Option<Permit<'_>> {
-        let priority = self.permits.acquire_or_queue(priority, requester, waker)?;
+        let priority = self.permits.acquire_or_queue(priority, key, namespace, waker)?;
         Some(Permit {
             driver: self,
-            namespace: requester.namespace.into(),
+            namespace: namespace.into(),
             priority,
         })
     }
 
     /// Waits for a permit, for a task of the provider's own.
     pub async fn acquire(&self, priority: Priority, key: &str) -> Permit<'_> {
-        let namespace = "";
         loop {
             let (wake, woken) = oneshot::channel();
             let waker = Waker::new(move || {
                 // The receiver may be gone.
                 let _ = wake.send(());
             });
-            if let Some(permit) = self.try_acquire(priority, Requester::new(key, namespace), waker) {
+            if let Some(permit) = self.try_acquire(priority, key, "", waker) {
                 return permit;
             }
             let _ = timeout(PERMIT_WAIT, woken).await;
@@ -250,14 +249,14 @@ impl ConfiguredDriver {
         answer.unwrap_or_else(|_elapsed| Err(given_up("CreateMachine timed out")))
     }
 
-    /// How many permits are held, and how many requesters wait for one.
-    pub fn load(&self) -> [Load; 2] {
-        self.permits.load()
+    /// How many objects and tasks wait for a permit.
+    pub fn waiting(&self) -> u64 {
+        self.permits.count().iter().map(|count| count.waiting).sum()
     }
 
     /// How many permits there are.
     pub fn max_concurrent_calls(&self) -> u32 {
-        self.permits.all()
+        self.max_concurrent_calls.get()
     }
 
     /// Forgets `key`, whose object is gone: it leaves the queue, and no longer waits for capacity.
@@ -338,8 +337,7 @@ impl ConfiguredDriver {
         loop {
             sleep(WAKE_INTERVAL).await;
             self.driver.breakers().wake_due();
-            self.permits.wake_waiting();
-            self.permits.wake_to_report(REPORTED_AT_ONCE);
+            self.permits.tick();
         }
     }
 }
@@ -385,24 +383,28 @@ impl<'a> Permit<'a> {
         reason: HalfOpenReason,
         waker: Waker,
     ) -> bool {
-        self.driver.driver.admit_create_or_wait(class, key, reason, waker)
+        let driver = &self.driver.driver;
+        let class = driver.key(class);
+        driver.breakers().admit_or_wait(&class, key, reason, waker)
     }
 
     /// Runs `waker` when there may be capacity for a create of this class that was refused.
     pub fn await_capacity(&self, class: &MachineClass, key: &str, waker: Waker) {
-        self.driver.driver.await_capacity(class, key, waker);
+        let driver = &self.driver.driver;
+        driver.breakers().wait(&driver.key(class), key, waker);
     }
 
     /// Records that a VM that was made with these credentials is gone: there may be capacity for others.
     pub fn on_vm_deleted(&self, secrets: &Secrets) {
-        self.driver.driver.on_vm_deleted(secrets);
+        let credentials = CredentialsKey::of(secrets);
+        self.driver.driver.breakers().on_freed(&credentials);
     }
 
     /// Whether `key`, which holds this permit, may use it to create a VM: the permit was taken for a create,
-    /// or one is left besides the reserve.
-    pub fn may_create(&mut self, key: &str) -> bool {
+    /// or one is left besides the reserve. Otherwise `key` is queued for one.
+    pub fn may_create(&mut self, key: &str, waker: Waker) -> bool {
         let permits = &self.driver.permits;
-        if self.priority == Priority::Upkeep && permits.promote_to_create(key, &self.namespace) {
+        if self.priority == Priority::Upkeep && permits.exchange_for_create(key, &self.namespace, waker) {
             self.priority = Priority::Create;
         }
         self.priority == Priority::Create
@@ -412,15 +414,6 @@ impl<'a> Permit<'a> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.driver.permits.release(&self.namespace, self.priority);
-    }
-}
-
-/// Returns the load as metrics name it.
-fn load(load: Load) -> PermitCount {
-    PermitCount {
-        priority: load.priority.name(),
-        in_use: u64::from(load.in_use),
-        waiting: u64::try_from(load.waiting).unwrap_or(u64::MAX),
     }
 }
 

@@ -44,9 +44,8 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     reconcile: impl Future<Output = Result<Action, Error>>,
 ) -> Result<Action, Error> {
     let started = Instant::now();
-    let scope = drivers.permit_scope(object.meta().uid());
     let result = reconcile.await;
-    drop(scope);
+    drivers.reconciled(object.meta().uid(), started);
     let outcome = match &result {
         Ok(action) if *action == Action::await_change() => ReconcileResult::Success,
         Ok(_) => ReconcileResult::Requeue,
@@ -177,7 +176,7 @@ mod tests {
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
     use crate::apiserver::recorded;
     use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
-    use crate::configured_driver::{ConfiguredDriver, Priority, Requester, Waker};
+    use crate::configured_driver::{Priority, Waker};
     use crate::retry::{LONG_WAIT, Stage};
     use cmi_driver::{Code, Status};
 
@@ -226,10 +225,7 @@ mod tests {
         let driver = driver_with_one_permit(FakeDriver::default());
         let drivers = ConfiguredDrivers::new(vec![driver]).unwrap();
         let driver = drivers.named("pool").unwrap();
-        let ask = |key: &'static str| {
-            let requester = Requester::new(key, "ns");
-            driver.try_acquire(Priority::Create, requester, Waker::new(|| {}))
-        };
+        let ask = |key: &'static str| driver.try_acquire(Priority::Create, key, "ns", Waker::new(|| {}));
         let events = recorded().0;
         let reconciler = Reconciler::new(
             ControllerName::InfraCluster,
@@ -241,22 +237,16 @@ mod tests {
         let permit = ask("other").unwrap();
         let waits =
             async |_| Ok(Requeue::After(DRIVER_REFRESH_INTERVAL)).inspect(|_| assert!(ask("u-1").is_none()));
-        let abandoned = async |_| futures::future::pending().await;
-        for end in ["error", "nothing to do", "abandoned"] {
+        for end in ["error", "nothing to do"] {
             reconciler.run(&object, waits).await.unwrap();
-            assert_eq!(waiting(&driver), 1, "{end}");
+            assert_eq!(driver.waiting(), 1, "{end}");
             match end {
                 "error" => drop(reconciler.run(&object, async |_| Err(refused())).await),
-                "abandoned" => drop(futures::poll!(Box::pin(reconciler.run(&object, abandoned)))),
                 _ => drop(reconciler.run(&object, async |_| Ok(Requeue::OnChange)).await),
             }
-            assert_eq!(waiting(&driver), 0, "{end}");
+            assert_eq!(driver.waiting(), 0, "{end}");
         }
         drop(permit);
-    }
-
-    fn waiting(driver: &ConfiguredDriver) -> usize {
-        driver.load().map(|load| load.waiting).iter().sum()
     }
 
     #[tokio::test]

@@ -63,9 +63,16 @@ pub(super) struct Attempt<'a> {
 }
 
 impl Breakers {
-    /// Lets `uid` go on to a create of this class, if the breaker allows one. The caller asks before it does
-    /// anything for the create, and is expected to make the create soon. Returns whether `uid` may go on.
-    pub(super) fn try_admit(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
+    /// Lets `uid` go on to a create of this class, if the breaker allows one; otherwise queues it, and `waker`
+    /// runs when there may be capacity. The caller asks before it does anything for the create, and is
+    /// expected to make the create soon. Returns whether `uid` may go on.
+    pub(super) fn admit_or_wait(
+        &self,
+        key: &ClassKey,
+        uid: &str,
+        reason: HalfOpenReason,
+        waker: Waker,
+    ) -> bool {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();
         let Some(circuit) = circuits.get_mut(key) else {
@@ -74,7 +81,11 @@ impl Breakers {
             }
             return true;
         };
-        circuit.try_admit(uid, reason, now)
+        let is_admitted = circuit.try_admit(uid, reason, now);
+        if !is_admitted {
+            circuit.wait(uid, waker);
+        }
+        is_admitted
     }
 
     /// Lets a create through.
@@ -83,17 +94,16 @@ impl Breakers {
     /// RESOURCE_EXHAUSTED from [`CircuitOpen`].
     pub(super) fn attempt(&self, key: &ClassKey) -> Result<Attempt<'_>, Status> {
         let mut circuits = self.by_class.lock();
-        let counted = match circuits.get_mut(key) {
-            None => false,
-            Some(circuit) => circuit
-                .begin(Instant::now())
-                .then_some(true)
-                .ok_or_else(refused)?,
-        };
+        let begun = circuits.get_mut(key).map(|circuit| circuit.begin(Instant::now()));
+        if begun == Some(false) {
+            return Err(Status::new(Code::ResourceExhausted, CircuitOpen.to_string())
+                .with_source(CircuitOpen)
+                .with_never_sent());
+        }
         Ok(Attempt {
             breakers: self,
             key: key.clone(),
-            counted,
+            counted: begun.is_some(),
         })
     }
 
@@ -125,9 +135,9 @@ impl Breakers {
 
     /// Counts the breakers that hold creates back, and the machines that wait.
     pub(super) fn count(&self) -> BreakerCount {
-        let mut count = BreakerCount::default();
+        let (mut count, now) = (BreakerCount::default(), Instant::now());
         for circuit in self.by_class.lock().values() {
-            if circuit.is_open() {
+            if circuit.is_open(now) {
                 count.open += 1;
             } else {
                 count.half_open += 1;
@@ -169,41 +179,23 @@ impl Breakers {
     }
 }
 
-fn refused() -> Status {
-    Status::new(Code::ResourceExhausted, CircuitOpen.to_string())
-        .with_source(CircuitOpen)
-        .with_never_sent()
-}
-
 impl Attempt<'_> {
-    /// Whether the create may still be made: the circuit may have opened since, by the answer to another
-    /// create.
-    pub(super) fn check(&self) -> Result<(), Status> {
-        let is_open = match self.breakers.by_class.lock().get(&self.key) {
-            Some(circuit) => !self.counted && circuit.is_open(),
-            None => false,
-        };
-        if is_open { Err(refused()) } else { Ok(()) }
-    }
-
-    /// Records the driver's answer.
+    /// Records the driver's answer. An error other than of capacity says nothing about it.
     pub(super) fn record<T>(mut self, answer: &Result<T, Status>) {
-        let counted = std::mem::take(&mut self.counted);
         match answer {
             Ok(_) => {
-                let wakers = self
-                    .breakers
-                    .by_class
-                    .lock()
-                    .get_mut(&self.key)
-                    .map(|circuit| circuit.on_success(counted, Instant::now()));
+                let counted = std::mem::take(&mut self.counted);
+                let mut circuits = self.breakers.by_class.lock();
+                let circuit = circuits.get_mut(&self.key);
+                let wakers = circuit.map(|circuit| circuit.on_success(counted, Instant::now()));
+                drop(circuits);
                 wakers.into_iter().flatten().for_each(Waker::wake);
             }
-            Err(status) if is_circuit_open(status) => self.counted = counted,
             Err(status) if status.code() == Code::ResourceExhausted => {
+                let counted = std::mem::take(&mut self.counted);
                 self.breakers.on_exhausted(&self.key, status, counted);
             }
-            Err(_) => self.counted = counted,
+            Err(_) => {}
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use super::Reachability;
 
@@ -43,31 +43,27 @@ pub(super) async fn debounce(
     grace: Duration,
 ) {
     loop {
-        let seen = StableReachability::of(&probed.borrow_and_update());
-        let Some(seen) = seen.filter(|seen| !stable.borrow().agrees(seen)) else {
-            if probed.changed().await.is_err() {
-                return;
+        let is_news = |seen: &Reachability| {
+            StableReachability::of(seen).is_some_and(|seen| !stable.borrow().agrees(&seen))
+        };
+        let Ok(seen) = probed.wait_for(is_news).await.map(|seen| seen.clone()) else {
+            return;
+        };
+        let is_over = |now: &Reachability| std::mem::discriminant(now) != std::mem::discriminant(&seen);
+        let changed = timeout(grace, probed.wait_for(is_over))
+            .await
+            .map(|changed| changed.is_ok());
+        match changed {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(_elapsed) => {
+                let lasting = StableReachability::of(&probed.borrow());
+                lasting
+                    .into_iter()
+                    .for_each(|lasting| drop(stable.send_replace(lasting)));
             }
-            continue;
-        };
-        let Some(lasting) = lasts(&mut probed, seen, Instant::now() + grace).await else {
-            continue;
-        };
-        stable.send_replace(lasting);
+        }
     }
-}
-
-/// Returns what was seen, as the probes report it last, if it holds until `until`.
-async fn lasts(
-    probed: &mut watch::Receiver<Reachability>,
-    mut seen: StableReachability,
-    until: Instant,
-) -> Option<StableReachability> {
-    while let Ok(changed) = timeout_at(until, probed.changed()).await {
-        changed.ok()?;
-        seen = StableReachability::of(&probed.borrow_and_update()).filter(|now| now.agrees(&seen))?;
-    }
-    Some(seen)
 }
 
 #[cfg(test)]

@@ -1,21 +1,20 @@
 //! What every driver call passes before it is made.
 //!
-//! The rules apply in this order: leadership, capabilities, the circuit breaker (for creates only), the
-//! driver's rate, and then the breaker and leadership again, since the wait may have been long.
+//! The rules apply in this order: leadership, capabilities, the driver's rate, the circuit breaker (for creates
+//! only), and leadership again, since the wait may have been long.
 //! [`super::Permit`] bounds how many calls run at once.
 
 use std::sync::Arc;
 
 use super::Limits;
-use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, HalfOpenReason};
+use super::breaker::{Breakers, ClassKey};
 use super::bucket::TokenBucket;
 use super::capability_cache::CapabilityCache;
 use super::driver_client::DriverClient;
 use super::prober::Prober;
-use super::waker::Waker;
 use cmi_driver::{
     Capabilities, DeclaredCapabilities, MachineClass, Operation, PluginInfo, Readiness, Request, Result,
-    Secrets, Status,
+    Status,
 };
 
 /// A driver whose calls have to pass leadership, capabilities and the circuit breaker, and wait for the rate.
@@ -55,38 +54,12 @@ impl GuardedDriver {
         Ok(capabilities)
     }
 
-    /// Lets `uid` go on to a create of this class; otherwise queues it, and `waker` runs when there may be
-    /// capacity. Returns whether `uid` may go on. Makes no call.
-    pub(super) fn admit_create_or_wait(
-        &self,
-        class: &MachineClass,
-        uid: &str,
-        reason: HalfOpenReason,
-        waker: Waker,
-    ) -> bool {
-        let key = self.key(class);
-        let is_admitted = self.breakers.try_admit(&key, uid, reason);
-        if !is_admitted {
-            self.breakers.wait(&key, uid, waker);
-        }
-        is_admitted
-    }
-
-    /// Runs `waker` when there may be capacity for a create of this class that was refused.
-    pub(super) fn await_capacity(&self, class: &MachineClass, uid: &str, waker: Waker) {
-        self.breakers.wait(&self.key(class), uid, waker);
-    }
-
-    /// Records that a VM that was made with these credentials is gone: there may be capacity for others.
-    pub(super) fn on_vm_deleted(&self, secrets: &Secrets) {
-        self.breakers.on_freed(&CredentialsKey::of(secrets));
-    }
-
     pub(super) fn breakers(&self) -> &Arc<Breakers> {
         &self.breakers
     }
 
-    fn key(&self, class: &MachineClass) -> ClassKey {
+    /// Returns the class that a machine's breaker is for.
+    pub(super) fn key(&self, class: &MachineClass) -> ClassKey {
         match self.capabilities.declared() {
             Some(declared) => ClassKey::of(class, &declared.capabilities.tag_path),
             None => ClassKey::of(class, &Capabilities::minimal().tag_path),
@@ -103,25 +76,19 @@ impl GuardedDriver {
         );
         let class = request.class().filter(|_| takes_room);
         let key = class.map(|class| ClassKey::of(class, &capabilities.tag_path));
-        let attempt = match &key {
-            Some(key) if R::OPERATION == Operation::CreateMachine => Some(self.breakers.attempt(key)?),
-            Some(_) | None => None,
-        };
         self.tokens.take().await;
-        let answer = match attempt.as_ref().map_or(Ok(()), Attempt::check) {
-            Ok(()) => {
-                let answer = self.client.send(request).await;
-                self.prober.record_answer(&answer);
-                answer
-            }
-            Err(status) => Err(status),
+        let is_create = R::OPERATION == Operation::CreateMachine;
+        // After the wait: another create may have found no capacity meanwhile.
+        let attempt = match key.as_ref().filter(|_| is_create) {
+            Some(key) => Some(self.breakers.attempt(key)?),
+            None => None,
         };
+        let answer = self.client.send(request).await;
+        self.prober.record_answer(&answer);
         match (attempt, &key, &answer) {
             (Some(attempt), _, answer) => attempt.record(answer),
             // The back end may have no capacity for an initialization either.
-            (None, Some(key), Err(status)) if R::OPERATION == Operation::InitializeMachine => {
-                self.breakers.record_failure(key, status);
-            }
+            (None, Some(key), Err(status)) => self.breakers.record_failure(key, status),
             (None, _, _) => {}
         }
         answer

@@ -1,260 +1,354 @@
-//! Permits to call a driver: how many calls run at the same time, and which waiter is next. [`super::Permit`]
-//! is one of them.
+//! Permits to call a driver: how many calls run at the same time, and who is next. [`super::Permit`] is one
+//! of them.
 //!
-//! No worker of a controller waits for a permit, since the machines of all drivers share the workers: a
-//! reconcile that gets none is queued and ends, and is woken when a permit is free. A driver that hangs
-//! therefore holds as many workers as it has permits, and no more.
-//!
-//! Look-ups and deletions come before creates. Within each priority, permits go to namespaces and not in the
-//! order of the requests: the namespace that holds the fewest is next, so that the fleet of one namespace
-//! does not keep a machine of another waiting. No namespace holds all permits, since a call that hangs
-//! releases its permit only at its timeout.
-//!
-//! This is not `tokio::sync::Semaphore`, which has one queue, in which a task waits, and no reserve.
+//! No worker waits for a permit, since all drivers share the workers: a reconcile that gets none is queued
+//! and ends. A free permit is set aside for the next in the queue, whose waker runs. Namespaces take turns,
+//! so that none starves another; within a namespace, the longest wait is next. `tokio`'s semaphore has
+//! neither turns nor a reserve, and its waiters are tasks.
 
-mod priority;
-mod queue;
-mod rate;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use self::priority::PerPriority;
-pub use self::priority::Priority;
-use self::queue::{Flow, Queue, Reservation, Waiter};
 use super::waker::Waker;
+use crate::metrics::PermitCount;
 
-/// An object or a task that wants a permit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Requester<'a> {
-    /// The UID of an object, or the name of a task. A key has one place in the queue, however often it asks.
-    pub key: &'a str,
-    /// The namespace that the permit is counted for; empty for a task of the provider's own.
-    pub namespace: &'a str,
-    /// Whether the object's status shows that the object waits for something else.
-    pub shows_another_wait: bool,
-}
+/// How long a permit is set aside for a waiter that was woken.
+const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
+/// Waits are published when no permit was granted for this long, at most [`REPORTED_AT_ONCE`] a second.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+const REPORTED_AT_ONCE: usize = 20;
+/// A wait in a queue that moves is published after this time, one a second: a fleet that comes up at the pace
+/// of its driver hardly causes such writes.
+const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
 
-impl<'a> Requester<'a> {
-    /// A requester whose status shows no other wait.
-    pub fn new(key: &'a str, namespace: &'a str) -> Self {
-        Self {
-            key,
-            namespace,
-            shows_another_wait: false,
-        }
-    }
-}
-
-/// How many permits of a priority are held, and how many requesters wait for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
-    /// The priority.
-    pub priority: Priority,
-    /// Permits in use.
-    pub in_use: u32,
-    /// The objects and tasks that wait for a permit.
-    pub waiting: usize,
+/// The purpose of a permit. Look-ups and deletions come before creates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Anything but creating a VM. May use every permit.
+    Upkeep,
+    /// Creating a VM, or finishing it. Leaves a reserve, so that creates that hang hold up no deletion.
+    Create,
 }
 
 /// The permits of one driver.
 #[derive(Debug)]
 pub(super) struct Permits {
-    /// How many permits there are, for each priority. The permits for creates are part of all permits.
-    limits: PerPriority<u32>,
-    /// How many permits a namespace may hold, for each priority.
-    per_namespace: PerPriority<u32>,
-    queue: Mutex<Queue>,
+    most: Count,
+    most_per_namespace: Count,
+    state: Mutex<State>,
+}
+
+/// Permits that are held or set aside, and how many of them are for creates.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    all: u32,
+    creates: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    held: HashMap<Box<str>, Count>,
+    /// The keys that wait, by namespace, in the order of turns. One that has left is skipped at its turn.
+    queues: BTreeMap<Priority, VecDeque<(Arc<str>, VecDeque<Arc<str>>)>>,
+    /// Those that wait, and those that have not claimed their permit yet.
+    waiters: HashMap<Arc<str>, Waiter>,
+    last_grant: Instant,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    namespace: Arc<str>,
+    priority: Priority,
+    since: Instant,
+    asked_at: Instant,
+    /// When a permit was set aside for it.
+    granted_at: Option<Instant>,
+    is_reported: bool,
+    waker: Option<Waker>,
 }
 
 impl Permits {
     /// Returns this many permits. An eighth of them, and at least one, is reserved from creates; a single
     /// permit is for everything. Where several namespaces may use the driver, one namespace leaves another
-    /// eighth, and at least one, to the others.
+    /// eighth, and at least one, to the others, since a call that hangs holds its permit until its timeout.
     pub(super) fn new(all: NonZeroU32, shared: bool) -> Self {
         let all = all.get();
         let reserve = if all > 1 { (all / 8).max(1) } else { 0 };
-        let limits = PerPriority {
-            upkeep: all,
-            create: all - reserve,
+        let less = |for_others: u32| Count {
+            all: (all - for_others).max(1),
+            creates: (all - reserve - for_others).max(1),
         };
-        let for_others = if shared { reserve } else { 0 };
-        // A single permit can't be shared.
-        let per_namespace = |most: u32| (most - for_others).max(1);
         Self {
-            limits,
-            per_namespace: PerPriority {
-                upkeep: per_namespace(limits.upkeep),
-                create: per_namespace(limits.create),
-            },
-            queue: Mutex::default(),
+            most: less(0),
+            most_per_namespace: less(if shared { reserve } else { 0 }),
+            state: Mutex::new(State {
+                held: HashMap::new(),
+                queues: BTreeMap::new(),
+                waiters: HashMap::new(),
+                last_grant: Instant::now(),
+            }),
         }
     }
 
-    /// How many permits there are.
-    pub(super) fn all(&self) -> u32 {
-        self.limits.upkeep
-    }
-
-    /// Takes a permit, or queues the requester, which has one place; `waker` runs when the requester should
-    /// ask again. Returns what the permit is for: a requester that was woken to create a VM, and looks the VM
-    /// up first, does not go to the end of the queue for that.
+    /// Takes a permit, or queues `key`, which has one place; `waker` runs when `key` should ask again.
+    /// Returns what the permit is for: one that was set aside for a create also serves the look-up before it.
     pub(super) fn acquire_or_queue(
         &self,
         priority: Priority,
-        requester: Requester<'_>,
+        key: &str,
+        namespace: &str,
         waker: Waker,
     ) -> Option<Priority> {
-        let now = Instant::now();
-        let mut queue = self.queue.lock();
-        queue.end_late_reservations(now);
-        let reservation = queue.end_reservation(requester.key);
-        let was_for_create = reservation.as_ref().is_some_and(Reservation::is_for_create);
-        let reserved = was_for_create.then_some(Priority::Create);
-        for granted in reserved.into_iter().chain([priority]) {
-            if self.has_room(&queue, requester.namespace, granted) {
-                match granted {
-                    Priority::Upkeep => queue.set_aside(requester.key, reservation),
-                    Priority::Create => queue.leave_served(requester.key),
-                }
-                queue.take(requester.namespace, granted, now);
-                return Some(granted);
+        self.change(|state| {
+            let granted = state.claim(key, priority);
+            if granted.is_some() || self.take(state, namespace, priority) {
+                return granted.or(Some(priority));
             }
-        }
-        queue.join(priority, requester, reservation, waker, now);
-        None
+            state.join(key, namespace, priority, waker);
+            None
+        })
     }
 
-    /// Lets the permit that `key` has taken for upkeep be used to create a VM, if one more create may run.
-    pub(super) fn promote_to_create(&self, key: &str, namespace: &str) -> bool {
-        let mut queue = self.queue.lock();
-        let is_promoted = self.has_room_to_create(&queue, namespace);
-        if is_promoted {
-            queue.leave_served(key);
-            queue.release(namespace, Priority::Upkeep);
-            queue.take(namespace, Priority::Create, Instant::now());
-        }
-        is_promoted
+    /// Exchanges a permit for upkeep for one to create a VM. Where there is none, the first is kept, and `key`
+    /// is queued.
+    pub(super) fn exchange_for_create(&self, key: &str, namespace: &str, waker: Waker) -> bool {
+        self.change(|state| {
+            state.release(namespace, Priority::Upkeep);
+            if state.claim(key, Priority::Create).is_some() || self.take(state, namespace, Priority::Create) {
+                return true;
+            }
+            self.take(state, namespace, Priority::Upkeep);
+            state.join(key, namespace, Priority::Create, waker);
+            false
+        })
     }
 
-    /// Releases a permit, and wakes the waiters that can have one now.
     pub(super) fn release(&self, namespace: &str, priority: Priority) {
-        let mut queue = self.queue.lock();
-        queue.release(namespace, priority);
-        let wakers = self.wake_next(&mut queue);
-        queue.forget_idle(namespace);
-        drop(queue);
-        wake_all(wakers);
+        self.change(|state| state.release(namespace, priority));
     }
 
-    /// Begins a reconcile of `key`: its place in the queue, and the permit that is reserved for it, count as
-    /// those of an earlier reconcile until `key` asks again.
-    pub(super) fn begin(&self, key: &str) {
-        self.queue.lock().expire(key);
+    /// Removes `key` from the queue if it has not asked since then, with the permit that is set aside for it.
+    pub(super) fn leave_unless_asked_since(&self, key: &str, since: Instant) {
+        self.change(|state| {
+            if state
+                .waiters
+                .get(key)
+                .is_some_and(|waiter| waiter.asked_at < since)
+            {
+                state.leave(key);
+            }
+        });
     }
 
-    /// Ends the reconcile of `key`: if it has not asked again, it leaves the queue. Where a permit was
-    /// reserved for it, the reservation ends, and the waiters that can have one now are woken.
-    pub(super) fn end(&self, key: &str) {
-        let mut queue = self.queue.lock();
-        if !queue.leave_expired(key) {
-            return;
-        }
-        let wakers = self.wake_next(&mut queue);
-        drop(queue);
-        wake_all(wakers);
-    }
-
-    /// Forgets `key`, which asks no more.
+    /// Removes `key`, which asks no more.
     pub(super) fn forget(&self, key: &str) {
-        self.begin(key);
-        self.end(key);
+        self.change(|state| state.leave(key));
     }
 
-    /// Wakes the waiters that can have a permit now. A reservation that lapses, as of a waiter whose object
-    /// is gone, frees a permit without a call of this type: where no other permit is held, a waiter that has
-    /// published its wait would sleep until something else has it ask again.
-    pub(super) fn wake_waiting(&self) {
-        let wakers = self.wake_next(&mut self.queue.lock());
-        wake_all(wakers);
+    /// Passes on the permits that were set aside for those that have not come, whose objects may be gone, and
+    /// wakes some of those that have to publish that they wait. Runs once a second.
+    pub(super) fn tick(&self) {
+        let now = Instant::now();
+        let reporters = self.change(|state| {
+            state.end_unclaimed_grants(now);
+            state.next_to_report(now)
+        });
+        reporters.into_iter().for_each(Waker::wake);
     }
 
     /// Whether `key` waits and has to publish that.
     pub(super) fn should_report(&self, key: &str) -> bool {
-        self.queue.lock().waiter(key).is_some_and(Waiter::is_reported)
+        self.state
+            .lock()
+            .waiters
+            .get(key)
+            .is_some_and(|waiter| waiter.is_reported)
     }
 
-    /// Wakes at most this many of the waiters that have to publish that they wait: those that have waited for
-    /// some seconds and are not served within minutes. A fleet that comes up at the pace of its driver hardly
-    /// causes such writes.
-    pub(super) fn wake_to_report(&self, most: usize) {
-        let wakers = self.queue.lock().wakers_to_report(most, Instant::now());
-        wake_all(wakers);
-    }
-
-    /// Returns how many permits are held and waited for.
-    pub(super) fn load(&self) -> [Load; 2] {
-        let queue = self.queue.lock();
-        Priority::ALL.map(|priority| Load {
-            priority,
-            in_use: *queue.held.of(priority),
-            waiting: queue
-                .flows
+    /// Counts the permits in use, and those that wait for one.
+    pub(super) fn count(&self) -> [PermitCount; 2] {
+        let state = self.state.lock();
+        let Count { all, creates } = state.held();
+        let count = |name, priority, in_use| PermitCount {
+            priority: name,
+            in_use: u64::from(in_use),
+            waiting: state
+                .waiters
                 .values()
-                .map(|flow| flow.waiting.of(priority).len())
+                .map(|waiter| u64::from(waiter.waits_for(priority)))
                 .sum(),
-        })
+        };
+        [
+            count("upkeep", Priority::Upkeep, all - creates),
+            count("create", Priority::Create, creates),
+        ]
     }
 
-    /// Whether there is a permit for this namespace besides the reserved ones.
-    fn has_room(&self, queue: &Queue, namespace: &str, priority: Priority) -> bool {
-        let of_it = queue.flows.get(namespace).map_or(0, Flow::permits);
-        let is_free =
-            queue.held.sum() + queue.reserved.sum() < self.limits.upkeep && of_it < self.per_namespace.upkeep;
-        match priority {
-            Priority::Upkeep => is_free,
-            Priority::Create => is_free && self.has_room_to_create(queue, namespace),
+    fn take(&self, state: &mut State, namespace: &str, priority: Priority) -> bool {
+        let has_room = self.has_room(state, namespace, priority);
+        if has_room {
+            let held = state.held.entry(namespace.into()).or_default();
+            held.all += 1;
+            held.creates += u32::from(priority == Priority::Create);
+            state.last_grant = Instant::now();
         }
+        has_room
     }
 
-    fn has_room_to_create(&self, queue: &Queue, namespace: &str) -> bool {
-        let of_it = queue
-            .flows
-            .get(namespace)
-            .map_or(0, |flow| flow.permits_of(Priority::Create));
-        queue.held.create + queue.reserved.create < self.limits.create && of_it < self.per_namespace.create
+    fn has_room(&self, state: &State, namespace: &str, priority: Priority) -> bool {
+        let of_it = state.held.get(namespace).copied().unwrap_or_default();
+        state.held().has_room(self.most, priority) && of_it.has_room(self.most_per_namespace, priority)
     }
 
-    fn wake_next(&self, queue: &mut Queue) -> Vec<Waker> {
-        let now = Instant::now();
-        queue.end_late_reservations(now);
+    /// Changes the state, sets permits aside for those that can have one then, and wakes them. A waker may
+    /// ask for a permit, so it runs without the lock.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
         let mut wakers = Vec::new();
-        while let Some((namespace, priority)) = self.next(queue) {
-            wakers.extend(queue.wake(&namespace, priority, now));
+        while let Some((priority, namespace, key)) = self.next(&mut state) {
+            let waiter = state.waiters.get_mut(&key);
+            if let Some(waiter) = waiter.filter(|waiter| waiter.waits_for(priority)) {
+                waiter.granted_at = Some(Instant::now());
+                wakers.extend(waiter.waker.take());
+                self.take(&mut state, &namespace, priority);
+            }
         }
-        wakers
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        result
     }
 
-    /// Returns the namespace that gets the next permit, and for what: of the namespaces that wait and may
-    /// have one, the one that has the fewest, and of these the one whose last grant is the longest ago.
-    fn next(&self, queue: &Queue) -> Option<(Arc<str>, Priority)> {
-        Priority::ALL.into_iter().find_map(|priority| {
-            let waiting = queue.flows.iter().filter(|(namespace, flow)| {
-                !flow.waiting.of(priority).is_empty() && self.has_room(queue, namespace, priority)
-            });
-            let (namespace, _) =
-                waiting.min_by_key(|(_, flow)| (flow.permits_of(priority), *flow.last_grant.of(priority)))?;
-            Some((Arc::clone(namespace), priority))
-        })
+    /// Returns the next of the namespace whose turn it is.
+    fn next(&self, state: &mut State) -> Option<(Priority, Arc<str>, Arc<str>)> {
+        [Priority::Upkeep, Priority::Create]
+            .into_iter()
+            .find_map(|priority| {
+                let mut turns = state.queues.get(&priority)?.iter();
+                let turn = turns.position(|(namespace, _)| self.has_room(state, namespace, priority))?;
+                let queue = state.queues.get_mut(&priority)?;
+                let (namespace, mut keys) = queue.remove(turn)?;
+                let key = keys.pop_front()?;
+                if !keys.is_empty() {
+                    queue.push_back((Arc::clone(&namespace), keys));
+                }
+                Some((priority, namespace, key))
+            })
     }
 }
 
-/// Runs wakers without the lock: a waker may ask for a permit.
-fn wake_all(wakers: Vec<Waker>) {
-    wakers.into_iter().for_each(Waker::wake);
+impl Count {
+    fn has_room(self, most: Self, priority: Priority) -> bool {
+        self.all < most.all && (priority == Priority::Upkeep || self.creates < most.creates)
+    }
+}
+
+impl Waiter {
+    fn waits_for(&self, priority: Priority) -> bool {
+        self.priority == priority && self.granted_at.is_none()
+    }
+}
+
+impl State {
+    fn held(&self) -> Count {
+        self.held.values().fold(Count::default(), |sum, count| Count {
+            all: sum.all + count.all,
+            creates: sum.creates + count.creates,
+        })
+    }
+
+    fn release(&mut self, namespace: &str, priority: Priority) {
+        if let Some(held) = self.held.get_mut(namespace) {
+            held.all -= 1;
+            held.creates -= u32::from(priority == Priority::Create);
+        }
+        self.held.retain(|_, held| held.all > 0);
+    }
+
+    /// Takes the permit that is set aside for `key`, if it serves this priority.
+    fn claim(&mut self, key: &str, priority: Priority) -> Option<Priority> {
+        let serves = |waiter: &&Waiter| waiter.granted_at.is_some() && waiter.priority >= priority;
+        self.waiters.get(key).filter(serves)?;
+        Some(self.waiters.remove(key)?.priority)
+    }
+
+    /// Queues `key`. A waiter keeps its place, unless it waits for the other priority now.
+    fn join(&mut self, key: &str, namespace: &str, priority: Priority, waker: Waker) {
+        let now = Instant::now();
+        if let Some(waiter) = self
+            .waiters
+            .get_mut(key)
+            .filter(|waiter| waiter.priority == priority)
+        {
+            waiter.asked_at = now;
+            waiter.waker = Some(waker);
+            return;
+        }
+        self.leave(key);
+        let key: Arc<str> = key.into();
+        let waiter = Waiter {
+            namespace: self.line_up(Arc::clone(&key), namespace, priority),
+            priority,
+            since: now,
+            asked_at: now,
+            granted_at: None,
+            is_reported: false,
+            waker: Some(waker),
+        };
+        self.waiters.insert(key, waiter);
+    }
+
+    /// Returns the name of the namespace, which its waiters share.
+    fn line_up(&mut self, key: Arc<str>, namespace: &str, priority: Priority) -> Arc<str> {
+        let queue = self.queues.entry(priority).or_default();
+        if let Some((name, keys)) = queue.iter_mut().find(|(name, _)| **name == *namespace) {
+            keys.push_back(key);
+            return Arc::clone(name);
+        }
+        let name: Arc<str> = namespace.into();
+        queue.push_back((Arc::clone(&name), VecDeque::from([key])));
+        name
+    }
+
+    /// Removes `key`, and the permit that is set aside for it.
+    fn leave(&mut self, key: &str) {
+        let left = self.waiters.remove(key);
+        if let Some(waiter) = left.filter(|waiter| waiter.granted_at.is_some()) {
+            self.release(&waiter.namespace, waiter.priority);
+        }
+    }
+
+    fn end_unclaimed_grants(&mut self, now: Instant) {
+        let is_late = |waiter: &Waiter| waiter.granted_at.is_some_and(|at| now - at >= CLAIMED_WITHIN);
+        let late = self.waiters.iter().filter(|(_, waiter)| is_late(waiter));
+        let late: Vec<_> = late.map(|(key, _)| Arc::clone(key)).collect();
+        late.iter().for_each(|key| self.leave(key));
+    }
+
+    /// Returns the wakers of waiters that have to publish that they wait, each waiter once.
+    fn next_to_report(&mut self, now: Instant) -> Vec<Waker> {
+        let is_stuck = now - self.last_grant >= STUCK_AFTER;
+        let (after, most) = if is_stuck {
+            (STUCK_AFTER, REPORTED_AT_ONCE)
+        } else {
+            (LONG_QUEUE_WAIT, 1)
+        };
+        let is_due = |waiter: &&mut Waiter| {
+            !waiter.is_reported && waiter.granted_at.is_none() && now - waiter.since >= after
+        };
+        let due = self.waiters.values_mut().filter(is_due).take(most);
+        due.filter_map(|waiter| {
+            waiter.is_reported = true;
+            waiter.waker.take()
+        })
+        .collect()
+    }
 }

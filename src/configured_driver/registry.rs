@@ -5,6 +5,7 @@ use std::future::pending;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::ConfiguredDriver;
 
@@ -64,23 +65,6 @@ fn choice(usable: &[String]) -> String {
         return "add the namespace to a driver in the drivers file".to_owned();
     }
     format!("use one of {}", usable.join(", "))
-}
-
-/// The scope of a reconcile. When the reconcile ends, in whatever way, its object leaves the queues of all
-/// drivers that it has not asked for a permit: otherwise others would wait while a permit is reserved for it.
-#[must_use = "the scope is that of a reconcile"]
-#[derive(Debug)]
-pub struct PermitScope<'a> {
-    drivers: &'a ConfiguredDrivers,
-    key: &'a str,
-}
-
-impl Drop for PermitScope<'_> {
-    fn drop(&mut self) {
-        self.drivers
-            .iter()
-            .for_each(|driver| driver.permits.end(self.key));
-    }
 }
 
 impl ConfiguredDrivers {
@@ -166,11 +150,11 @@ impl ConfiguredDrivers {
         self.by_name.get(name).map(Arc::clone)
     }
 
-    /// Opens the scope of a reconcile of `key`: a reconcile that ends without having asked for a permit wants
-    /// none.
-    pub fn permit_scope<'a>(&'a self, key: &'a str) -> PermitScope<'a> {
-        self.iter().for_each(|driver| driver.permits.begin(key));
-        PermitScope { drivers: self, key }
+    /// Ends a reconcile of `key` that began then: where it has not asked a driver for a permit, `key` leaves
+    /// the queue of that driver. Otherwise others would wait while a permit is set aside for it.
+    pub fn reconciled(&self, key: &str, began: Instant) {
+        self.iter()
+            .for_each(|driver| driver.permits.leave_unless_asked_since(key, began));
     }
 
     /// Forgets `key`, whose object is gone; see [`ConfiguredDriver::forget`].

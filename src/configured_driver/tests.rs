@@ -345,6 +345,31 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     );
 }
 
+/// It was let go on to its create before.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_waits_for_the_rate_is_not_sent_once_another_finds_no_room() {
+    let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
+    let calls = Arc::clone(&driver.calls);
+    let limits = Limits {
+        calls_per_second: std::num::NonZeroU32::MIN,
+        burst: std::num::NonZeroU32::MIN,
+        ..Limits::default()
+    };
+    let driver = configured_driver_with(settings(limits), driver, Leadership::unelected());
+    let permit = driver.acquire(Priority::Create, "test").await;
+    let call = || permit.driver().create_machine(create());
+    let (first, second) = tokio::join!(call(), call());
+    assert!(!is_circuit_open(&first.unwrap_err()) && is_circuit_open(&second.unwrap_err()));
+    let created = calls.lock().unwrap().clone();
+    assert_eq!(
+        created
+            .iter()
+            .filter(|call| **call == Operation::CreateMachine)
+            .count(),
+        1
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_more_calls_run_at_once_than_the_cap_allows() {
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -612,7 +637,8 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
         let woken = Arc::clone(&woken);
         driver.try_acquire(
             priority,
-            Requester::new(key, "ns"),
+            key,
+            "ns",
             Waker::new(move || {
                 woken.fetch_add(1, Ordering::SeqCst);
             }),
@@ -658,17 +684,19 @@ async fn look_up_permit_serves_a_create_if_one_is_left_for_deletions() {
     let settings = of_one_namespace(limits);
     let driver = configured_driver_with(settings, FakeDriver::default(), Leadership::unelected());
     let permit = |key: &str| {
-        let requester = Requester::new(key, "ns");
         driver
-            .try_acquire(Priority::Upkeep, requester, Waker::new(|| {}))
+            .try_acquire(Priority::Upkeep, key, "ns", Waker::new(|| {}))
             .unwrap()
     };
     let (mut first, mut second) = (permit("first"), permit("second"));
-    assert!(first.may_create("first"));
-    assert!(first.may_create("first"), "from now on");
-    assert!(!second.may_create("second"), "it is the one for deletions");
+    assert!(first.may_create("first", Waker::new(|| {})));
+    assert!(first.may_create("first", Waker::new(|| {})), "from now on");
+    assert!(
+        !second.may_create("second", Waker::new(|| {})),
+        "it is the one for deletions"
+    );
     drop(first);
-    assert!(second.may_create("second"));
+    assert!(second.may_create("second", Waker::new(|| {})));
 }
 
 /// An object without a finalizer may go while its reconcile is on the way to the queue: no reconcile of it
@@ -677,10 +705,9 @@ async fn look_up_permit_serves_a_create_if_one_is_left_for_deletions() {
 async fn a_permit_that_is_reserved_for_one_that_never_asks_goes_to_the_next_waiter_without_another_request() {
     let driver = driver_with_one_permit(FakeDriver::default());
     let held = driver.acquire(Priority::Upkeep, "first").await;
-    let gone = Requester::new("gone", "ns");
     assert!(
         driver
-            .try_acquire(Priority::Upkeep, gone, Waker::new(|| {}))
+            .try_acquire(Priority::Upkeep, "gone", "ns", Waker::new(|| {}))
             .is_none()
     );
     let mut next = std::pin::pin!(driver.acquire(Priority::Upkeep, "next"));
@@ -814,7 +841,7 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_wi
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
     assert!(
         driver
-            .try_acquire(Priority::Create, Requester::new("create", "ns"), waker())
+            .try_acquire(Priority::Create, "create", "ns", waker())
             .is_some(),
         "no place in the line is taken"
     );

@@ -9,13 +9,12 @@ use kube::runtime::reflector::ObjectRef;
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
-use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Requester, Waker,
+    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Waker,
 };
 use crate::metrics::Metrics;
 use crate::reconciler::{Enqueue, waker};
@@ -60,12 +59,8 @@ impl Context {
         driver: &'a ConfiguredDriver,
         priority: Priority,
     ) -> Option<Permit<'a>> {
-        let requester = Requester {
-            key: machine.metadata.uid(),
-            namespace: machine.metadata.namespace(),
-            shows_another_wait: shows_another_wait(machine),
-        };
-        driver.try_acquire(priority, requester, self.waker(machine))
+        let (uid, namespace) = (machine.metadata.uid(), machine.metadata.namespace());
+        driver.try_acquire(priority, uid, namespace, self.waker(machine))
     }
 
     /// Returns what is known of the machine's driver. While another task asks the driver, the machine is
@@ -118,19 +113,9 @@ impl Context {
         }
     }
 
-    /// Whether the permit may be used to create or finish a VM. A permit that may not is replaced by one that
-    /// may; where there is none, the machine waits for one.
+    /// Whether the permit may be used to create or finish a VM. Otherwise the machine is enqueued once it may.
     pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
-        if permit.may_create(machine.metadata.uid()) {
-            return true;
-        }
-        match self.permit(machine, permit.configured_driver(), Priority::Create) {
-            Some(own) => {
-                *permit = own;
-                true
-            }
-            None => false,
-        }
+        permit.may_create(machine.metadata.uid(), self.waker(machine))
     }
 
     /// Returns the outcome of a machine that waits for a permit. Only a long wait is published: otherwise
@@ -146,19 +131,4 @@ impl Context {
             Outcome::Waiting(Some(requeue_after))
         }
     }
-}
-
-/// Whether the status of a machine shows a wait for what comes before a permit. That wait is over once the
-/// machine asks for a permit.
-fn shows_another_wait(machine: &InfraMachine) -> bool {
-    let status = machine.status.as_ref();
-    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
-    ready.is_some_and(|ready| {
-        [
-            reason::WAITING_FOR_OWNER,
-            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
-            reason::WAITING_FOR_BOOTSTRAP_DATA,
-        ]
-        .contains(&&*ready.reason)
-    })
 }

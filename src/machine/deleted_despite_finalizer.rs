@@ -115,7 +115,6 @@ async fn attempt(
     is_reported: &mut bool,
 ) -> Result<Option<Duration>, Error> {
     let machine = object.latest();
-    let _scope = ctx.drivers.permit_scope(machine.metadata.uid());
     match object.live().await? {
         LiveObject::Absent => {}
         LiveObject::Same => return Ok(None),
@@ -165,7 +164,7 @@ fn next_attempt_in(outcome: &Outcome, wait: Option<Duration>) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::configured_driver::{Priority, Requester, Waker};
+    use crate::configured_driver::{Priority, Waker};
     use crate::machine::fakes::{Server, Vms};
     use crate::machine::fixtures::{MachineFixture, at, machine};
     use cmi_driver::Operation;
@@ -254,11 +253,11 @@ mod tests {
         let permits: Vec<_> = (0..driver.max_concurrent_calls())
             .filter_map(|n| {
                 let key = format!("other-{n}");
-                driver.try_acquire(Priority::Upkeep, Requester::new(&key, &key), Waker::new(|| {}))
+                driver.try_acquire(Priority::Upkeep, &key, &key, Waker::new(|| {}))
             })
             .collect();
         let deletion = tokio::spawn(delete_vm_left_behind(&ctx, made().build()));
-        until("it waits", || driver.load().iter().any(|load| load.waiting > 0)).await;
+        until("it waits", || driver.waiting() > 0).await;
         drop(permits);
         let ended = tokio::time::timeout(Duration::from_secs(30), deletion).await;
         assert!(ended.is_ok(), "it was not woken");

@@ -6,7 +6,7 @@ use kube::api::ObjectMeta;
 
 use crate::api::ObjectMetaExt as _;
 use crate::caches::NamespacedName;
-use crate::configured_driver::{ConfiguredDriver, Permit, Priority, Requester, Waker};
+use crate::configured_driver::{ConfiguredDriver, Permit, Priority, Waker};
 
 /// Enqueues the object of this name.
 pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
@@ -25,6 +25,10 @@ pub fn upkeep_permit<'a>(
     enqueue: &Enqueue,
     object: &ObjectMeta,
 ) -> Option<Permit<'a>> {
-    let requester = Requester::new(object.uid(), object.namespace());
-    driver.try_acquire(Priority::Upkeep, requester, waker(enqueue, object))
+    driver.try_acquire(
+        Priority::Upkeep,
+        object.uid(),
+        object.namespace(),
+        waker(enqueue, object),
+    )
 }

@@ -1,8 +1,8 @@
-//! One circuit breaker: open, half open, recovering, or closed.
+//! One circuit breaker: from when on creates of a class may run, and how many at once.
 //!
 //! A circuit counts creates and knows no driver. The wakers that it returns have to run without the lock.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,126 +14,86 @@ use crate::retry::{LONG_WAIT, backoff};
 
 /// How long a circuit waits for the create of a machine to begin: the machine may have been deleted
 /// meanwhile.
-pub const ATTEMPT_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+pub const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The circuit breaker of a class.
+/// The circuit breaker of a class. It is open until a time; then it is half open, and lets one create
+/// through; then it recovers.
 #[derive(Debug)]
 pub struct Circuit {
-    pub(super) state: CircuitState,
-    /// When capacity was exhausted last.
-    exhausted_at: Instant,
-    /// How many of the creates that probe for capacity failed in a row.
-    failures: u32,
-    /// How many hints of capacity in a row proved wrong.
-    wrong_hints: u32,
-    /// Whether a hint of capacity ended the wait, or is to end it.
-    follows_hint: bool,
-    /// Whether there was a hint while the circuit was half open or recovering.
-    hint_meanwhile: bool,
+    pub(super) until: Instant,
+    /// How many creates may run at once: one, and one more for each that succeeds.
+    allowed: u32,
     /// Creates that were let through and are not answered yet.
     in_flight: u32,
-    places: u64,
-    waiting: BTreeMap<u64, Waiter>,
-}
-
-#[derive(Debug)]
-pub enum CircuitState {
-    /// No create is let through before this time.
-    Open(Instant),
-    /// One create may go through.
-    HalfOpen {
-        /// The machine that is expected to make the create; without one, any machine may.
-        expected: Option<Arc<str>>,
-        /// Since when the create is expected.
-        since: Instant,
-    },
-    /// Some creates may run at once.
-    Recovering {
-        /// How many creates may run at once.
-        allowed: u32,
-        /// When waiters were last woken.
-        woken_at: Instant,
-    },
-}
-
-#[derive(Debug)]
-struct Waiter {
-    uid: Arc<str>,
-    waker: Waker,
+    /// The machine that was woken or let go on last, and when.
+    expected: Option<(Arc<str>, Instant)>,
+    /// When capacity was exhausted last.
+    exhausted_at: Instant,
+    /// How many creates in a row failed, each soon after the one before.
+    failures: u32,
+    /// Whether there was a hint of capacity since the last create began.
+    is_hinted: bool,
+    waiting: VecDeque<(Arc<str>, Waker)>,
 }
 
 impl Circuit {
     /// Returns a circuit that lets this machine try, or without one, any machine.
     pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
         Self {
-            state: CircuitState::HalfOpen { expected, since: now },
+            until: now,
+            allowed: 1,
+            in_flight: 0,
+            expected: expected.map(|uid| (uid, now)),
             exhausted_at: now,
             failures: 0,
-            wrong_hints: 0,
-            follows_hint: false,
-            hint_meanwhile: false,
-            in_flight: 0,
-            places: 0,
-            waiting: BTreeMap::new(),
+            is_hinted: false,
+            waiting: VecDeque::new(),
         }
     }
 
-    /// Lets a machine go on to a create, if the state allows one: an open circuit becomes half open for it.
+    /// Lets a machine go on to a create, if the state allows one.
     pub fn try_admit(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
-        let is_admitted = match &self.state {
-            CircuitState::Open(until) => now >= *until || reason.requested,
-            CircuitState::HalfOpen { expected, since } => {
-                let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
-                self.in_flight == 0
-                    && (is_expected
-                        || reason.requested
-                        || now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN)
-            }
-            CircuitState::Recovering { allowed, .. } => return self.in_flight < *allowed,
-        };
+        if reason.requested && self.in_flight == 0 {
+            self.until = self.until.min(now);
+            self.expected = None;
+        }
+        let is_expected = self
+            .expected
+            .as_ref()
+            .is_some_and(|(expected, _)| **expected == *uid);
+        let is_free = is_expected || self.allowed > 1 || !self.is_expecting(now);
+        let is_admitted = self.has_room(now) && is_free;
         if is_admitted {
-            self.state = CircuitState::HalfOpen {
-                expected: Some(uid.into()),
-                since: now,
-            };
+            self.expected = Some((uid.into(), now));
         }
         is_admitted
     }
 
     /// Lets a create through and counts it, if the state allows one.
     pub fn begin(&mut self, now: Instant) -> bool {
-        let is_begun = self.may_begin(now);
-        self.in_flight += u32::from(is_begun);
+        let is_begun = self.has_room(now);
+        if is_begun {
+            self.in_flight += 1;
+            self.is_hinted = false;
+        }
         is_begun
     }
 
-    /// Whether a create may begin. A circuit whose time is over becomes half open.
-    fn may_begin(&mut self, now: Instant) -> bool {
-        match &self.state {
-            CircuitState::Open(until) if now >= *until => {
-                self.state = CircuitState::HalfOpen {
-                    expected: None,
-                    since: now,
-                };
-                true
-            }
-            CircuitState::Open(_) => false,
-            CircuitState::HalfOpen { .. } => self.in_flight == 0,
-            CircuitState::Recovering { allowed, .. } => self.in_flight < *allowed,
-        }
+    fn has_room(&self, now: Instant) -> bool {
+        !self.is_open(now) && self.in_flight < self.allowed
     }
 
-    /// Queues a machine, which has one place: a machine that waits already keeps its place.
+    fn is_expecting(&self, now: Instant) -> bool {
+        let since = self.expected.as_ref().map(|(_, since)| *since);
+        since.is_some_and(|since| now.saturating_duration_since(since) < EXPECTED_WITHIN)
+    }
+
+    /// Queues a machine. One that waits already keeps its place.
     pub fn wait(&mut self, uid: &str, waker: Waker) {
-        let stands = self.waiting.iter().find(|(_, waiter)| *waiter.uid == *uid);
-        let number = if let Some((number, _)) = stands {
-            *number
-        } else {
-            self.places += 1;
-            self.places
-        };
-        let uid = uid.into();
-        self.waiting.insert(number, Waiter { uid, waker });
+        match self.waiting.iter_mut().find(|(waiting, _)| **waiting == *uid) {
+            Some((_, before)) => *before = waker,
+            None => self.waiting.push_back((uid.into(), waker)),
+        }
     }
 
     /// How many machines wait for the circuit.
@@ -141,149 +101,98 @@ impl Circuit {
         u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
     }
 
+    /// Records that capacity is exhausted, and for how long the driver asks to wait. A hint that came while
+    /// the create ran holds for the next one.
     pub fn on_exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
         self.in_flight -= u32::from(counted);
-        let was_open = match self.state {
-            // Another create was in flight at the same time.
-            CircuitState::Open(until) => Some(until),
-            CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => {
-                self.failures = self.failures.saturating_add(1);
-                let was_hint = std::mem::take(&mut self.follows_hint);
-                self.wrong_hints = if was_hint {
-                    self.wrong_hints.saturating_add(1)
-                } else {
-                    0
-                };
-                None
-            }
-        };
+        // Else another create was in flight at the same time.
+        if !self.is_open(now) {
+            let is_early = now.saturating_duration_since(self.exhausted_at) < LONG_WAIT;
+            self.failures = if is_early {
+                self.failures.saturating_add(1)
+            } else {
+                1
+            };
+        }
+        self.exhausted_at = now;
+        self.allowed = 1;
+        self.expected = None;
+        let least = backoff(self.failures, 0.0);
         let wait = match asked {
-            Some(asked) => asked.max(backoff(self.failures, 0.0)),
+            _ if std::mem::take(&mut self.is_hinted) => least,
+            Some(asked) => asked.max(least),
             None => LONG_WAIT,
         };
-        self.exhausted_at = now;
-        let until = now + wait;
-        self.state = CircuitState::Open(was_open.map_or(until, |was| was.max(until)));
-        if std::mem::take(&mut self.hint_meanwhile) {
-            self.on_capacity_hint(now);
-        }
+        self.until = self.until.max(now + wait);
     }
 
-    /// Records that a create of the class succeeded. Returns the wakers of the machines that may try now.
+    /// Records that a create succeeded. Returns the wakers of the machines that may try now.
     pub fn on_success(&mut self, counted: bool, now: Instant) -> Vec<Waker> {
         self.in_flight -= u32::from(counted);
-        let allowed = match self.state {
+        if self.is_open(now) {
             // The create was in flight when another one found no capacity.
-            CircuitState::Open(_) => {
-                self.on_capacity_hint(now);
-                return Vec::new();
-            }
-            CircuitState::HalfOpen { .. } if !counted => return Vec::new(),
-            CircuitState::HalfOpen { .. } => 2,
-            CircuitState::Recovering { allowed, .. } => allowed.saturating_add(1),
-        };
+            self.on_capacity_hint(now);
+            return Vec::new();
+        }
+        if !counted {
+            return Vec::new();
+        }
+        self.allowed = self.allowed.saturating_add(1);
         self.failures = 0;
-        self.wrong_hints = 0;
-        self.follows_hint = false;
-        self.hint_meanwhile = false;
-        self.state = CircuitState::Recovering {
-            allowed,
-            woken_at: now,
-        };
-        self.wake(2)
+        self.wake(2, now)
     }
 
     /// Records that a create that was let through did not find out whether there is capacity.
     pub fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
-        if matches!(self.state, CircuitState::HalfOpen { .. }) {
+        if self.allowed == 1 && !self.is_open(now) {
             self.failures = self.failures.saturating_add(1);
-            self.state = CircuitState::Open(now + backoff(self.failures, 0.0));
+            self.until = now + backoff(self.failures, 0.0);
+            self.expected = None;
         }
     }
 
-    /// Records a hint that there may be capacity. An open circuit lets a create through earlier, but not
-    /// before a back-off has passed since capacity was exhausted last. That back-off is longer each time that
-    /// a hint proves wrong, so that the replacement of a fleet does not keep trying a class in vain. In any
-    /// other state, the circuit keeps the hint for a create that then finds no capacity.
+    /// Records a hint that there may be capacity: an open circuit lets a create through earlier, but not
+    /// before a back-off. That back-off grows with each hint that proves wrong, so that the replacement of a
+    /// fleet does not keep trying a class in vain.
     pub fn on_capacity_hint(&mut self, now: Instant) {
-        match &mut self.state {
-            CircuitState::Open(until) => {
-                let soon = (self.exhausted_at + backoff(self.wrong_hints.saturating_add(1), 0.0)).max(now);
-                if soon < *until {
-                    *until = soon;
-                    self.follows_hint = true;
-                }
-            }
-            CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => self.hint_meanwhile = true,
-        }
+        self.is_hinted = true;
+        let soon = self.exhausted_at + backoff(self.failures, 0.0);
+        self.until = self.until.min(soon.max(now));
     }
 
     /// Forgets a machine that is gone.
     pub fn forget(&mut self, uid: &str) {
-        self.waiting.retain(|_, waiter| *waiter.uid != *uid);
+        self.waiting.retain(|(waiting, _)| **waiting != *uid);
     }
 
     /// Whether no create is let through.
-    pub fn is_open(&self) -> bool {
-        matches!(self.state, CircuitState::Open(_))
+    pub fn is_open(&self, now: Instant) -> bool {
+        now < self.until
     }
 
     /// Returns the wakers of the machines whose time has come.
     pub fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
-        match &self.state {
-            CircuitState::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
-            CircuitState::HalfOpen { since, .. }
-                if self.in_flight == 0
-                    && now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN =>
-            {
-                self.wake_one(now)
-            }
-            CircuitState::Recovering { allowed, woken_at }
-                if self.in_flight == 0
-                    && now.saturating_duration_since(*woken_at) >= ATTEMPT_EXPECTED_WITHIN =>
-            {
-                let allowed = *allowed;
-                self.state = CircuitState::Recovering {
-                    allowed,
-                    woken_at: now,
-                };
-                self.wake(allowed)
-            }
-            CircuitState::Open(_) | CircuitState::HalfOpen { .. } | CircuitState::Recovering { .. } => {
-                Vec::new()
-            }
-        }
-    }
-
-    /// Returns the waker of the machine that is to find out whether there is capacity.
-    fn wake_one(&mut self, now: Instant) -> Vec<Waker> {
-        let Some((_, Waiter { uid, waker })) = self.waiting.pop_first() else {
+        if self.is_open(now) || self.in_flight > 0 || self.is_expecting(now) {
             return Vec::new();
-        };
-        self.state = CircuitState::HalfOpen {
-            expected: Some(uid),
-            since: now,
-        };
-        vec![waker]
+        }
+        self.wake(self.allowed, now)
     }
 
-    fn wake(&mut self, most: u32) -> Vec<Waker> {
-        (0..most)
-            .map_while(|_| self.waiting.pop_first())
-            .map(|(_, waiter)| waiter.waker)
-            .collect()
+    fn wake(&mut self, most: u32, now: Instant) -> Vec<Waker> {
+        let next = std::iter::from_fn(|| self.waiting.pop_front());
+        let (uids, wakers): (Vec<_>, _) = (0..most).zip(next).map(|(_, next)| next).unzip();
+        self.expected = uids
+            .into_iter()
+            .next_back()
+            .map(|uid| (uid, now))
+            .or(self.expected.take());
+        wakers
     }
 
     /// Whether nothing is known against creates any more, and no machine waits.
     pub fn is_closed(&self, now: Instant) -> bool {
-        let is_over = match &self.state {
-            CircuitState::Open(until) => now >= *until,
-            CircuitState::HalfOpen { since, .. } => {
-                now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN
-            }
-            CircuitState::Recovering { .. } => true,
-        };
+        let is_over = !self.is_open(now) && (self.allowed > 1 || !self.is_expecting(now));
         is_over && self.in_flight == 0 && self.waiting.is_empty()
     }
 }

@@ -13,7 +13,7 @@ use super::*;
 use crate::api::v1alpha1::InfraMachineTemplate;
 use crate::api::{self, conditions};
 use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
-use crate::configured_driver::{ConfiguredDrivers, Priority, Requester, Waker};
+use crate::configured_driver::{ConfiguredDrivers, Priority, Waker};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
@@ -412,7 +412,8 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
         let woken = Arc::clone(&woken);
         pool.try_acquire(
             Priority::Create,
-            Requester::new(uid, "ns"),
+            uid,
+            "ns",
             Waker::new(move || woken.lock().unwrap().push(uid)),
         )
     };
