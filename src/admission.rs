@@ -6,15 +6,14 @@
 //! installed, and they never let anything through that they refuse otherwise.
 //!
 //! # Guarantees
-//! * Whatever acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the
-//!   machine was read, and that found the policies in force; a first create needs the last check, which is at
-//!   most [`CHECK_INTERVAL`] old.
-//! * Providers of several versions in one management cluster do not take the policies from each other: the
-//!   policies of the newest version stand, and guard for the older ones, because no version's policies guard
-//!   less than those of the version before. An annotation says whose they are.
+//! * Before an action on a VM that may exist, and before such a VM is forgotten, a check finds the policies
+//!   in force that began after the machine was read. A first create needs the last check, which is at most
+//!   [`CHECK_INTERVAL`] old.
+//! * Of several versions in one management cluster, the newest one's policies stand, and an annotation names
+//!   the version. They guard for the older ones, because no version guards less than the one before.
 //! * Observations of objects prove that a VM may be deleted only within one [`EnforcementEpoch`].
-//! * When the policies were gone while there were identities, no identity is trusted until an administrator
-//!   has confirmed them. The policy itself records that, so that a restart keeps it.
+//! * After policies were missing while identities existed, no identity is trusted until an administrator
+//!   confirms. An annotation of the policy records that, so that a restart keeps it.
 
 mod check;
 mod comparison;
@@ -42,8 +41,7 @@ use cmi_driver::ErrorChain;
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The interval until the policies are in place for the first time: the installation waits for that.
 const FIRST: Duration = Duration::from_secs(2);
-/// The least time between the starts of two checks, however many machines ask for one: those that ask
-/// meanwhile share the next.
+/// The least time between the starts of two checks: all machines that ask in between share the next check.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
@@ -53,7 +51,7 @@ pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 pub enum Enforcement {
     /// The policies are in force, and have been since identities were confirmed.
     InForce,
-    /// The policies are not in force, or could not be checked; the text says what to do. Nothing may be done
+    /// The policies are not in force, or could not be checked; the text names the remedy. Nothing may be done
     /// that trusts an identity.
     NotInForce(Arc<str>),
 }
@@ -68,8 +66,7 @@ pub enum Installation {
     NotYet(Arc<str>),
 }
 
-/// A time without a break in which, by all checks so far, no identity could be forged. Equal epochs are the
-/// same time.
+/// A time without a break in the checks that identities are guarded. Equal epochs are the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnforcementEpoch(u64);
 
@@ -93,11 +90,11 @@ pub struct AdmissionPolicies {
     checks: Mutex<Checks>,
 }
 
-/// What the checks say of the time before them. A check that fails says nothing: the next that succeeds sees
-/// what has changed meanwhile.
+/// The time that the checks cover. A check that fails changes nothing: the next one that succeeds sees the
+/// changes.
 #[derive(Clone, Copy, Default)]
 struct EpochState {
-    /// Counts the times at which identities were found to be unguarded.
+    /// How often identities were found to be unguarded.
     breaks: u64,
     /// Whether the last check found them guarded.
     holds: bool,
@@ -143,14 +140,13 @@ impl AdmissionPolicies {
         self
     }
 
-    /// Returns what the last check found.
+    /// Returns the result of the last check.
     pub fn last_enforcement(&self) -> Enforcement {
         self.enforcement.borrow().clone()
     }
 
-    /// The epoch in which identities are guarded, by the last check: `None` before the first check, and while
-    /// identities are not guarded. What was seen in another epoch, or in none, may be the doing of a forged
-    /// identity.
+    /// The current epoch; `None` before the first check, and while identities are not guarded. Observations
+    /// of another epoch may come from a forged identity.
     pub fn epoch(&self) -> Option<EnforcementEpoch> {
         let epoch = *self.epoch.borrow();
         epoch.holds.then_some(EnforcementEpoch(epoch.breaks))
@@ -176,7 +172,7 @@ impl AdmissionPolicies {
         });
     }
 
-    /// Records what a check found.
+    /// Records the result of a check.
     fn record_epoch(&self, in_force: bool) {
         self.epoch.send_modify(|epoch| {
             if !in_force {
@@ -269,7 +265,7 @@ fn is_refused(error: &Error) -> bool {
     matches!(&**source, kube::Error::Api(status) if status.code == 403)
 }
 
-/// Describes an error with its causes, and says what to do where the provider lacks a permission.
+/// Describes an error with its causes, and with the remedy where the provider lacks a permission.
 fn advice(error: &Error) -> String {
     let what = ErrorChain(error).to_string();
     if is_refused(error) {

@@ -1,4 +1,4 @@
-//! A configured driver: the one that `InfraMachine.spec.driver` names.
+//! A configured driver, which `InfraMachine.spec.driver` names.
 //!
 //! The module knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], but no concrete driver and
 //! no reconciler. A driver call needs a [`Permit`], and is made through [`Permit::driver`], which applies the
@@ -35,12 +35,11 @@ use cmi_driver::{Capabilities, Code, Driver, MachineClass, Result, Secrets, Stat
 
 pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
-pub use debounce::StableReachability;
 pub use introspection::Introspection;
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use observed_vm::ObservedVm;
 pub use permits::Priority;
-pub use prober::Reachability;
+pub use prober::{Reachability, StableReachability};
 pub use registry::{ConfiguredDrivers, DuplicateName, ResolveError};
 pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
@@ -53,19 +52,19 @@ use permits::Permits;
 use prober::Prober;
 use vm_locks::{VmLock, VmLocks};
 
-/// How long until a requester asks again for a permit, or for the driver's capabilities. As a rule, its waker
-/// runs before that: the interval is for a wait without a waker, and for a wake-up that gets lost.
+/// How long until a requester asks again for a permit, or for the driver's capabilities. The waker usually
+/// runs before that.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
 /// How long until a call that changes a VM is retried when the VM is locked for another call.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
-/// The interval at which machines are woken: those whose creates may find capacity, those that have to
-/// publish their wait, and those that can have a permit that another has not claimed.
+/// The interval at which waiting machines are woken: for capacity, for a permit that another has not claimed,
+/// and to publish their wait.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name by which `spec.driver` refers to the driver.
+    /// The driver's name in `spec.driver`.
     pub name: String,
     /// The namespaces that may use the driver.
     pub namespaces: Namespaces,
@@ -159,12 +158,12 @@ impl ConfiguredDriver {
         }
     }
 
-    /// The name by which `spec.driver` refers to the driver.
+    /// The driver's name in `spec.driver`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether calls about machines that name no Secret carry credentials all the same.
+    /// Whether calls about machines without a Secret carry credentials.
     pub fn has_credentials(&self) -> bool {
         self.credentials.is_some()
     }
@@ -181,10 +180,9 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Returns a permit to call the driver now; `None` when the driver is busy. Nothing waits here, so that
-    /// no worker is held up: `key`, which is the UID of an object or the name of a task, gets a place in the
-    /// queue, the same one however often it asks, and `waker` runs when it should ask again, or should
-    /// publish that it waits: see [`ConfiguredDriver::should_report_wait`].
+    /// Returns a permit to call the driver now; `None` when the driver is busy. This never waits: `key`, the
+    /// UID of an object or the name of a task, gets one place in the queue. `waker` runs when it should ask
+    /// again, or publish that it waits: see [`ConfiguredDriver::should_report_wait`].
     pub fn try_acquire(
         &self,
         priority: Priority,
@@ -228,12 +226,12 @@ impl ConfiguredDriver {
         self.vm_locks.try_lock(uid)
     }
 
-    /// Awaits a create that was noted in its object at `noted`, and gives it up when
-    /// [`KnownDriver::create_given_up_after`] has passed since, whatever has held it up: a deletion that has
-    /// the note alone counts the settle time from then. Where that time is over already, nothing is sent.
+    /// Awaits a create that was recorded in its object at `noted`, and cancels it when
+    /// [`KnownDriver::create_given_up_after`] has passed since. A deletion counts the settle time from then.
+    /// After that time nothing is sent.
     ///
     /// # Errors
-    /// Those of the create, and DEADLINE_EXCEEDED.
+    /// The errors of the create, and DEADLINE_EXCEEDED.
     pub async fn give_up_in_time<T>(
         &self,
         noted: Instant,
@@ -265,9 +263,8 @@ impl ConfiguredDriver {
         self.driver.breakers().forget(key);
     }
 
-    /// Returns what is known of the driver. Its capabilities are fetched once for all callers, which takes no
-    /// permit: while another caller fetches them, `waker` wakes `key` when it should come again, and nothing
-    /// waits here.
+    /// Returns the state of the driver. Its capabilities are fetched once for all callers, without a permit.
+    /// While another caller fetches them, this does not wait: `waker` wakes `key` when it should ask again.
     pub async fn state(&self, key: &str, waker: Waker) -> DriverState {
         let declared = match self.capabilities.try_get(key, waker).await {
             Some(Ok(declared)) => declared,
@@ -325,14 +322,14 @@ impl ConfiguredDriver {
         self.driver.connection_generation()
     }
 
-    /// Probes the driver for ever, once this replica is the leader, and fetches its capabilities anew when it
+    /// Probes the driver for ever, once this replica is the leader, and fetches its capabilities when it
     /// comes back. [`ConfiguredDriver::reachability`] changes while this future is polled.
     pub async fn run(&self) {
         tokio::join!(self.prober.run(), self.keep_waking());
     }
 
-    /// Wakes machines whose creates may find capacity, waiters for a permit that was reserved in vain, and,
-    /// at a pace that the API server can bear, machines that wait long for a permit and have to publish that.
+    /// Wakes machines for which there may be capacity or a permit, and those that have to publish that they
+    /// wait.
     async fn keep_waking(&self) {
         loop {
             sleep(WAKE_INTERVAL).await;
@@ -401,7 +398,7 @@ impl<'a> Permit<'a> {
     }
 
     /// Whether `key`, which holds this permit, may use it to create a VM: the permit was taken for a create,
-    /// or one is left besides the reserve. Otherwise `key` is queued for one.
+    /// or the reserve is not needed for one more. Otherwise `key` is queued for one.
     pub fn may_create(&mut self, key: &str, waker: Waker) -> bool {
         let permits = &self.driver.permits;
         if self.priority == Priority::Upkeep && permits.exchange_for_create(key, &self.namespace, waker) {

@@ -1,9 +1,9 @@
 //! Orphans: VMs that no InfraMachine has. A scan finds them by lists, classifies them by live reads, reports
 //! them, and deletes them where that is asked for and proven.
 //!
-//! A scan is lists → live read → [`plan`] → report → delete. It ends after the lists where the caches have an
-//! owner for every VM, as they have as a rule: a fleet at rest costs one list for each class, and the API
-//! server nothing.
+//! A scan is lists → live read → [`plan`] → report → delete. It usually ends after the lists, because the
+//! caches have an owner for every VM: a fleet at rest costs one list for each class, and no request to the
+//! API server.
 
 mod cluster_listing;
 mod delete;
@@ -12,7 +12,6 @@ mod live;
 pub mod owner;
 pub mod plan;
 mod report;
-mod retained_classes;
 mod rotation;
 pub mod scope;
 mod text_index;
@@ -35,12 +34,12 @@ use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::{Caches, Entry};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
-use crate::listing::{self, ClassRef};
+use crate::listing;
 use crate::metrics::{Metrics, OrphanReason};
 use crate::wall_clock;
 use cmi_driver::{Capabilities, ListedMachine};
 
-/// What a scan for orphans works with.
+/// The inputs of a scan for orphans.
 pub struct Context {
     /// The client for live reads and credentials.
     pub client: Client,
@@ -102,10 +101,10 @@ struct ScanState {
     classes: MachineClasses,
 }
 
-/// Scans every driver for orphans once per interval, for ever. To be called when this replica leads: nothing
-/// is known then, so that nothing is reported or deleted before two observations of its own.
+/// Scans every driver for orphans once per interval, for ever. Call it when this replica leads: it begins
+/// without observations, and reports and deletes nothing before two of them.
 ///
-/// Each driver is scanned by itself, in a task that ends with this future.
+/// Each driver has a task of its own, which ends with this future.
 pub async fn run(ctx: Context) {
     let ctx = Arc::new(ctx);
     let scan_driver = |driver: Arc<ConfiguredDriver>| {
@@ -190,7 +189,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
     }
 }
 
-/// Forgets the classes of deleted machines that can't be listed any more: their Secret is gone, or the driver
+/// Forgets the classes of deleted machines that can no longer be listed: their Secret is gone, or the driver
 /// refuses their spec. Their lists would fail at every scan, for ever.
 async fn forget_unlistable_classes(
     ctx: &Context,
@@ -198,25 +197,19 @@ async fn forget_unlistable_classes(
     watched: &WatchedCluster,
     listed: &ClusterListing,
 ) {
-    let of = |class: &ClassRef| RetainedClass {
-        driver: driver.name().to_owned(),
-        cluster: watched.scope.cluster.clone(),
-        class: class.clone(),
-    };
-    let is_retained = |class: &&ClassRef| watched.retained.contains(&class.id());
-    for class in watched.classes.iter().filter(is_retained) {
-        if !listed.unknown.contains(&class.id()) {
-            ctx.deletion_log.listed(&of(class));
-        }
-    }
     for (class, why) in &listed.impossible {
-        if is_retained(&class) && ctx.deletion_log.unlistable(&of(class)) {
+        let retained = RetainedClass {
+            driver: driver.name().to_owned(),
+            cluster: watched.scope.cluster.clone(),
+            class: class.clone(),
+        };
+        if watched.retained.contains(&class.id()) && ctx.deletion_log.forget_class(&retained) {
             record_abandoned_list(ctx, driver, &watched.scope, class, why).await;
         }
     }
 }
 
-/// Classifies the VMs of a Cluster, reports what is new of them, and deletes those that may be.
+/// Classifies the VMs of a Cluster, reports the new findings, and deletes proven orphans.
 async fn classify_and_report(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -339,13 +332,13 @@ fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
 pub struct Found {
     /// Its Cluster.
     pub scope: Scope,
-    /// What the driver says of it.
+    /// The VM as the driver lists it.
     pub vm: ListedMachine,
     /// Its classification.
     pub finding: Finding,
 }
 
-/// What one scan finds.
+/// The result of one scan.
 #[derive(Clone, Debug, Default)]
 pub struct Scan {
     /// The VMs of all Clusters that are here.

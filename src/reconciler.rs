@@ -1,9 +1,9 @@
 //! The frame of every reconcile: counts and times it, and removes its object from the queues of drivers that
 //! the reconcile did not ask for a permit.
 //!
-//! For an object that has no VM also: when it can't be read, an event says so to its user; when a reconcile
-//! fails, it is tried again after a back-off of its own. The machine's reconciler remembers more of each
-//! object, and can delete one that it can't read.
+//! For an object without a VM it also reports an unreadable object to its user in an event, and retries a
+//! failed reconcile after a back-off. The machine's reconciler remembers more of each object, and can delete
+//! one that it can't read.
 
 mod failure_log;
 mod permit;
@@ -26,7 +26,7 @@ use crate::configured_driver::ConfiguredDrivers;
 use crate::metrics::{ControllerName, Metrics, ReconcileResult};
 use crate::retry;
 
-/// The interval at which a driver is asked anew about itself and its classes.
+/// The interval of the questions to a driver about itself and its classes.
 pub const DRIVER_REFRESH_INTERVAL: Duration = Duration::from_mins(10);
 
 /// Logs, at a bounded rate, errors that hit all objects alike, such as 429.

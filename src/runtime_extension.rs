@@ -269,7 +269,7 @@ async fn capabilities(
     let reachability = driver.reachability().borrow().clone();
     match reachability {
         Reachability::Reachable => {}
-        Reachability::Unknown => return Err(format!("driver `{name}` has not answered yet")),
+        Reachability::Unsettled => return Err(format!("driver `{name}` has not answered yet")),
         Reachability::Unreachable(_) => return Err(format!("driver `{name}` is unreachable")),
     }
     match driver.state(REQUESTER, Waker::new(|| ())).await {

@@ -1,16 +1,16 @@
-//! Drains the volumes of a Node whose Machine is deleted: pods with persistent volumes are evicted one after
-//! the other (CTL-05), each when the volumes of the one before have left the Node. gather → plan → execute
+//! Drains the volumes of a Node whose Machine is deleted. Pods with persistent volumes are evicted one after
+//! the other (CTL-05), each when the volumes of the previous pod have left the Node. gather → plan → execute
 //! and publish.
 //!
-//! Cluster API drains Nodes by itself, all pods at once, and waits until all volumes are detached. The volume
-//! drain comes before that, where a machine asks for it by an annotation: a pre-drain hook on the Machine has
+//! Cluster API drains Nodes, all pods together, and waits until all volumes are detached. The volume drain
+//! comes before that, where a machine asks for it by an annotation: a pre-drain hook on the Machine has
 //! Cluster API wait until the provider removes the hook.
 //!
 //! # Guarantees
 //! * The hook is removed in the end, whatever becomes of the workload cluster, the driver or the pods.
-//! * The evicted pod, the time, and the volumes that the drain waits for are recorded before the eviction, so
-//!   that a process that is killed in between, and the target of a move, go on from there.
-//! * Where the provider runs without the feature, it sets no hook, and removes those that are left.
+//! * The evicted pod, the time, and the awaited volumes are recorded before the eviction. The next process,
+//!   or the target of a move, continues there.
+//! * Without the feature the provider sets no hook, and removes the remaining ones.
 
 mod drain_rules;
 mod end;
@@ -74,8 +74,8 @@ pub struct Context {
     pub rules_page: tokio::sync::Mutex<()>,
 }
 
-/// Since when workload clusters have been unreachable, by the UID of the Machine. In memory: the time limit
-/// of the whole drain bounds what a process that starts does not know.
+/// Since when workload clusters have been unreachable, by the UID of the Machine. Kept in memory: after a
+/// restart, the time limit of the whole drain still applies.
 #[derive(Debug, Default)]
 pub struct WorkloadOutages(Mutex<HashMap<String, Instant>>);
 

@@ -1,4 +1,4 @@
-//! One check of the policies that guard identities, and the repair of what it finds.
+//! One check of the policies that guard identities, and their repair.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,13 +69,13 @@ impl AdmissionPolicies {
         Ok(())
     }
 
-    /// Inspects every policy and binding, and puts in place what is not as it should be.
+    /// Inspects every policy and binding, and repairs those that differ.
     pub(super) async fn check(&self, checks: &mut Checks) -> Result<Enforcement, Error> {
         let (expected, mut faults) = (checks.expected()?, Vec::new());
         let mut found = self.find_all(&expected, &mut faults).await?;
         let mut until = unconfirmed(&found);
         if gap(&found).is_some() {
-            // Whatever the result of this check: earlier observations prove nothing.
+            // Earlier observations prove nothing, even if the repair succeeds.
             self.record_epoch(false);
             until.get_or_insert_with(|| wall_clock::now().to_string());
         }
@@ -107,7 +107,7 @@ impl AdmissionPolicies {
         Ok(enforcement)
     }
 
-    /// Puts in place what is not as it should be, with the annotation that identities are unconfirmed.
+    /// Repairs the policies that differ, and writes the annotation that identities are unconfirmed.
     async fn repair(
         &self,
         checks: &mut Checks,

@@ -1,4 +1,4 @@
-//! Compares a policy or binding with what it should be. Pure.
+//! Compares a policy or binding with the expected one. Pure.
 
 use kube::ResourceExt as _;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
@@ -29,7 +29,7 @@ pub struct Expected {
 /// The result of a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PolicyFinding {
-    /// The object is as it should be, or has defaults besides.
+    /// The object is as it should be, apart from defaults.
     AsExpected,
     /// A newer version has put the object in place. It guards all that this version's does.
     Newer,
@@ -109,7 +109,7 @@ pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFind
     }
 }
 
-/// The first place in which two values differ.
+/// The first difference of two values.
 fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {

@@ -1,8 +1,9 @@
 //! How much of an object is kept in memory, whatever its owner has put into it.
 //!
 //! The API server takes objects of more than a MiB from every user with the right to create them, and caches
-//! hold every object. So the parts that have no bound of their own get one: a provider spec where it is read,
-//! metadata before they are cached.
+//! hold every object. 250 such objects would exceed the memory limit of 256 MiB; 10,000 ordinary machines
+//! take 20 MiB. So parts without a bound get one: a provider spec where it is read, metadata before they are
+//! cached.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -23,7 +24,7 @@ pub const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
 /// The most values that it may have: each costs a hundred bytes of memory, however short it is.
 pub const MAX_PROVIDER_SPEC_VALUES: usize = 4096;
 
-/// The field of a provider spec that stands for one that was not read.
+/// The field that replaces a provider spec that was not read.
 const NOT_READ: &str = "capcmi.io/not-read";
 /// The annotation of a cached object that stands for all annotations that are not kept: it changes with them.
 const OTHERS: &str = "capcmi.io/others";
@@ -34,7 +35,7 @@ const MAX_BYTES: usize = 1024;
 /// The most labels, annotations, owners and finalizers that are kept of an object.
 pub const MAX_KEPT: usize = 64;
 
-/// Reads a provider spec; of one that is too large only that.
+/// Reads a provider spec, unless it is too large.
 pub(super) fn provider_spec<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Map<String, Value>, D::Error> {
@@ -50,7 +51,7 @@ pub fn not_read(spec: &Map<String, Value>) -> Option<&str> {
     spec.get(NOT_READ).and_then(Value::as_str)
 }
 
-/// What is too much about the JSON of a provider spec.
+/// Why the JSON of a provider spec is too large, if it is.
 pub fn too_large(json: &str) -> Option<String> {
     if json.len() > MAX_PROVIDER_SPEC_BYTES {
         return Some(format!(
@@ -94,11 +95,10 @@ fn is_read(key: &str) -> bool {
     .contains(&key)
 }
 
-/// Keeps what is known of the labels or annotations, as far as there is room, and hands over what is
-/// not kept, or only in part.
+/// Keeps known labels or annotations, as far as there is room, and hands over all that are dropped or cut.
 ///
-/// What is read is kept however long its value is, and that is cut: an object with a long
-/// reason to be paused is paused.
+/// A key that the provider reads is kept, and its value is cut: an object with a long reason to be paused is
+/// paused.
 fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, &str)) {
     let mut kept = 0;
     all.retain(|key, value| {
@@ -124,8 +124,8 @@ fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, 
     });
 }
 
-/// Keeps of the metadata what is read, and bounds that. The annotations of others are folded into one, so
-/// that a change of them is seen; their labels are dropped.
+/// Keeps the metadata that are read, and bounds them. The annotations of others are folded into one, so that
+/// a change of them is seen; their labels are dropped.
 ///
 /// Idempotent: metadata that were bounded stay as they are.
 pub fn bound(meta: &mut ObjectMeta) {
@@ -133,7 +133,7 @@ pub fn bound(meta: &mut ObjectMeta) {
     let mut others = DefaultHasher::new();
     let mut is_cut = false;
     if let Some(labels) = &mut meta.labels {
-        // No plan depends on the labels of others, so that a change of theirs is none.
+        // No plan depends on the labels of others.
         keep_known(labels, |_, _| {});
     }
     if let Some(annotations) = &mut meta.annotations {

@@ -1,5 +1,5 @@
-//! How an outage of the API server is logged: when it begins, once a minute while it lasts, and its end.
-//! Where requests fail and are answered alternately, that is one outage.
+//! How an outage of the API server is logged: when it begins, once a minute while it lasts, and its end. An
+//! API server that comes and goes is logged once a minute, too.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,19 +7,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How often an outage that lasts is logged again.
+/// The least time between two lines.
 const AGAIN: Duration = Duration::from_mins(1);
-/// How long there has to be no error for the next one to begin another outage, whether or not anything was
-/// answered.
-const OVER: Duration = Duration::from_mins(1);
-/// The same where requests were answered since. It bounds how often an API server that comes and goes is
-/// logged.
-const OVER_ONCE_ANSWERED: Duration = Duration::from_secs(10);
 
-/// The log of an outage that a caller meets again and again. An outage makes errors at the rate at which
-/// requests are repeated; a log that has them all hides what else happens.
+/// The log of an outage that a caller meets again and again: a line for each error would hide all other
+/// lines.
 #[derive(Debug)]
-pub struct OutageLog(Mutex<Option<Outage>>);
+pub struct OutageLog(Mutex<Lines>);
+
+#[derive(Debug)]
+struct Lines {
+    last: Option<Instant>,
+    unreported: u32,
+    /// Whether the outage of the last line has not ended.
+    is_open: bool,
+}
 
 /// The outage that all requests share.
 static UNANSWERED: OutageLog = OutageLog::new();
@@ -47,23 +49,6 @@ pub const fn is_unanswered(error: &kube::Error) -> bool {
     )
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Outage {
-    last_logged: Instant,
-    last: Instant,
-    unreported: u32,
-    /// Whether a request was answered since.
-    is_over: bool,
-}
-
-impl Outage {
-    /// Whether an error is still of this outage.
-    fn lasts(&self, now: Instant) -> bool {
-        let over = if self.is_over { OVER_ONCE_ANSWERED } else { OVER };
-        now.saturating_duration_since(self.last) < over
-    }
-}
-
 impl Default for OutageLog {
     fn default() -> Self {
         Self::new()
@@ -73,44 +58,34 @@ impl Default for OutageLog {
 impl OutageLog {
     /// A log without a failure.
     pub const fn new() -> Self {
-        Self(Mutex::new(None))
+        Self(Mutex::new(Lines {
+            last: None,
+            unreported: 0,
+            is_open: false,
+        }))
     }
 
-    /// Records an error; where it is to be logged as a warning, returns how many were left out since the last
-    /// one that was logged.
+    /// Records an error. If it should be logged as a warning, returns the number of errors since the last
+    /// line.
     pub fn failed(&self) -> Option<Unreported> {
         self.failed_at(Instant::now())
     }
 
-    /// Records that a request was answered, and returns whether that ends an outage that was logged. Where
-    /// one request is answered and another is not, again and again, that is one outage: its lines are no
-    /// closer together.
+    /// Records that a request was answered, and returns whether that ends an outage that was logged.
     pub fn answered(&self) -> bool {
-        let mut outage = self.0.lock();
-        let ended = outage.as_mut().filter(|outage| !outage.is_over);
-        ended.map(|outage| outage.is_over = true).is_some()
+        std::mem::take(&mut self.0.lock().is_open)
     }
 
     fn failed_at(&self, now: Instant) -> Option<Unreported> {
-        let mut outage = self.0.lock();
-        let lasting = outage.as_mut().filter(|outage| outage.lasts(now));
-        let Some(lasting) = lasting else {
-            *outage = Some(Outage {
-                last_logged: now,
-                last: now,
-                unreported: 0,
-                is_over: false,
-            });
-            return Some(Unreported(0));
-        };
-        lasting.last = now;
-        if now.saturating_duration_since(lasting.last_logged) < AGAIN {
-            lasting.unreported = lasting.unreported.saturating_add(1);
+        let mut lines = self.0.lock();
+        let is_soon = |last| now.saturating_duration_since(last) < AGAIN;
+        if lines.last.is_some_and(is_soon) {
+            lines.unreported = lines.unreported.saturating_add(1);
             return None;
         }
-        lasting.last_logged = now;
-        lasting.is_over = false;
-        Some(Unreported(std::mem::take(&mut lasting.unreported)))
+        lines.last = Some(now);
+        lines.is_open = true;
+        Some(Unreported(std::mem::take(&mut lines.unreported)))
     }
 }
 
@@ -143,30 +118,11 @@ mod tests {
         assert_eq!(logged, [(0, 0), (60, 239), (120, 239)]);
         assert!(log.answered());
         assert!(!log.answered(), "it is over");
-        let next = start + Duration::from_secs(151);
+        let next = start + Duration::from_secs(179);
         assert_eq!(log.failed_at(next), None, "it comes and goes");
         assert!(!log.answered(), "what was not logged does not end");
-        assert_eq!(
-            log.failed_at(next + OVER),
-            Some(Unreported(0)),
-            "long after, it is another"
-        );
-    }
-
-    #[test]
-    fn an_outage_that_begins_soon_after_another_is_logged_at_once() {
-        let (log, start) = (OutageLog::new(), Instant::now());
-        let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(log.failed_at(start), Some(Unreported(0)));
-        assert_eq!(log.failed_at(after(15)), None, "it is repeated so seldom");
+        assert!(log.failed_at(next + Duration::from_secs(1)).is_some());
         assert!(log.answered());
-        assert_eq!(log.failed_at(after(24)), None, "it comes and goes");
-        assert_eq!(
-            log.failed_at(after(34)),
-            Some(Unreported(0)),
-            "another, after ten seconds without an error"
-        );
-        assert!(log.answered(), "the end of what was logged is logged");
     }
 
     #[test]

@@ -12,15 +12,15 @@ use serde::de::DeserializeOwned;
 /// makes the pages smaller.
 pub const PAGE: u32 = 500;
 
-/// Passes every object of the list at this path to the callback, page by page, until the callback ends it.
-/// The type decides what is read of an object: one that keeps little keeps the memory small.
+/// Passes every object of the list at this path to the callback, page by page, until the callback ends it. A
+/// type with few fields keeps the memory small.
 ///
 /// Without a resource version, the first page is as new as the store (a quorum read), and the
 /// others are of the same moment.
 ///
 /// # Errors
-/// The API server refused or could not be reached, or a token expired on the way: what was handed over
-/// is then not the whole list.
+/// The API server refused or could not be reached, or a token expired: the callback then saw only a part of
+/// the list.
 pub async fn each<T>(
     client: &Client,
     path: &str,

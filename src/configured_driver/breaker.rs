@@ -3,12 +3,12 @@
 //!
 //! There is one breaker for each class. It is closed while nothing is known against the creates of the class.
 //! An answer that capacity is exhausted opens it, and creates are refused without a call. It is half open
-//! when there may be capacity again: its time is over, a VM that was made with the same credentials is gone
-//! (a quota usually belongs to an account, and a driver does not say to which classes), a create that was in
-//! flight succeeded, an operator asks for a try, or a process that has just started has a machine that was
-//! refused before. Then one create is let through. If it succeeds, the circuit recovers: waiters are woken,
-//! two for each create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling
-//! numbers. If it fails, the circuit is open again, and hints that prove wrong count for less and less.
+//! when there may be capacity again. That is when its time is over, a VM with the same credentials is gone, a
+//! create in flight succeeded, an operator asks for a try, or a process starts with a machine that was
+//! refused before. A quota usually belongs to an account, and a driver does not name its classes. Then one
+//! create is let through. If it succeeds, the circuit recovers: waiters are woken, two for each create that
+//! succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers. If it fails,
+//! the circuit is open again, and hints that prove wrong count for less and less.
 
 mod circuit;
 mod key;
@@ -34,10 +34,10 @@ pub(super) struct Breakers {
     by_class: Mutex<HashMap<ClassKey, Circuit>>,
 }
 
-/// Why a breaker becomes half open for a create: one that is open, or, after a restart, one that is closed.
+/// Why a breaker becomes half open for a create, whether it is open or, after a restart, closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HalfOpenReason {
-    /// An operator has changed something to have the create tried at once.
+    /// An operator has changed an annotation to retry the create immediately.
     pub requested: bool,
     /// The machine was refused before, perhaps by the driver of an earlier process.
     pub recalled: bool,

@@ -1,42 +1,15 @@
 //! Whether a driver can be reached, for subscribers that need to know only of an outage that lasts.
 
-use std::sync::Arc;
+use std::mem::discriminant;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::Reachability;
+use super::{Reachability, StableReachability};
 
-/// Whether a driver can be reached, debounced: the value changes when the probes have said the same for the
-/// whole grace period. A probe that fails, or the restart of a plugin, leaves the value as it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StableReachability {
-    /// The probes have not said the same for long enough since this replica leads.
-    Unsettled,
-    /// The driver can be reached.
-    Reachable,
-    /// The driver can't be reached, for this reason.
-    Unreachable(Arc<str>),
-}
-
-impl StableReachability {
-    /// Returns the result of a probe; nothing before the first one.
-    fn of(reachability: &Reachability) -> Option<Self> {
-        match reachability {
-            Reachability::Unknown => None,
-            Reachability::Reachable => Some(Self::Reachable),
-            Reachability::Unreachable(why) => Some(Self::Unreachable(Arc::clone(why))),
-        }
-    }
-
-    /// Whether both say the same, for whatever reason.
-    fn agrees(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
-    }
-}
-
-/// Keeps `stable` up to date with what the probes say, for ever.
+/// Keeps `stable` up to date for ever: it changes when the probes have said the same for the whole grace
+/// period, for whatever reason. A probe that fails, or the restart of a plugin, leaves it as it is.
 pub(super) async fn debounce(
     mut probed: watch::Receiver<Reachability>,
     stable: &watch::Sender<StableReachability>,
@@ -44,23 +17,17 @@ pub(super) async fn debounce(
 ) {
     loop {
         let is_news = |seen: &Reachability| {
-            StableReachability::of(seen).is_some_and(|seen| !stable.borrow().agrees(&seen))
+            *seen != Reachability::Unsettled && discriminant(seen) != discriminant(&*stable.borrow())
         };
-        let Ok(seen) = probed.wait_for(is_news).await.map(|seen| seen.clone()) else {
+        let Ok(seen) = probed.wait_for(is_news).await.map(|seen| discriminant(&*seen)) else {
             return;
         };
-        let is_over = |now: &Reachability| std::mem::discriminant(now) != std::mem::discriminant(&seen);
-        let changed = timeout(grace, probed.wait_for(is_over))
-            .await
-            .map(|changed| changed.is_ok());
-        match changed {
+        let lasted = timeout(grace, probed.wait_for(|now| discriminant(now) != seen)).await;
+        match lasted.map(|changed| changed.is_ok()) {
             Ok(true) => {}
             Ok(false) => return,
             Err(_elapsed) => {
-                let lasting = StableReachability::of(&probed.borrow());
-                lasting
-                    .into_iter()
-                    .for_each(|lasting| drop(stable.send_replace(lasting)));
+                stable.send_replace(probed.borrow().clone());
             }
         }
     }
@@ -85,7 +52,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_and_its_end_are_reported_when_they_have_lasted_and_a_short_one_is_not() {
-        let probed = watch::Sender::new(Reachability::Unknown);
+        let probed = watch::Sender::new(Reachability::Unsettled);
         let stable = watch::Sender::new(StableReachability::Unsettled);
         let debounced = stable.subscribe();
         let news = probed.subscribe();

@@ -1,8 +1,8 @@
 //! What every driver call passes before it is made.
 //!
-//! The rules apply in this order: leadership, capabilities, the driver's rate, the circuit breaker (for creates
-//! only), and leadership again, since the wait may have been long.
-//! [`super::Permit`] bounds how many calls run at once.
+//! The rules apply in this order: leadership, capabilities, the driver's rate, the circuit breaker (for
+//! creates only), and leadership again, since the wait may have been long. [`super::Permit`] bounds how many
+//! calls run in parallel.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl GuardedDriver {
         let key = class.map(|class| ClassKey::of(class, &capabilities.tag_path));
         self.tokens.take().await;
         let is_create = R::OPERATION == Operation::CreateMachine;
-        // After the wait: another create may have found no capacity meanwhile.
+        // After the wait: another create may have found no capacity in the meantime.
         let attempt = match key.as_ref().filter(|_| is_create) {
             Some(key) => Some(self.breakers.attempt(key)?),
             None => None,

@@ -1,5 +1,4 @@
-//! Permits to call a driver: how many calls run at the same time, and who is next. [`super::Permit`] is one
-//! of them.
+//! Permits to call a driver ([`super::Permit`]): how many calls run at the same time, and who is next.
 //!
 //! No worker waits for a permit, since all drivers share the workers: a reconcile that gets none is queued
 //! and ends. A free permit is set aside for the next in the queue, whose waker runs. Namespaces take turns,
@@ -22,7 +21,7 @@ use crate::metrics::PermitCount;
 
 /// How long a permit is set aside for a waiter that was woken.
 const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
-/// Waits are published when no permit was granted for this long, at most [`REPORTED_AT_ONCE`] a second.
+/// Waits are published when their queue was not served for this long, at most [`REPORTED_AT_ONCE`] a second.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 const REPORTED_AT_ONCE: usize = 20;
 /// A wait in a queue that moves is published after this time, one a second: a fleet that comes up at the pace
@@ -56,11 +55,20 @@ struct Count {
 #[derive(Debug)]
 struct State {
     held: HashMap<Box<str>, Count>,
-    /// The keys that wait, by namespace, in the order of turns. One that has left is skipped at its turn.
-    queues: BTreeMap<Priority, VecDeque<(Arc<str>, VecDeque<Arc<str>>)>>,
-    /// Those that wait, and those that have not claimed their permit yet.
+    /// The queues of namespaces, in the order of turns.
+    queues: BTreeMap<Priority, VecDeque<Queue>>,
+    /// The waiters, including those with a permit that they have not claimed yet.
     waiters: HashMap<Arc<str>, Waiter>,
-    last_grant: Instant,
+}
+
+/// The queue of a namespace.
+#[derive(Debug)]
+struct Queue {
+    namespace: Arc<str>,
+    /// The keys that wait. A key that has left is skipped at its turn.
+    keys: VecDeque<Arc<str>>,
+    /// When the queue began, or was served last.
+    served_at: Instant,
 }
 
 #[derive(Debug)]
@@ -93,13 +101,13 @@ impl Permits {
                 held: HashMap::new(),
                 queues: BTreeMap::new(),
                 waiters: HashMap::new(),
-                last_grant: Instant::now(),
             }),
         }
     }
 
     /// Takes a permit, or queues `key`, which has one place; `waker` runs when `key` should ask again.
-    /// Returns what the permit is for: one that was set aside for a create also serves the look-up before it.
+    /// Returns the priority of the permit: a permit that was set aside for a create also serves the look-up
+    /// before it.
     pub(super) fn acquire_or_queue(
         &self,
         priority: Priority,
@@ -117,8 +125,8 @@ impl Permits {
         })
     }
 
-    /// Exchanges a permit for upkeep for one to create a VM. Where there is none, the first is kept, and `key`
-    /// is queued.
+    /// Exchanges a permit for upkeep for one to create a VM. If no create may run, the permit is kept, and
+    /// `key` is queued.
     pub(super) fn exchange_for_create(&self, key: &str, namespace: &str, waker: Waker) -> bool {
         self.change(|state| {
             state.release(namespace, Priority::Upkeep);
@@ -153,8 +161,8 @@ impl Permits {
         self.change(|state| state.leave(key));
     }
 
-    /// Passes on the permits that were set aside for those that have not come, whose objects may be gone, and
-    /// wakes some of those that have to publish that they wait. Runs once a second.
+    /// Passes on the permits that were not claimed, as when an object is gone, and wakes some of the waiters
+    /// that have to publish that they wait. Runs once a second.
     pub(super) fn tick(&self) {
         let now = Instant::now();
         let reporters = self.change(|state| {
@@ -198,7 +206,6 @@ impl Permits {
             let held = state.held.entry(namespace.into()).or_default();
             held.all += 1;
             held.creates += u32::from(priority == Priority::Create);
-            state.last_grant = Instant::now();
         }
         has_room
     }
@@ -233,12 +240,13 @@ impl Permits {
             .into_iter()
             .find_map(|priority| {
                 let mut turns = state.queues.get(&priority)?.iter();
-                let turn = turns.position(|(namespace, _)| self.has_room(state, namespace, priority))?;
-                let queue = state.queues.get_mut(&priority)?;
-                let (namespace, mut keys) = queue.remove(turn)?;
-                let key = keys.pop_front()?;
-                if !keys.is_empty() {
-                    queue.push_back((Arc::clone(&namespace), keys));
+                let turn = turns.position(|queue| self.has_room(state, &queue.namespace, priority))?;
+                let queues = state.queues.get_mut(&priority)?;
+                let mut queue = queues.remove(turn)?;
+                let (namespace, key) = (Arc::clone(&queue.namespace), queue.keys.pop_front()?);
+                if !queue.keys.is_empty() {
+                    queue.served_at = Instant::now();
+                    queues.push_back(queue);
                 }
                 Some((priority, namespace, key))
             })
@@ -308,14 +316,18 @@ impl State {
 
     /// Returns the name of the namespace, which its waiters share.
     fn line_up(&mut self, key: Arc<str>, namespace: &str, priority: Priority) -> Arc<str> {
-        let queue = self.queues.entry(priority).or_default();
-        if let Some((name, keys)) = queue.iter_mut().find(|(name, _)| **name == *namespace) {
-            keys.push_back(key);
-            return Arc::clone(name);
+        let queues = self.queues.entry(priority).or_default();
+        if let Some(queue) = queues.iter_mut().find(|queue| *queue.namespace == *namespace) {
+            queue.keys.push_back(key);
+            return Arc::clone(&queue.namespace);
         }
-        let name: Arc<str> = namespace.into();
-        queue.push_back((Arc::clone(&name), VecDeque::from([key])));
-        name
+        let namespace: Arc<str> = namespace.into();
+        queues.push_back(Queue {
+            namespace: Arc::clone(&namespace),
+            keys: VecDeque::from([key]),
+            served_at: Instant::now(),
+        });
+        namespace
     }
 
     /// Removes `key`, and the permit that is set aside for it.
@@ -335,20 +347,22 @@ impl State {
 
     /// Returns the wakers of waiters that have to publish that they wait, each waiter once.
     fn next_to_report(&mut self, now: Instant) -> Vec<Waker> {
-        let is_stuck = now - self.last_grant >= STUCK_AFTER;
-        let (after, most) = if is_stuck {
-            (STUCK_AFTER, REPORTED_AT_ONCE)
-        } else {
-            (LONG_QUEUE_WAIT, 1)
-        };
-        let is_due = |waiter: &&mut Waiter| {
-            !waiter.is_reported && waiter.granted_at.is_none() && now - waiter.since >= after
-        };
-        let due = self.waiters.values_mut().filter(is_due).take(most);
-        due.filter_map(|waiter| {
-            waiter.is_reported = true;
-            waiter.waker.take()
-        })
-        .collect()
+        let (mut stuck, mut moving, mut wakers) = (REPORTED_AT_ONCE, 1, Vec::new());
+        for queue in self.queues.values().flatten() {
+            let (after, left) = if now - queue.served_at >= STUCK_AFTER {
+                (STUCK_AFTER, &mut stuck)
+            } else {
+                (LONG_QUEUE_WAIT, &mut moving)
+            };
+            for key in &queue.keys {
+                let waiter = self.waiters.get_mut(key).filter(|waiter| !waiter.is_reported);
+                if let Some(waiter) = waiter.filter(|waiter| *left > 0 && now - waiter.since >= after) {
+                    *left -= 1;
+                    waiter.is_reported = true;
+                    wakers.extend(waiter.waker.take());
+                }
+            }
+        }
+        wakers
     }
 }

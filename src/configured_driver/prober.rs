@@ -18,13 +18,16 @@ const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// Whether a driver answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// The driver was not asked yet.
-    Unknown,
+    /// The driver was not asked yet, or has not said the same for long enough.
+    Unsettled,
     /// The driver is ready to serve.
     Reachable,
     /// The driver is not ready, for this reason.
     Unreachable(Arc<str>),
 }
+
+/// Whether a driver answers, as its probes have said for a while.
+pub type StableReachability = Reachability;
 
 /// Probes a driver, and has its capabilities fetched when it answers.
 #[derive(Debug)]
@@ -40,7 +43,7 @@ impl Prober {
         Self {
             client,
             capabilities,
-            reachability: watch::Sender::new(Reachability::Unknown),
+            reachability: watch::Sender::new(Reachability::Unsettled),
             probe_soon: Notify::new(),
         }
     }
@@ -49,8 +52,8 @@ impl Prober {
         self.reachability.subscribe()
     }
 
-    /// Records the answer to a call as a hint: the probe decides, so that a call that fails here and a call
-    /// that succeeds there do not turn the driver on and off.
+    /// Records the answer to a call as a hint, which leads to a probe. The probe decides, so that single
+    /// calls do not turn the driver on and off.
     pub(super) fn record_answer<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
@@ -72,7 +75,7 @@ impl Prober {
             let reachability = self.probe().await;
             let interval = match &reachability {
                 Some(Reachability::Reachable) => PROBE_INTERVAL,
-                Some(Reachability::Unknown | Reachability::Unreachable(_)) | None => SHORT_PROBE_INTERVAL,
+                Some(Reachability::Unsettled | Reachability::Unreachable(_)) | None => SHORT_PROBE_INTERVAL,
             };
             if let Some(reachability) = reachability {
                 if reachability == Reachability::Reachable {
@@ -108,7 +111,7 @@ impl Prober {
                 return is_another;
             }
             match &reachability {
-                Reachability::Unknown | Reachability::Reachable => {
+                Reachability::Unsettled | Reachability::Reachable => {
                     tracing::info!(%driver, "driver is reachable");
                 }
                 Reachability::Unreachable(why) => {

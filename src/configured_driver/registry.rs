@@ -26,7 +26,7 @@ pub enum ResolveError {
     /// The provider runs without a driver.
     #[error("no driver is configured: add one to the drivers file of the provider")]
     NoneConfigured,
-    /// There is no driver of this name for this namespace.
+    /// This namespace has no driver of this name.
     #[error("no driver `{name}` serves namespace `{namespace}`: {}", choice(usable))]
     NotFound {
         /// The value of `spec.driver`.
@@ -59,7 +59,7 @@ pub enum ResolveError {
     },
 }
 
-/// Says what the author of an object that names a missing driver can do.
+/// The remedy for the author of an object that names a missing driver.
 fn choice(usable: &[String]) -> String {
     if usable.is_empty() {
         return "add the namespace to a driver in the drivers file".to_owned();

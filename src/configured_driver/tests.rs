@@ -575,7 +575,7 @@ fn capabilities_asked(driver: &FakeDriver) -> impl Fn() -> usize + use<> {
 async fn reachable(driver: FakeDriver) -> (Arc<ConfiguredDriver>, watch::Receiver<Reachability>) {
     let driver = Arc::new(configured_driver(driver));
     let mut reachability = driver.reachability();
-    assert_eq!(*reachability.borrow(), Reachability::Unknown);
+    assert_eq!(*reachability.borrow(), Reachability::Unsettled);
     let prober = Arc::clone(&driver);
     tokio::spawn(async move { prober.run().await });
     reachability

@@ -1,10 +1,10 @@
-//! The number of objects in a page of a list: many where they are small, as they are as a rule, and so few
-//! where they are large that a page fits into memory even when every object is as large as the API server
-//! allows.
+//! The number of objects in a page of a list: many where they are small, as they usually are, and few where
+//! they are large. A page of 500 objects that are as large as the API server allows has 750 MiB, and the
+//! memory limit of the provider is 256 MiB; a page of ordinary InfraMachines has 4 MiB.
 //!
-//! Nothing says beforehand how large a page will be. So the answer to a page of many objects is read up to a
-//! bound and dropped beyond it, and from then on lists of this path have smaller pages. A list that
-//! fails so begins anew, as after any other failure.
+//! The size of a page is unknown in advance. So the answer to a page of many objects is read up to a bound
+//! and dropped beyond it, and later lists of this path have smaller pages. A list that fails this way begins
+//! again, as after any other failure.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 const MIN_PAGE: u32 = 16;
 /// The most bytes of a page of more objects. 500 ordinary InfraMachines have 4 MiB.
 pub(super) const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// The factor by which the next pages are smaller.
+/// The next pages are smaller by this factor.
 const STEP: u32 = 8;
 
 /// A page of a list had more bytes than are read. Lists of its path have smaller pages from now on.

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use kube::Resource as _;
 use parking_lot::Mutex;
 
-use super::retained_classes::RetainedClasses;
 use super::scope::RetainedClass;
 use crate::admission::EnforcementEpoch;
 use crate::api::cluster_api::cluster_name;
@@ -18,13 +17,17 @@ use crate::listing::ClassRef;
 
 /// The number of deletions that are kept; an orphan of an older one is reported and not deleted.
 const MAX_DELETIONS: usize = 16_384;
+/// The most classes that are kept of a Cluster.
+const MAX_CLASSES: usize = 32;
+/// The most bytes of all classes, and the bytes of a class without its provider spec.
+const MAX_CLASS_BYTES: usize = 8 * 1024 * 1024;
+const BESIDE_SPEC: usize = 1024;
 
 /// The deletions of InfraMachines that this process has observed, and the classes of their VMs.
 ///
 /// # Guarantees
-/// * A deletion counts only where a user asked for it, and not where a move made it. An object that is
-///   missing from a list, because a backup was restored or because the watch broke off before the deletion
-///   was seen, was not deleted.
+/// * A deletion counts only where a user asked for it, and not where a move made it. An object that is only
+///   missing from a list was not deleted: a backup may have been restored, or the watch may have broken off.
 /// * An object that is there again, as after a restore, is not deleted.
 /// * A deletion counts only as long as identities are guarded without a break since it was seen: the deleted
 ///   object may have carried the forged identity of a machine that lives.
@@ -36,9 +39,10 @@ pub struct DeletionLog(Mutex<DeletionRecords>);
 #[derive(Debug, Default)]
 struct DeletionRecords {
     deletions: HashMap<String, ObservedDeletion>,
-    /// The identities in the order in which their deletions were seen.
+    /// The identities in the order of their deletions.
     order: VecDeque<String>,
-    classes: RetainedClasses,
+    /// The class of the latest deletion is the last.
+    classes: VecDeque<RetainedClass>,
 }
 
 /// The deletion of an InfraMachine.
@@ -48,7 +52,7 @@ pub struct ObservedDeletion {
     pub machine: NamespacedName,
     /// When the object was seen to be gone.
     pub at: Timestamp,
-    /// The epoch in which identities were guarded at that time.
+    /// The epoch of the admission policies at that time.
     pub during: EnforcementEpoch,
 }
 
@@ -76,7 +80,7 @@ impl DeletionLog {
         if let Ok(machine) = &object.0
             && let Some(class) = retained_class(machine)
         {
-            seen.classes.insert(class);
+            seen.keep_class(class);
         }
         if meta.deletion_timestamp.is_none() || keeps_vm {
             return;
@@ -109,19 +113,35 @@ impl DeletionLog {
         self.0.lock().classes.iter().cloned().collect()
     }
 
-    /// Records that the list of a class was made.
-    pub fn listed(&self, class: &RetainedClass) {
-        self.0.lock().classes.listed(class);
-    }
-
-    /// Records that the list of a class can't be made until an operator acts. Returns whether that is now
-    /// believed, and the class forgotten.
-    pub fn unlistable(&self, class: &RetainedClass) -> bool {
-        self.0.lock().classes.unlistable(class)
+    /// Forgets a class whose list can't be made until an operator acts. Returns whether it was kept.
+    pub fn forget_class(&self, class: &RetainedClass) -> bool {
+        let classes = &mut self.0.lock().classes;
+        let before = classes.len();
+        classes.retain(|known| known != class);
+        classes.len() < before
     }
 }
 
 impl DeletionRecords {
+    /// Keeps a class as the last to be forgotten. One Cluster does not push out the classes of others, as
+    /// long as there is room for all.
+    fn keep_class(&mut self, class: RetainedClass) {
+        self.classes.retain(|known| *known != class);
+        let of_cluster = |known: &RetainedClass| known.cluster == class.cluster;
+        if self.classes.iter().filter(|known| of_cluster(known)).count() == MAX_CLASSES {
+            let oldest = self.classes.iter().position(of_cluster);
+            oldest.and_then(|oldest| self.classes.remove(oldest));
+        }
+        self.classes.push_back(class);
+        let bytes = |class: &RetainedClass| class.class.spec.len() + BESIDE_SPEC;
+        let mut all: usize = self.classes.iter().map(bytes).sum();
+        while all > MAX_CLASS_BYTES
+            && let Some(oldest) = self.classes.pop_front()
+        {
+            all -= bytes(&oldest);
+        }
+    }
+
     fn insert(&mut self, id: &str, deletion: ObservedDeletion) {
         if self.deletions.insert(id.to_owned(), deletion).is_some() {
             return;
@@ -277,6 +297,42 @@ mod tests {
             class.class.spec,
             r#"{"size":"s","tags":{"kubernetes.io/cluster":"c-1"}}"#
         );
+    }
+
+    #[test]
+    fn many_classes_of_a_cluster_push_out_its_own_oldest_and_fill_no_memory() {
+        let class = |cluster: &str, number: usize, bytes: usize| RetainedClass {
+            driver: "pool".to_owned(),
+            cluster: NamespacedName::new("ns", cluster),
+            class: ClassRef {
+                secret: None,
+                spec: format!("{number:0>bytes$}"),
+            },
+        };
+        let mut records = DeletionRecords::default();
+        records.keep_class(class("other", 0, 8));
+        for number in 0..1_000 {
+            records.keep_class(class("c", number, 8));
+        }
+        assert_eq!(records.classes.len(), 1 + MAX_CLASSES);
+        assert!(records.classes.contains(&class("other", 0, 8)));
+        assert!(
+            records.classes.contains(&class("c", 999, 8)) && !records.classes.contains(&class("c", 0, 8))
+        );
+        for number in 0..500 {
+            records.keep_class(class(&number.to_string(), number, 60_000));
+        }
+        let bytes: usize = records.classes.iter().map(|class| class.class.spec.len()).sum();
+        assert!(bytes <= MAX_CLASS_BYTES, "{bytes}");
+    }
+
+    #[test]
+    fn a_class_that_cannot_be_listed_is_forgotten_until_another_machine_of_it_is_deleted() {
+        let deletion_log = log_of(&machine("u", |_| {}), false);
+        let class = deletion_log.classes().remove(0);
+        assert!(deletion_log.forget_class(&class) && !deletion_log.forget_class(&class));
+        deletion_log.record(&machine("v", |_| {}), false, Timestamp::UNIX_EPOCH, NOW);
+        assert_eq!(deletion_log.classes(), [class]);
     }
 
     #[test]

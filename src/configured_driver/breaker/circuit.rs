@@ -1,4 +1,4 @@
-//! One circuit breaker: from when on creates of a class may run, and how many at once.
+//! One circuit breaker: the time from which creates of a class may run, and how many may run together.
 //!
 //! A circuit counts creates and knows no driver. The wakers that it returns have to run without the lock.
 
@@ -12,8 +12,7 @@ use super::HalfOpenReason;
 use crate::configured_driver::waker::Waker;
 use crate::retry::{LONG_WAIT, backoff};
 
-/// How long a circuit waits for the create of a machine to begin: the machine may have been deleted
-/// meanwhile.
+/// How long a circuit waits for the create of a machine to begin: the machine may have been deleted.
 pub const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The circuit breaker of a class. It is open until a time; then it is half open, and lets one create
@@ -21,7 +20,7 @@ pub const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Circuit {
     pub(super) until: Instant,
-    /// How many creates may run at once: one, and one more for each that succeeds.
+    /// How many creates may run together: one, and one more for each create that succeeds.
     allowed: u32,
     /// Creates that were let through and are not answered yet.
     in_flight: u32,
@@ -190,7 +189,7 @@ impl Circuit {
         wakers
     }
 
-    /// Whether nothing is known against creates any more, and no machine waits.
+    /// Whether nothing speaks against creates, and no machine waits.
     pub fn is_closed(&self, now: Instant) -> bool {
         let is_over = !self.is_open(now) && (self.allowed > 1 || !self.is_expecting(now));
         is_over && self.in_flight == 0 && self.waiting.is_empty()
