@@ -6,14 +6,13 @@
 //! installed, and they never let anything through that they refuse otherwise.
 //!
 //! # Guarantees
-//! * Before an action on a VM that may exist, and before such a VM is forgotten, a check finds the policies
-//!   in force that began after the machine was read. A first create needs the last check, which is at most
-//!   [`CHECK_INTERVAL`] old.
+//! * A check that began after the machine was read precedes each action on a VM that may exist. A first
+//!   create needs the last check, which is at most [`CHECK_INTERVAL`] old.
 //! * Of several versions in one management cluster, the newest one's policies stand, and an annotation names
 //!   the version. They guard for the older ones, because no version guards less than the one before.
 //! * Observations of objects prove that a VM may be deleted only within one [`EnforcementEpoch`].
-//! * After policies were missing while identities existed, no identity is trusted until an administrator
-//!   confirms. An annotation of the policy records that, so that a restart keeps it.
+//! * After policies were missing while identities existed, an administrator has to confirm them first. An
+//!   annotation of the policy records that, so that a restart keeps it.
 
 mod check;
 mod comparison;

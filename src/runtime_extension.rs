@@ -7,7 +7,7 @@
 //! # Guarantees
 //! * Fail closed: a field that is not known to be updatable is not patched, so that Cluster API replaces the
 //!   machine. Where the driver can't be asked, the answer is a failure, after which Cluster API asks again.
-//! * A replica that does not lead calls no driver and writes nothing. It answers only what it can read.
+//! * A replica that does not lead calls no driver and writes nothing. It answers only readable requests.
 
 mod hooks;
 mod progress;
@@ -45,15 +45,15 @@ use crate::hot_update::in_place;
 use crate::leadership::Leadership;
 use cmi_driver::{Capabilities, ErrorChain};
 
-/// The largest request: two MachineSets and four templates, of which those for bootstrapping are the largest.
+/// The largest request: two MachineSets and four templates, most of them for bootstrapping.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// How long a request body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a request may wait for its turn: Cluster API does not wait much longer.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(6);
-/// Concurrent requests, each of which may take [`MAX_BYTES`] of memory.
+/// Concurrent requests; each may take [`MAX_BYTES`] of memory.
 const MAX_REQUESTS: usize = 8;
-/// The name under which the extension asks for a driver's capabilities.
+/// The extension asks for a driver's capabilities under this name.
 const REQUESTER: &str = "the Runtime Extension";
 
 /// The context of every request.
@@ -157,7 +157,7 @@ enum Unread {
     Unreadable(serde_json::Error),
 }
 
-/// Shortens a parser's message: it quotes the input, of which a request may have a lot.
+/// Shortens a parser's message: it quotes the input, and a request may be long.
 fn brief(error: &serde_json::Error) -> String {
     const MAX_CHARS: usize = 256;
     error.to_string().chars().take(MAX_CHARS).collect()
@@ -335,7 +335,7 @@ async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine)
     match patch_metadata(machines, name, &body).await {
         Ok(_) => Ok(()),
         Err(error) => match Error::api("requesting the update", error) {
-            // Cluster API asks again, and the object is read anew then.
+            // Cluster API asks again, and the object is read again then.
             Error::Conflict { .. } => Ok(()),
             error => Err(error),
         },

@@ -7,9 +7,9 @@
 //! Cluster API wait until the provider removes the hook.
 //!
 //! # Guarantees
-//! * The hook is removed in the end, whatever becomes of the workload cluster, the driver or the pods.
-//! * The evicted pod, the time, and the awaited volumes are recorded before the eviction. The next process,
-//!   or the target of a move, continues there.
+//! * The hook is removed in the end, even if the workload cluster, the driver or the pods fail.
+//! * The pod, the time and the awaited volumes are recorded before an eviction. The next process, or the
+//!   target of a move, continues there.
 //! * Without the feature the provider sets no hook, and removes the remaining ones.
 
 mod drain_rules;

@@ -100,7 +100,7 @@ fn a_policy_that_was_made_to_apply_to_less_is_told_from_the_one_that_guards() {
     );
 }
 
-/// The policies of three versions, each of which refuses more than the one before.
+/// The policies of three versions; each refuses more than the version before.
 fn versions() -> [Expected; 3] {
     ["0.9.0", "1.0.0", "1.1.0-rc.1"].map(|version| {
         let mut policies = manifests::policies().unwrap();
@@ -236,7 +236,7 @@ impl Server {
 }
 
 async fn check(policies: &AdmissionPolicies) -> Enforcement {
-    // On a paused clock, this instant is that of the last check, which would count.
+    // On a paused clock, the last check began in this instant and would count.
     tokio::time::sleep(Duration::from_millis(1)).await;
     policies.enforcement_since(Instant::now()).await
 }
@@ -295,7 +295,7 @@ async fn a_policy_that_guards_no_identity_stops_nothing_where_it_is_refused() {
     }
 }
 
-/// Else what is restored or moved to a new installation would have to be confirmed by hand.
+/// Otherwise objects that are restored or moved to a new installation would need a confirmation by hand.
 #[tokio::test(start_paused = true)]
 async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
     let refused =
@@ -388,8 +388,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
     );
 }
 
-/// A tenant's objects are as large and as deep as the API server takes them: of each only
-/// what is looked for is read.
+/// A tenant's objects may be large and deep: only their annotations are read.
 #[tokio::test]
 async fn identities_are_looked_for_page_by_page_among_unreadable_objects_and_no_further_than_the_first() {
     let asked = Arc::new(StdMutex::new(Vec::new()));

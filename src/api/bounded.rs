@@ -1,9 +1,8 @@
 //! How much of an object is kept in memory, whatever its owner has put into it.
 //!
-//! The API server takes objects of more than a MiB from every user with the right to create them, and caches
-//! hold every object. 250 such objects would exceed the memory limit of 256 MiB; 10,000 ordinary machines
-//! take 20 MiB. So parts without a bound get one: a provider spec where it is read, metadata before they are
-//! cached.
+//! Every user with the right to create objects may make them larger than a MiB, and caches hold all of them.
+//! 250 such objects would exceed the memory limit of 256 MiB; 10,000 ordinary machines take 20 MiB. So parts
+//! without a bound get one: a provider spec where it is read, metadata before they are cached.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -240,8 +239,8 @@ mod tests {
         assert_eq!(read.spec.violations(), Vec::<String>::new());
     }
 
-    /// What the API server takes at most: 256 KiB of annotations, and labels and owners
-    /// until the object is full.
+    /// The most that the API server takes: 256 KiB of annotations, and labels and owners until the object is
+    /// full.
     fn stuffed() -> ObjectMeta {
         let text = "x".repeat(63);
         ObjectMeta {
@@ -317,7 +316,7 @@ mod tests {
         assert!(text.len() > 1_000_000 && size(&read.0.unwrap()) < 32 * 1024);
     }
 
-    /// Any annotation has a machine tried at once.
+    /// Any annotation leads to a retry of the machine.
     #[test]
     fn a_change_of_an_annotation_that_is_not_kept_is_seen_and_one_of_a_label_is_not() {
         let mut seen = std::collections::BTreeSet::new();
@@ -334,7 +333,7 @@ mod tests {
         assert_eq!(seen.len(), 2);
     }
 
-    /// Keys that come before it in the alphabet must not push out what the provider reads.
+    /// Keys that come before it in the alphabet must not push out a key that the provider reads.
     #[test]
     fn what_the_provider_reads_is_kept_however_much_stands_beside_it() {
         let crowd = (0..500).map(|n| (format!("a{n}.capcmi.io/x"), String::new()));

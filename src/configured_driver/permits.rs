@@ -342,7 +342,9 @@ impl State {
         let is_late = |waiter: &Waiter| waiter.granted_at.is_some_and(|at| now - at >= CLAIMED_WITHIN);
         let late = self.waiters.iter().filter(|(_, waiter)| is_late(waiter));
         let late: Vec<_> = late.map(|(key, _)| Arc::clone(key)).collect();
-        late.iter().for_each(|key| self.leave(key));
+        for key in late {
+            self.leave(&key);
+        }
     }
 
     /// Returns the wakers of waiters that have to publish that they wait, each waiter once.

@@ -113,7 +113,7 @@ impl Context {
         }
     }
 
-    /// Whether the permit may be used to create or finish a VM. Otherwise the machine is enqueued once it may.
+    /// Whether the permit may be used to create or finish a VM. Otherwise the machine is enqueued later.
     pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
         permit.may_create(machine.metadata.uid(), self.waker(machine))
     }

@@ -26,7 +26,7 @@ use crate::workload_cluster::{Answer, Connection, Unreachable};
 const MAX_TRIED: usize = 32;
 /// The fewest pods that are tried: the most important one, and two of the others.
 const MIN_TRIED: usize = 3;
-/// For how long the pods of one reconcile are tried: a connection that takes its whole time counts as an
+/// For how long the pods of one reconcile are tried. A connection that takes its whole time counts as an
 /// outage, and an API server that is slow to refuse is not away.
 const MAX_TRYING: Duration = Duration::from_secs(3);
 /// For how long the same pods are tried.
@@ -233,8 +233,8 @@ mod tests {
 
     const PROVIDER_ID: &str = "sim://1";
 
-    /// An API server whose Node has many pods, of which a budget keeps each: it takes so long to say so. With
-    /// the number of evictions that it was asked for.
+    /// An API server whose Node has many pods. A budget keeps each pod, and each refusal takes this long.
+    /// With the number of evictions that it was asked for.
     fn refusing_after(time: Duration) -> (Connection, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
@@ -275,8 +275,8 @@ mod tests {
         (Connection::new(Client::new(service, "default")), asked)
     }
 
-    /// A connection that takes longer leads to a back-off, in which no other machine of the Cluster is looked
-    /// at, and at last to an outage, at which the drain ends.
+    /// A connection that takes longer leads to a back-off for all machines of the Cluster, and then to an
+    /// outage, which ends the drain.
     #[tokio::test(start_paused = true)]
     async fn an_api_server_that_is_slow_to_refuse_evictions_is_left_before_that_counts_as_an_outage() {
         let target = DrainTarget {

@@ -97,7 +97,7 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
         let kind = object["kind"].as_str().context("a kind")?;
         let name = object["metadata"]["name"].as_str().context("a name")?;
         let found = of(&admin, kind).get(name).await?;
-        // clusterctl deletes what has its label.
+        // clusterctl deletes objects with its label.
         ensure!(
             !found.labels().contains_key("clusterctl.cluster.x-k8s.io"),
             "{found:?}"
@@ -157,7 +157,7 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let running = policies(&client);
     in_force(&running.enforcement_since(Instant::now()).await)?;
-    // Where there are no identities, none can be forged: what is gone is put back.
+    // Without identities, none can be forged: the binding is put back.
     of(&admin, BINDING)
         .delete("capcmi-provider-id", &DeleteParams::default())
         .await?;
