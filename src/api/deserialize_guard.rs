@@ -1,8 +1,8 @@
 //! Objects that may not be what their schema says.
 //!
 //! kube has a guard for that, which copies every object twice as a tree before it reads it: with it, a
-//! quarter of the provider's time went to the allocator. Managed fields, which are half of an object, took another
-//! tenth: they are skipped here.
+//! quarter of the provider's time went to the allocator. Managed fields, which are half of an object, took
+//! another tenth: they are skipped here.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -64,8 +64,8 @@ pub(super) struct Attempt<'a> {
 
 impl Breakers {
     /// Lets `uid` go on to a create of this class, if the breaker allows one; otherwise queues it, and
-    /// `waker` runs when there may be capacity. The caller asks before it does anything for the create, and is
-    /// expected to make the create soon. Returns whether `uid` may go on.
+    /// `waker` runs when there may be capacity. The caller asks before it does anything for the create, and
+    /// is expected to make the create soon. Returns whether `uid` may go on.
     pub(super) fn admit_or_wait(
         &self,
         key: &ClassKey,
