@@ -1,5 +1,6 @@
 //! One check of the policies that guard identities, and their repair.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct Checks {
     annotated: Option<String>,
     /// The reported faults of policies that guard no identity: once is enough.
     reported: Vec<String>,
+    /// The UIDs of the objects that guard identities, at the end of the last check.
+    seen: HashMap<String, Option<String>>,
 }
 
 type Found<'a> = Vec<(&'a Expected, Option<DynamicObject>)>;
@@ -42,6 +45,21 @@ impl Checks {
             Some(expected) => Arc::clone(expected),
             None => Arc::clone(self.expected.insert(own()?)),
         })
+    }
+
+    /// Whether others have deleted an object and made it again since the last check.
+    fn is_replaced(&self, all: &Found<'_>) -> bool {
+        all.iter().any(|(expected, found)| {
+            let seen = self.seen.get(&expected.key()).zip(found.as_ref());
+            seen.is_some_and(|(uid, found)| found.metadata.uid != *uid)
+        })
+    }
+
+    fn record_seen(&mut self, all: &Found<'_>) {
+        let guards = all.iter().filter(|(expected, _)| expected.guards_identities());
+        let uids = guards
+            .filter_map(|(expected, found)| Some((expected.key(), found.as_ref()?.metadata.uid.clone())));
+        self.seen = uids.collect();
     }
 
     fn report(&mut self, faults: Vec<String>) {
@@ -64,6 +82,10 @@ impl AdmissionPolicies {
         let expected = checks.expected()?;
         let found = self.find_all(&expected, &mut Vec::new()).await?;
         let gap = gap(&found);
+        if checks.is_replaced(&found) {
+            self.record_epoch(false);
+        }
+        checks.record_seen(&found);
         self.record_epoch(gap.is_none() && unconfirmed(&found).is_none());
         self.record_installation(gap.map_or(Ok(()), |what| Err(format!("{what}; the leader installs it"))));
         Ok(())
@@ -74,7 +96,7 @@ impl AdmissionPolicies {
         let (expected, mut faults) = (checks.expected()?, Vec::new());
         let mut found = self.find_all(&expected, &mut faults).await?;
         let mut until = unconfirmed(&found);
-        if gap(&found).is_some() {
+        if gap(&found).is_some() || checks.is_replaced(&found) {
             // Earlier observations prove nothing, even if the repair succeeds.
             self.record_epoch(false);
             until.get_or_insert_with(|| wall_clock::now().to_string());
@@ -91,6 +113,7 @@ impl AdmissionPolicies {
             until = None;
         }
         checks.report(faults);
+        checks.record_seen(&found);
         self.record_installation(gap(&found).map_or(Ok(()), Err));
         let enforcement = match (gap(&found), until) {
             (Some(gap), _) => Enforcement::NotInForce(

@@ -189,7 +189,14 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
     confirm().await?;
     in_force(&running.enforcement_since(Instant::now()).await)?;
 
+    // Taken away and put back between two checks.
     let name = "capcmi-reserved-annotations";
+    of(&admin, POLICY).delete(name, &DeleteParams::default()).await?;
+    cluster.apply_yaml(&manifests::stream(&[Part::Policy])?).await?;
+    unconfirmed(&running.enforcement_since(Instant::now()).await)?;
+    confirm().await?;
+    in_force(&running.enforcement_since(Instant::now()).await)?;
+
     // Made to let everything through, and found so by a start.
     let audit = Patch::Merge(json!({"spec": {"validationActions": ["Audit"]}}));
     of(&admin, BINDING)
