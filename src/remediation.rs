@@ -89,7 +89,6 @@ async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) 
             publish(&gathered, &remediation.metadata, ctx, record, &outcome).await?;
             Ok(outcome.requeue)
         }
-        Plan::Correct(record, outcome) => execute::correct(&gathered, ctx, record, &outcome).await,
         Plan::Restart(restart) => execute::restart(&gathered, ctx, *restart).await,
     }
 }

@@ -81,19 +81,6 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     Ok(outcome.requeue)
 }
 
-/// Records corrected restarts, and publishes the outcome.
-pub async fn correct(
-    gathered: &Gathered,
-    ctx: &Context,
-    record: Record,
-    outcome: &RemediationState,
-) -> Result<Requeue, Error> {
-    let metadata = &gathered.remediation.metadata;
-    let written = write_record(ctx, gathered.namespace(), metadata, record).await?;
-    publish(gathered, &written, ctx, record, outcome).await?;
-    Ok(outcome.requeue)
-}
-
 /// The class for the call, when the call may be made and would leave this process; else the outcome to
 /// publish.
 async fn prepared(

@@ -18,7 +18,7 @@ use crate::hot_update::InPlaceUpdate;
 use crate::identity::{self, Adoption, MachineId};
 use crate::reconciler::Requeue;
 use crate::retry::LONG_WAIT;
-use crate::wall_clock::remaining;
+use crate::wall_clock::{remaining, until as time_until};
 use cmi_driver::{Operation, ProviderId, ProviderSpec};
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ mod tests;
 /// healthy.
 const NOTICE: Duration = Duration::from_secs(30);
 /// How far the recorded time of a restart may be ahead of this clock: another replica, or the source of a
-/// move, may have recorded it by another clock.
+/// move, may have recorded it by another clock. A later time is wrong, and gives the Node no time.
 const SKEW: Duration = Duration::from_secs(30);
 
 /// What was read for one reconcile.
@@ -77,8 +77,6 @@ pub enum Plan {
     Pause(String),
     /// Publish how it stands, here and on the Machine.
     Publish(RemediationState),
-    /// Write these restarts down, as the record was wrong, and then publish how it stands.
-    Correct(Record, RemediationState),
     /// Restart the VM.
     Restart(Box<Restart>),
 }
@@ -177,10 +175,10 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
         Err(why) => return without_vm(remediation, machine, why, observed.now),
     };
     let record = Record::of(remediation.metadata.annotations.as_ref());
-    if record.is_ahead_of(observed.now, SKEW) {
-        return corrected(remediation, record.issued_now(observed.now), observed.now);
-    }
-    let began = record.issued_at.map(|at| node_time_begins(remediation, at));
+    let issued_at = record
+        .issued_at
+        .filter(|at| time_until(*at, observed.now) <= SKEW);
+    let began = issued_at.map(|at| node_time_begins(remediation, at));
     if let Some(left) = began.and_then(|at| remaining(at, remediation.spec.timeout(), observed.now)) {
         return restarting(remediation, record, left);
     }
@@ -399,15 +397,6 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
         return Plan::Later(Requeue::After(left));
     }
     Plan::Publish(unshown(remediation, record, left))
-}
-
-/// The recorded time of the last restart is in the future: it is replaced by the current time, once. Without
-/// the record, each reconcile would give the Node its whole time anew.
-fn corrected(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Plan {
-    let left = record
-        .issued_at
-        .and_then(|at| remaining(at, remediation.spec.timeout(), now));
-    Plan::Correct(record, unshown(remediation, record, left.unwrap_or_default()))
 }
 
 /// The restarts that are written down, of which nothing else is known.

@@ -2,13 +2,11 @@
 //! restart more, and into the metadata, so that `clusterctl move` takes it along. Pure.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api::annotations;
-use crate::wall_clock::until;
 
 /// The restarts that the driver was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,20 +33,6 @@ impl Record {
         Self {
             count: self.count.saturating_add(1),
             issued_at: Some(now),
-        }
-    }
-
-    /// Whether the last restart was asked for later than now, and by more than clocks differ.
-    pub fn is_ahead_of(self, now: Timestamp, skew: Duration) -> bool {
-        let ahead = |at: Timestamp| until(at, now) > skew;
-        self.issued_at.is_some_and(ahead)
-    }
-
-    /// The record as if the last restart had been asked for now.
-    pub fn issued_now(self, now: Timestamp) -> Self {
-        Self {
-            issued_at: Some(now),
-            ..self
         }
     }
 
