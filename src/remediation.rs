@@ -6,9 +6,8 @@
 //! There is no finalizer: nothing is left to do when the object is deleted.
 //!
 //! # Guarantees
-//! * A VM is restarted no more often than the strategy says, whenever the provider ends and wherever the
-//!   object is moved to: each restart is recorded before the driver is called. The record is taken back only
-//!   where it is certain that no restart was made.
+//! * A VM is restarted no more often than the strategy allows, also after a crash or a move: each restart is
+//!   recorded before the call. The record is taken back only if certainly no restart was made.
 //! * The provider restarts only a VM that it has made for this Machine, by an identity that may be trusted.
 
 mod answer;

@@ -30,10 +30,10 @@ use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Sta
 /// down.
 ///
 /// # Guarantees
-/// The restart is written down before the driver is called, on the version of the object that the plan was
-/// made from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call
-/// never left this process, or the driver says that nothing was restarted. The VM is neither initialized nor
-/// updated meanwhile.
+/// The restart is recorded before the driver is called, on the version of the object that was planned. So
+/// neither a crash nor a stale cache leads to one more. It is taken back only where the call never left this
+/// process, or the driver says that nothing was restarted. The VM is neither initialized nor updated during
+/// the restart.
 pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Requeue, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {

@@ -24,15 +24,14 @@ use cmi_driver::{Operation, ProviderId, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// How long a Node has to be healthy before the plan restarts the VM, or leaves the Machine to its owner, all
-/// the same: a MachineHealthCheck evaluates a Machine every 15 s at the earliest, and may be about to find it
-/// healthy.
+/// How long a Node may be healthy before the plan still restarts the VM, or leaves the Machine to its owner.
+/// A MachineHealthCheck evaluates a Machine every 15 s at the earliest, and may be about to find it healthy.
 const NOTICE: Duration = Duration::from_secs(30);
 /// How far the recorded time of a restart may be ahead of this clock: another replica, or the source of a
 /// move, may have recorded it by another clock. A later time is wrong, and gives the Node no time.
 const SKEW: Duration = Duration::from_secs(30);
 
-/// What was read for one reconcile.
+/// The inputs of one reconcile.
 pub struct Observed {
     /// The Machine that the remediation is for.
     pub owner: Owner,
@@ -40,7 +39,7 @@ pub struct Observed {
     pub cluster: Option<Arc<Cluster>>,
     /// The InfraMachine that the Machine refers to, when it is there.
     pub infra: Option<InfraMachine>,
-    /// What is known of the driver that has its VM; nothing without an InfraMachine.
+    /// The state of the driver that has its VM; nothing without an InfraMachine.
     pub driver: Option<Result<DriverState, ResolveError>>,
     /// The wall clock.
     pub now: Timestamp,
@@ -66,7 +65,7 @@ impl Owner {
     }
 }
 
-/// What to do about a remediation.
+/// The next step of a remediation.
 #[derive(Debug, PartialEq)]
 pub enum Plan {
     /// Do nothing, and write nothing.
@@ -92,7 +91,7 @@ pub struct RemediationState {
     pub reason: String,
     /// In words.
     pub message: String,
-    /// What to publish on the Machine of its owner's part, if anything.
+    /// The owner's part, to be published on the Machine.
     pub owner_remediation: Option<OwnerRemediation>,
     /// When the remediation is reconciled again.
     pub requeue: Requeue,
@@ -107,17 +106,17 @@ pub struct Restart {
     pub before: Record,
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// What the VM was made from, with the tags by which the driver knows whose it is.
+    /// The spec that the VM was made from, with its tags.
     pub spec: ProviderSpec,
 }
 
-/// What is known of a VM that may be restarted.
+/// A VM that may be restarted.
 struct Vm {
     provider_id: ProviderId,
     spec: ProviderSpec,
 }
 
-/// Plans what to do about a remediation.
+/// Plans a remediation.
 pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan {
     if remediation.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;
@@ -160,8 +159,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     if machine.is_healthy() {
         return Plan::Later(Requeue::OnChange);
     }
-    // The VM may run as a Node already: if the remediation failed, the owner would replace the Machine, and
-    // there would be a second VM in place of the one that the Machine is to adopt.
+    // The VM may run as a Node already. If the remediation failed, the owner would replace the Machine, and a
+    // second VM would replace the VM to adopt.
     let is_to_be_adopted = |infra| Adoption::of(infra) == Adoption::Asked;
     if infra.is_some_and(is_to_be_adopted) {
         return waiting(
@@ -342,9 +341,9 @@ fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine,
     })
 }
 
-/// When the time begins that a Node has to become healthy after a restart: at the restart, but not before
-/// the last pause ended or this remediation was created. No MachineHealthCheck evaluates a Machine during a
-/// pause, and a move creates the remediation anew.
+/// When the time begins that a Node has to become healthy after a restart: at the restart, but not before the
+/// last pause ended or this remediation was created. No MachineHealthCheck evaluates a Machine during a
+/// pause, and a move creates the remediation again.
 fn node_time_begins(remediation: &InfraMachineRemediation, issued_at: Timestamp) -> Timestamp {
     let metadata = &remediation.metadata;
     let made = metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -399,7 +398,7 @@ fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Durat
     Plan::Publish(unshown(remediation, record, left))
 }
 
-/// The restarts that are written down, of which nothing else is known.
+/// The recorded restarts, without an answer.
 fn unshown(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> RemediationState {
     let message = format!(
         "{}, and the answer is unknown; {}",
